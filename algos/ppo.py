@@ -1,0 +1,412 @@
+"""Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
+
+A policy gradient holds for the policy that collected the data, so that one step a batch is all it
+allows. PPO takes hundreds: its loss pays nothing for making an action more than 1 + c times as
+likely as it was, or less than 1 - c times, so that many epochs over a batch cannot run far from it.
+
+What it shares with the other policy gradients here, s' being the true successor of s (also where
+a time limit cuts an episode: the state after it still has a value):
+
+    delta_t  = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                             (1)
+    A_t      = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)              (2)
+    log pi   = sum_i -((a_i - mu_i(s)) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2      (3)
+    H        = -mean sum_a pi(a | s) log pi(a | s), or sum_i log sigma_i + log(2 pi e) / 2 (4)
+    L_V      = mean (V(s) - R)^2                                                           (5)
+    norm(x)  = clip((x - mean) / sqrt(var + 1e-8), -10, 10)                                (6)
+    G_t      = r_t + gamma (1 - done_{t-1}) G_{t-1};  r is divided by the deviation of G   (7)
+    A        <- (A - mean A) / (deviation of A + 1e-8)                                     (8)
+
+PPO's own, with c = clip_ratio and pi_old the policy that acted:
+
+    ratio    = pi(a | s) / pi_old(a | s)                                                   (9)
+    L_pi     = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)                             (10)
+    L        = L_pi + vf_coef L_V - ent_coef H                                             (11)
+    KL       = mean (ratio - 1 - log ratio)                                                (12)
+
+(1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, Eq. 16).
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from jaxtyping import Float32, Shaped
+from torch import Tensor, nn
+
+from utils import mpi
+from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+
+Steps = Float32[Tensor, "T N"]  # one number for each of T steps of N environments
+Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
+
+
+# ============================================ config ============================================
+@dataclass(frozen=True)
+class Config:
+    env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
+    seed: int = 1  # of everything random in the run
+    total_steps: float = 1e6  # environment steps; rounded up to whole rollouts
+    num_envs: int = 8  # environments stepped together, over all processes
+    num_procs: int = 1  # MPI processes that share the environments and each minibatch
+    hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
+    gamma: float = 0.99  # discount factor
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
+    compile: bool = False  # torch.compile the loss: quicker steps, a slower start
+    torch_threads: int = 1  # threads of PyTorch in each process
+    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
+    resume: bool = False  # go on from the last checkpoint of the run directory
+    init_from: str = ""  # a run whose weights and statistics to start from
+    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    batch: int = 2048  # steps collected for each update, over all environments
+    minibatch: int = 64  # samples of a gradient step, over all processes
+    epochs: int = 10  # passes over the batch
+    lr: float = 3e-4  # Adam's step size at the start
+    anneal_lr: bool = True  # linearly to zero at the end of the run
+    lam: float = 0.95  # GAE: from most bias (0) to most variance (1)
+    clip_ratio: float = 0.2  # c in Eq. (10)
+    target_kl: float = 0.0  # no further epoch once Eq. (12) exceeds this; 0: all epochs
+    vf_coef: float = 0.25  # weight of the value loss
+    ent_coef: float = 0.0  # weight of the entropy bonus
+    max_grad_norm: float = 0.5  # length to which a longer gradient is cut; 0: any
+    norm_adv: bool = True  # advantages of a minibatch to mean 0, standard deviation 1
+    norm_obs: bool = True  # vector observations likewise, by running statistics
+    scale_rew: bool = True  # divide rewards by the running deviation of discounted returns
+    orthogonal_init: bool = True  # else PyTorch's default
+
+    def __post_init__(self):
+        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch epochs", 1)
+        check_range(self, "seed eval_every vf_coef ent_coef max_grad_norm target_kl", 0)
+        check_range(self, "gamma lam", 0, 1)
+        check_range(self, "hidden lr clip_ratio", above=0)
+        check_divides(self, "batch/num_envs batch/minibatch num_envs/num_procs minibatch/num_procs")
+
+
+# ============================================ agent =============================================
+def mlp(*sizes: int) -> nn.Sequential:
+    pairs = zip(sizes[:-1], sizes[1:], strict=True)
+    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.Tanh())]
+    return nn.Sequential(*layers[:-1])
+
+
+def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
+    """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
+    conv = nn.Sequential(
+        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
+    n_flat = conv(torch.zeros(1, channels, height, width)).shape[1]
+    return nn.Sequential(*conv, nn.Linear(n_flat, 512), nn.ReLU())
+
+
+def init_orthogonal(module: nn.Module, gain: float) -> None:
+    """Orthogonal weights keep the length of what passes through them; biases start at zero."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+
+
+class RunningStats(nn.Module):
+    """Mean and variance of all rows so far, on all ranks, merged group by group in float64."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
+
+    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
+        count, mean, var = mpi.moments(rows)
+        self.count += count
+        share, delta = count / self.count, mean - self.mean
+        self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
+        self.mean += share * delta
+
+
+class Agent(nn.Module):
+    """Policy, value function and the statistics they rest on: its state dict is the whole agent."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
+        shape, self.cfg = obs_space.shape, cfg
+        self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
+        self.channels_last = self.images and shape[2] < shape[0]
+        num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
+        self.log_std = None if self.discrete else nn.Parameter(torch.zeros(num_outputs))
+        if not self.discrete:
+            self.register_buffer("low", torch.as_tensor(act_space.low))
+            self.register_buffer("high", torch.as_tensor(act_space.high))
+        chw = (shape[2], *shape[:2]) if self.channels_last else shape
+        self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
+        sizes = (512,) if self.images else (*shape, *cfg.hidden)
+        self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
+        gains = (self, math.sqrt(2)), (self.actor[-1], 0.01), (self.critic[-1], 1.0)
+        for module, gain in gains * cfg.orthogonal_init:  # 0.01: at first, one policy for all obs
+            init_orthogonal(module, gain)
+        self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
+        self.ret_sum = torch.zeros(())  # discounted rewards so far of the running episodes, [N]
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations -> what the networks take, float32: vectors or [..., C, H, W]."""
+        if self.images:
+            return (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
+        mean, var = self.obs_stats.mean, self.obs_stats.var
+        return normalize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised observations [B, ...] -> outputs of the actor [B, k], values [B]."""
+        features = self.encoder(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)  # [B, 1] -> [B]
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions of the policy, [N] or [N, d], not yet clipped."""
+        obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
+        out = self.actor(self.encoder(self.normalize(obs)))
+        if self.discrete:  # the largest of logits + Gumbel noise is a sample of their softmax
+            gumbel = 0 if deterministic else -torch.empty_like(out).exponential_().log()
+            return (out + gumbel).argmax(-1)
+        return out if deterministic else out + self.log_std.exp() * torch.randn_like(out)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """[-1, 1] is stretched to the box, dimension by dimension; what lies outside is clipped."""
+        if self.discrete:
+            return act.cpu().numpy()
+        share = act.clamp(-1, 1).view(-1, *self.low.shape) / 2 + 0.5
+        return torch.lerp(self.low, self.high, share).cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.ndarray:
+        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+    def observe(self, rollout: "Rollout") -> None:
+        """The one place where statistics change: after learning, before the next collection."""
+        ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
+        self.ret_stats.update(ret.flatten())
+        if not self.images:
+            self.obs_stats.update(rollout.obs.flatten(0, 1))
+
+
+# ============================================= data =============================================
+def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
+    """Environments that reset in the very step that ends an episode (see `true_next_obs`)."""
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    # Copied, since an environment may overwrite its last observation when it resets.
+    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
+    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
+    if atari := cfg.env.startswith("ALE/"):  # vectors in C++; the log is to show the true score
+        kwargs = same_step | {"reward_clipping": False}
+    with env_errors(cfg):
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """T steps of N environments, rewards as they came."""
+
+    obs: Shaped[Tensor, "T N *obs"]
+    act: Shaped[Tensor, "T N *act"]
+    rew: Steps
+    next_obs: Shaped[Tensor, "T N *obs"]
+    terminated: Steps
+    done: Steps
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            steps: int) -> tuple[Rollout, np.ndarray, list]:
+    """T = `steps` from `obs` on -> rollout, next obs, ended episodes (t, env, ep_ret, ep_len)."""
+    rows, episodes = [], []
+    for t in range(steps):
+        act = agent.act(obs)
+        next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        rows.append((obs, act.cpu(), rew, true_next_obs(next_obs, done, infos), terminated, done))
+        if not (np.isfinite(rew).all() and np.isfinite(rows[-1][3]).all()):
+            raise FloatingPointError(f"NaN or infinity from the environment, step {t} of a rollout")
+        for i in np.flatnonzero(done):
+            episodes.append((t, i, infos["episode"]["r"][i], infos["episode"]["l"][i]))
+        obs = next_obs
+    columns = [torch.as_tensor(np.stack(x), device=act.device) for x in zip(*rows, strict=True)]
+    as_is = (torch.uint8, torch.int64)  # images, discrete actions
+    return Rollout(*(x if x.dtype in as_is else x.float() for x in columns)), obs, episodes
+
+
+# ========================================= mathematics ==========================================
+def normalize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
+    """Eq. (6). Cut, since what is rare while the statistics are young would be huge."""
+    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
+
+
+def running_returns(rew: Steps, done: Steps, last: Tensor, gamma: float) -> tuple[Steps, Tensor]:
+    """Eq. (7) from `last` on, [N], and what goes on into the next rollout, [N]."""
+    sums = []
+    for rew_t, done_t in zip(rew, done, strict=True):
+        sums.append(rew_t + gamma * last)
+        last = sums[-1] * (1 - done_t)
+    return torch.stack(sums), last
+
+
+def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
+        gamma: float, lam: float) -> tuple[Steps, Steps]:
+    """Eqs. (1), (2). A terminal state has no future; any end of an episode ends the sum."""
+    delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
+    adv, last = [], torch.zeros_like(rew[0])
+    for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
+        last = delta_t + decay_t * last  # Eq. (2)
+        adv.append(last)
+    adv = torch.stack(adv).flip(0)
+    return adv, adv + val
+
+
+def log_prob(out: Float32[Tensor, "B k"], log_std: Tensor | None, act: Tensor) -> Batch:
+    """Eq. (3) of actions as they were drawn, [B, k]; without deviations logits, actions [B]."""
+    if log_std is None:
+        return out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - out) / log_std.exp()
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def entropy(out: Float32[Tensor, "B k"], log_std: Tensor | None) -> Float32[Tensor, ""]:
+    """Eq. (4) in nats; of the normal distribution, whatever the bounds then clip."""
+    if log_std is None:
+        return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+
+def value_loss(val: Batch, ret: Batch) -> Float32[Tensor, ""]:
+    assert val.shape == ret.shape  # [B] against [B, 1] would compare each with all
+    return (val - ret).square().mean()  # Eq. (5)
+
+
+def normalize_adv(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
+    """Eq. (8). Over each of M minibatches on all ranks: one step size, whatever rewards are."""
+    _, mean, var = mpi.moments(adv.T)
+    return ((adv.T - mean) / (var.sqrt() + 1e-8)).T.float()
+
+
+def ppo_clip_loss(logp: Batch, logp_old: Batch, adv: Batch, clip: float) -> Float32[Tensor, ""]:
+    """Eqs. (9), (10). The worse of two: no gain from leaving the range, but all of a loss."""
+    assert logp.shape == logp_old.shape == adv.shape
+    ratio = (logp - logp_old).exp()  # Eq. (9)
+    return -torch.min(ratio * adv, ratio.clamp(1 - clip, 1 + clip) * adv).mean()  # Eq. (10)
+
+
+def approx_kl(logp: Batch, logp_old: Batch) -> Float32[Tensor, ""]:
+    """Eq. (12) estimates KL(pi_old, pi) and, unlike the mean of -log ratio, is never negative."""
+    return ((logp - logp_old).exp() - 1 - (logp - logp_old)).mean()
+
+
+# ============================================ update ============================================
+def ppo_loss(agent: Agent, obs: Tensor, act: Tensor, logp_old: Batch, adv: Batch,
+             ret: Batch) -> tuple[Float32[Tensor, ""], Float32[Tensor, "3"]]:
+    """Eq. (11) of one minibatch, and its terms."""
+    out, val = agent(obs)
+    logp, bonus = log_prob(out, agent.log_std, act), entropy(out, agent.log_std)
+    pi_loss = ppo_clip_loss(logp, logp_old, adv, agent.cfg.clip_ratio)
+    v_loss = value_loss(val, ret)
+    loss = pi_loss + agent.cfg.vf_coef * v_loss - agent.cfg.ent_coef * bonus  # Eq. (11)
+    return loss, torch.stack([pi_loss, v_loss, bonus]).detach()
+
+
+@torch.no_grad()
+def estimate(agent: Agent, obs: Tensor, next_obs: Tensor, rew: Steps,
+             rollout: Rollout) -> tuple[Batch, Batch, Batch, Batch]:
+    """What the losses take as constants: logp, val, adv and ret, [B], of the agent as it is."""
+    cfg, (out, val) = agent.cfg, agent(obs)
+    val, next_val = val.view_as(rew), agent.critic(agent.encoder(next_obs)).view_as(rew)
+    adv, ret = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
+    logp = log_prob(out, agent.log_std, rollout.act.flatten(0, 1))
+    return logp, val.flatten(), adv.flatten(), ret.flatten()
+
+
+def update(agent: Agent, flat: nn.Parameter, optimizer: torch.optim.Optimizer, rollout: Rollout,
+           lr: float, loss_fn=ppo_loss) -> dict:
+    """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
+    cfg, optimizer.param_groups[0]["lr"] = agent.cfg, lr
+    obs = agent.normalize(rollout.obs).flatten(0, 1)  # [T N, ...]
+    next_obs = agent.normalize(rollout.next_obs).flatten(0, 1)
+    act = rollout.act.flatten(0, 1)
+    rew = normalize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
+    logp_old, val, adv, ret = estimate(agent, obs, next_obs, rew, rollout)
+    explained = 1 - (ret - val).var() / (ret.var() + 1e-8)
+    terms, norms = [], []
+    for epoch in range(cfg.epochs):
+        order = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch, "minibatch"))
+        columns = [column[order] for column in (obs, act, logp_old, adv, ret)]  # [M, B, ...]
+        columns[3] = normalize_adv(columns[3]) if cfg.norm_adv else columns[3]
+        for minibatch in zip(*columns):
+            flat.grad.zero_()
+            loss, parts = loss_fn(agent, *minibatch)
+            loss.backward()
+            mpi.average(flat.grad)
+            norms.append(nn.utils.clip_grad_norm_(flat, cfg.max_grad_norm or math.inf))
+            optimizer.step()
+            terms.append(parts)
+        logp, _, adv, ret = estimate(agent, obs, next_obs, rew, rollout)  # the critic has moved
+        kl = approx_kl(logp, logp_old)
+        mpi.average(kl)
+        if 0 < cfg.target_kl < kl:
+            break
+    clip_frac = ((logp - logp_old).exp() - 1).abs().gt(cfg.clip_ratio).float().mean()
+    metrics = dict(zip(("pi_loss", "v_loss", "entropy"), torch.stack(terms).mean(0)))
+    return metrics | {"kl": kl, "clip_frac": clip_frac, "grad_norm": torch.stack(norms), "val": val,
+                      "explained_variance": explained, "epochs": epoch + 1, "lr": lr}
+
+
+# =========================================== evaluate ===========================================
+def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
+    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    envs = make_envs(cfg, episodes)
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    returns = np.full(episodes, np.nan)
+    while np.isnan(returns).any():
+        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
+        if "episode" in infos:
+            first = infos["_episode"] & np.isnan(returns)
+            returns[first] = infos["episode"]["r"][first]
+    envs.close()
+    return returns
+
+
+# ============================================ train =============================================
+def train(cfg: Config) -> Agent:
+    """Runs `cfg` to its end, or resumes it, and returns the agent."""
+    cfg = open_run(cfg)
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    torch.manual_seed(mpi.seed(cfg.seed, 0))
+    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    agent.to(mpi.choose_device(cfg, agent.images))
+    mpi.launch(cfg)  # here, after whatever can be refused and before anything is written
+    flat = mpi.flatten(agent)
+    optimizer = torch.optim.Adam([flat], cfg.lr, eps=1e-5, fused=True)
+    loss_fn = mpi.compiled(ppo_loss, cfg.compile)
+    with Logger(cfg, agent, optimizer=optimizer) as log:
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        while log.step < cfg.total_steps:
+            rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
+            lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            metrics = update(agent, flat, optimizer, rollout, lr, loss_fn)
+            agent.observe(rollout)
+            if log.eval_due(cfg.batch) and mpi.rank() == 0:
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+            log.report(cfg.batch, episodes, **metrics)
+    return agent
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Config, description=__doc__))

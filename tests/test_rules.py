@@ -1,0 +1,617 @@
+"""The rules that every algorithm file obeys, and a proof that each rule can fail.
+
+A rule is a function of one file that yields complaints. `test_every_file` runs all of them over
+algos/*.py; `test_rule_can_fail` plants a fault in TOY, a small file that obeys them all.
+
+    python tests/test_rules.py      brings the line counts in the README's table up to date
+"""
+import ast
+import difflib
+import io
+import re
+import subprocess
+import symtable
+import sys
+import tokenize
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+SECTIONS = ["config", "agent", "data", "mathematics", "update", "evaluate", "train"]
+BANNER = re.compile(rf"^# =+ ({'|'.join(SECTIONS)}) =+$")
+COMMON = ("env env_kwargs seed total_steps num_envs num_procs hidden gamma device compile "
+          "torch_threads run_dir resume init_from eval_every").split()
+MAIN = "if __name__ == '__main__':\n    train(tyro.cli(Config, description=__doc__))"
+LONGEST = {"dqn_per": 380}                                      # lines; every other file: 320
+OWN = {"Config", "Agent", "update", "train"}                    # names that each file fills itself
+PARENTS = {                                                     # child: parent, share of new lines
+    "a2c": ("vpg", 0.25), "ppo": ("a2c", 0.25), "trpo": ("vpg", 0.30), "dqn_per": ("dqn", 0.25),
+    "td3": ("ddpg", 0.25), "sac": ("td3", 0.30),
+}
+FOREIGN_NAMES = set(                                            # what DESIGN's vocabulary replaces
+    "state s o o2 ob x a ac action r reward d dones v vpred backup logprobs neglogpac "
+    "episodic_return polyak global_step".split()
+)
+MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:work|tmp|root|home/\w+|Users/\w+)/")
+
+
+class File:
+    """An algorithm file: its lines, its syntax tree, and the line numbers of its sections."""
+
+    def __init__(self, name, text):
+        self.name, self.text, self.lines = name, text, text.splitlines()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")                     # `compiles_silently` is for these
+            self.tree = ast.parse(text)
+        self.doc = ast.get_docstring(self.tree, clean=False) or ""
+        self.code_start = self.tree.body[0].end_lineno if self.doc else 0
+        self.banners = [(i, found[1]) for i, line in enumerate(self.lines, 1)
+                        if (found := BANNER.match(line))]
+        ends = [i for i, _ in self.banners[1:]] + [self.tree.body[-1].lineno]
+        self.sections = {name: range(start, end) for (start, name), end in zip(self.banners, ends)}
+
+    def counted(self, among=None):
+        """Lines that count, of a section or of all: not blank, not in the module docstring."""
+        numbers = range(self.code_start + 1, len(self.lines) + 1) if among is None else among
+        return [self.lines[i - 1] for i in numbers if self.lines[i - 1].strip()]
+
+    def within(self, *names):
+        """Syntax nodes that stand in these sections."""
+        return [node for node in ast.walk(self.tree)
+                if any(getattr(node, "lineno", 0) in self.sections.get(s, ()) for s in names)]
+
+
+def functions(nodes):
+    return [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+# ---- Length and shape
+
+def fits_in_one_sitting(file):
+    limit = LONGEST.get(file.name, 320)
+    if len(file.counted()) > limit:
+        yield f"{len(file.counted())} lines, {limit} at most (blank lines and docstring aside)"
+
+
+def is_not_wide(file):
+    for i, line in enumerate(file.lines, 1):
+        if len(line) > 100:
+            yield f"line {i}: {len(line)} columns, 100 at most"
+
+
+def has_every_section_in_order(file):
+    found = [name for _, name in file.banners]
+    if found != SECTIONS:
+        yield f"banners {found}, expected {SECTIONS}"
+    if not file.doc:
+        yield "no module docstring"
+    if ast.unparse(file.tree.body[-1]) != MAIN:
+        yield f"the file must end with\n{MAIN}"
+
+
+def is_mostly_algorithm(file):
+    own = sum(len(file.counted(file.sections.get(name, ()))) for name in SECTIONS[1:6])
+    share = own / len(file.counted())
+    if share < 0.6:
+        yield f"sections agent to evaluate are {share:.0%} of the lines, 60% at least"
+
+
+BLOCKS = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.Match, ast.FunctionDef, ast.ClassDef)
+
+
+def nesting(node):
+    """How many blocks stand in one another below a node; an elif is as deep as its if."""
+    deepest = 0
+    for child in ast.iter_child_nodes(node):
+        is_elif = (isinstance(node, ast.If) and isinstance(child, ast.If)
+                   and node.col_offset == child.col_offset)
+        deepest = max(deepest, nesting(child) + (isinstance(child, BLOCKS) and not is_elif))
+    return deepest
+
+
+def has_short_flat_functions(file):
+    for node in functions(ast.walk(file.tree)):
+        length = node.end_lineno - node.lineno + 1
+        if length > 60:
+            yield f"{node.name}: {length} lines, 60 at most"
+        if nesting(node) > 3:
+            yield f"{node.name}: blocks nested {nesting(node)} deep, 3 at most"
+
+
+# ---- What a file may do
+
+def imports_only_logger_and_mpi(file):
+    for name in project_imports(file.tree):
+        if name not in ("utils.logger", "utils.mpi"):
+            yield f"imports {name}"
+
+
+def project_imports(tree):
+    """Modules of this project that are imported anywhere in a file, by their full names."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "utils":
+            names += [f"utils.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append("." * node.level + (node.module or ""))
+    ours = {"", "algos", "utils", "plot", "tests", "benchmarks"}
+    return [name for name in names if name.split(".")[0] in ours]
+
+
+def runs_nothing_on_import(file):
+    definitions = (ast.FunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    for node in file.tree.body[bool(file.doc):-1]:
+        constant = (isinstance(node, (ast.Assign, ast.AnnAssign))
+                    and not any(isinstance(part, ast.Call) for part in ast.walk(node)))
+        if not constant and not isinstance(node, definitions):
+            yield f"line {node.lineno} runs on import"
+
+
+def captures_no_state(file):
+    yield from captured(symtable.symtable(file.text, file.name, "exec"))
+
+
+def captured(table, nested=False):
+    """Names that functions and lambdas take from the function around them."""
+    comprehensions = {"listcomp", "setcomp", "dictcomp", "genexpr"}
+    for child in table.get_children():
+        is_function = child.get_type() == "function"
+        if nested and is_function and child.get_name().strip("<>") not in comprehensions:
+            for name in child.get_frees():
+                yield f"line {child.get_lineno()}: {child.get_name()} captures {name}; use partial"
+        yield from captured(child, nested or is_function)
+
+
+def logs_little(file):
+    calls = [node for node in ast.walk(file.tree) if isinstance(node, ast.Call)
+             and isinstance(node.func, ast.Attribute) and names_log(node.func)]
+    if len(calls) > 10:
+        yield f"{len(calls)} calls of the logger, 10 at most"
+    for node in file.within("mathematics", "update"):
+        if names_log(node):
+            yield f"line {node.lineno}: the logger has no place here; return the metrics"
+
+
+def names_log(node):
+    return (isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+            and node.value.id == "log")
+
+
+def compiles_silently(file):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            compile(file.text, file.name, "exec")
+        except (SyntaxError, Warning) as error:
+            yield f"{error}"
+
+
+# ---- What a reader relies on
+
+def explains_every_setting(file):
+    configs = [node for node in file.tree.body if getattr(node, "name", "") == "Config"]
+    fields = [node for config in configs for node in config.body if isinstance(node, ast.AnnAssign)]
+    helped = {token.start[0] for token in comments(file.text) if token.string.strip("# ")}
+    for node in fields:
+        if node.lineno not in helped:
+            yield f"line {node.lineno}: {node.target.id} has no comment, which is its help"
+    names = [node.target.id for node in fields]
+    if names[:len(COMMON)] != COMMON:
+        yield f"Config starts with {names[:len(COMMON)]}, expected {COMMON}"
+
+
+def comments(text):
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [token for token in tokens if token.type == tokenize.COMMENT]
+
+
+def annotates_shapes(file):
+    for node in functions(set(file.tree.body) & set(file.within("data", "mathematics", "update"))):
+        args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        bare = {arg.arg for arg in args if arg.annotation is None}
+        if bare:
+            yield f"{node.name}: no annotation on {', '.join(sorted(bare))}"
+        if node.returns is None:
+            yield f"{node.name}: no annotation on what it returns"
+
+
+# An indented line that ends in a number in brackets, and the rest of its paragraph.
+EQUATION = re.compile(r"^[ ]+\S.*(?<!Eq\.)[ ]\((\d+)\)$", re.MULTILINE)
+
+
+def equations(file):
+    """The numbers of the docstring's equations, in their order."""
+    return [int(number) for number in EQUATION.findall(file.doc)]
+
+
+def cites_every_equation(file):
+    stated = equations(file)
+    if stated != list(range(1, len(stated) + 1)) or not stated:
+        yield f"the docstring numbers its equations {stated}"
+    code = "\n".join(file.lines[file.code_start:])
+    groups = re.findall(r"Eqs?\. (\(\d+\)(?:(?:, | and )\(\d+\))*)", code)
+    cited = {int(number) for group in groups for number in re.findall(r"\d+", group)}
+    if cited != set(stated):
+        yield f"the docstring states equations {stated}, the code cites {sorted(cited)}"
+
+
+def does_no_mathematics_without_a_number(file):
+    for name, source in definitions(file, "mathematics").items():
+        if "Eq. (" not in source and "Eqs. (" not in source:
+            yield f"{name} stands in mathematics and cites no equation"
+
+
+def speaks_the_vocabulary(file):
+    paragraphs = re.split(r"\n\s*\n", file.doc)
+    letters = {word for paragraph in paragraphs if EQUATION.search(paragraph)
+               for word in re.findall(r"[A-Za-z]\w*", paragraph) if len(word) <= 2}
+    for node in ast.walk(file.tree):
+        name = bound_name(node)
+        free = name in letters and node.lineno in file.sections.get("mathematics", ())
+        if name in FOREIGN_NAMES and not free:
+            yield f"line {node.lineno}: the vocabulary has another name for {name}"
+
+
+def bound_name(node):
+    """The name of a variable, an argument, a field or an attribute where it gets its value."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(getattr(node, "ctx", None), ast.Store):
+        return getattr(node, "id", getattr(node, "attr", None))
+    return None
+
+
+RULES = [
+    fits_in_one_sitting, is_not_wide, has_every_section_in_order, is_mostly_algorithm,
+    has_short_flat_functions, imports_only_logger_and_mpi, runs_nothing_on_import,
+    captures_no_state, logs_little, compiles_silently, explains_every_setting, annotates_shapes,
+    cites_every_equation, does_no_mathematics_without_a_number, speaks_the_vocabulary,
+]
+
+
+# ---- Between files
+
+def definitions(file, section=None):
+    """Top-level names and their lines, decorators and the comment right above included."""
+    found = {}
+    for node in file.tree.body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        names = [getattr(node, "name", None), *(getattr(target, "id", None) for target in targets)]
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        while file.lines[:first - 1] and is_comment(file.lines[first - 2]):
+            first -= 1
+        if section is None or node.lineno in file.sections.get(section, ()):
+            source = "\n".join(file.lines[first - 1:node.end_lineno])
+            found.update({name: source for name in names if name})
+    return found
+
+
+def is_comment(line):
+    return line.startswith("#") and not BANNER.match(line)
+
+
+def drifted(files):
+    """Names that two files share and spell out differently."""
+    first = {}
+    for file in files:
+        for name, source in definitions(file).items():
+            origin, expected = first.setdefault(name, (file.name, source))
+            if source != expected and name not in OWN:
+                yield f"{name}: {file.name}.py drifted from {origin}.py; make them equal, or rename"
+
+
+def bare_code(file):
+    """The lines of a file without blank lines, comments and docstrings."""
+    lines = list(file.lines)
+    for token in comments(file.text):
+        row, column = token.start
+        lines[row - 1] = lines[row - 1][:column]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    for node in ast.walk(file.tree):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            first, last = node.body[0].lineno, node.body[0].end_lineno
+            lines[first - 1:last] = [""] * (last - first + 1)
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def share_of_new_lines(child, parent):
+    """The part of a child's code that does not stand, in the same order, in its parent."""
+    old, new = bare_code(parent), bare_code(child)
+    blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
+    return 1 - sum(block.size for block in blocks) / len(new)
+
+
+# ---- Tests of the files
+
+ALGOS = {path.stem: File(path.stem, path.read_text(encoding="utf-8"))
+         for path in sorted((ROOT / "algos").glob("*.py")) if path.stem != "__init__"}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("algo", ALGOS)
+def test_every_file(algo, rule):
+    complaints = "\n".join(rule(ALGOS[algo]))
+    assert not complaints, f"algos/{algo}.py\n{complaints}"
+
+
+def test_same_name_means_same_code():
+    complaints = "\n".join(drifted(ALGOS.values()))
+    assert not complaints, complaints
+
+
+@pytest.mark.parametrize("child", PARENTS)
+def test_a_child_is_its_parent_plus_an_idea(child):
+    parent, limit = PARENTS[child]
+    if not {child, parent} <= set(ALGOS):
+        pytest.skip(f"{child}.py and {parent}.py do not both stand yet")
+    assert share_of_new_lines(ALGOS[child], ALGOS[parent]) <= limit
+
+
+def marked_equations(text):
+    """The pairs (algorithm, number) of the `pytest.mark.eq(...)` in a test file."""
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
+             and ast.unparse(node.func) == "pytest.mark.eq"]
+    marks = [[ast.literal_eval(arg) for arg in call.args] for call in calls]
+    return {(algo, number) for algo, *numbers in marks for number in numbers}
+
+
+def test_every_equation_has_a_hand_value():
+    marked = set().union(*(marked_equations(path.read_text(encoding="utf-8"))
+                           for path in (ROOT / "tests").rglob("*.py")))
+    stated = {(algo, number) for algo, file in ALGOS.items() for number in equations(file)}
+    assert marked == stated
+
+
+def test_helpers_know_no_algorithm():
+    for path in (ROOT / "utils").glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        names = {name.split(".")[0] for name in project_imports(tree)}
+        assert names <= {"utils"}, f"{path.name} imports {names}"
+        spoken = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert not spoken & set(ALGOS), f"{path.name} knows an algorithm by name"
+
+
+def test_no_path_of_a_machine():
+    folders = [ROOT / name for name in "algos utils tests benchmarks notebooks .ci".split()]
+    paths = [*ROOT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*"))]
+    kinds = {".py", ".md", ".toml", ".cff", ".json", ".csv", ".ipynb", ".sh", ""}
+    for path in paths:
+        if path.is_file() and path.suffix in kinds:
+            found = MACHINE_PATH.search(path.read_text(encoding="utf-8"))
+            assert not found, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_ruff():
+    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", str(ROOT)],
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# | [PPO](algos/ppo.py) | ... | whole | as counted |
+README = ROOT / "README.md"
+ROW = re.compile(r"^(\| \[.+\]\(algos/(\w+)\.py\) \|.*\|) \S+ \| \S+ \|$", re.MULTILINE)
+
+
+def with_counts(text, algos):
+    """The README with its table's last two columns as they should be."""
+    counts = {name: f" {len(file.lines)} | {len(file.counted())} |" for name, file in algos.items()}
+    return ROW.sub(lambda row: row[1] + counts[row[2]], text)
+
+
+def test_readme_counts_lines_right():
+    text = README.read_text(encoding="utf-8")
+    assert {row[2] for row in ROW.finditer(text)} == set(ALGOS), "one row for each algorithm file"
+    up_to_date = with_counts(text, ALGOS) == text
+    assert up_to_date, "line counts have changed; run: python tests/test_rules.py"
+
+
+# ---- Tests of the rules
+
+TOY = File("toy", '''"""A toy that learns the mean reward.
+
+It is wrong at first; it moves a step towards what it sees.
+
+    y = r + gamma val                                               (1)
+    L = mean (val - y)^2                                            (2)
+
+Read after    nothing. It is Eq. (3) of no paper.
+"""
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import tyro
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from utils import mpi
+from utils.logger import Logger, open_run
+
+# ==== config ==================================================
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings."""
+''' + "".join(f"    {name}: str = ''  # help of {name}\n" for name in COMMON) + '''
+    lam: float = 0.95  # GAE's lambda
+
+
+# ==== agent ===================================================
+
+class Agent(nn.Module):
+    def __init__(self, obs_space, act_space, cfg):
+        super().__init__()
+        self.val = nn.Linear(3, 1)                              # [B, 1]
+        self.widths = [size + cfg.lam for size in (1, 2, 3)]
+
+    def forward(self, obs):
+        val = self.val(obs)
+        return val[:, 0]                                        # [B]
+
+
+# ==== data ====================================================
+
+# A comment above collect.
+@torch.no_grad()
+def collect(agent: Agent, obs: Tensor) -> Tensor:
+''' + "    obs = obs + 1\n" * 20 + '''
+    for t in range(3):
+        if t == 0:
+            with torch.no_grad():
+                obs = obs + t
+        elif t == 1:
+            obs = obs + 1
+        elif t == 2:
+            obs = obs + 2
+    return torch.log(obs)
+
+
+# ==== mathematics =============================================
+
+def td_target(rew: Float32[Tensor, "B"], val: Float32[Tensor, "B"], gamma: float) -> Tensor:
+    """Eq. (1). The reward and what follows."""
+    r = rew
+    return r + gamma * val
+
+
+def v_loss(val: Float32[Tensor, "B"], target: Float32[Tensor, "B"]) -> Tensor:
+    """Eqs. (1) and (2)."""
+    assert val.shape == target.shape
+    return (val - target).square().mean()
+
+
+# ==== update ==================================================
+
+def update(agent: Agent, obs: Tensor) -> dict[str, Tensor]:
+    loss = v_loss(agent(obs), obs[:, 0])
+    loss.backward()
+    return {"v_loss": loss}
+
+
+# ==== evaluate ================================================
+
+def evaluate(agent, cfg, episodes, seed):
+    ordered = sorted(range(episodes), key=lambda index: -index)
+    return list(map(partial(max, seed), ordered))
+
+
+# ==== train ===================================================
+
+def train(cfg):
+    cfg = open_run(cfg)
+    with Logger(cfg) as log:
+        while log.step < mpi.share(4, "total"):
+            log.report(1)
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Config, description=__doc__))
+''')
+
+LOOPS = "".join("    " * depth + f"for t{depth} in ():\n" for depth in range(1, 5)) + " " * 20
+FAULTS = [                                                      # rule, what stands in TOY, instead
+    (fits_in_one_sitting, "    return {", "    loss = loss\n" * 320 + "    return {"),
+    (is_not_wide, "# [B]", "# [B]" + " the batch" * 10),
+    (has_every_section_in_order, "# ==== data", "# ---- data"),
+    (has_every_section_in_order, "# ==== update =", "# ==== evaluate ="),
+    (has_every_section_in_order, "description=__doc__", "description=''"),
+    (is_mostly_algorithm, "    with Logger", "    cfg = cfg\n" * 40 + "    with Logger"),
+    (has_short_flat_functions, "    loss.backward()", "    loss.backward()\n" * 60),
+    (has_short_flat_functions, "    loss.backward()", LOOPS + "loss.backward()"),
+    (imports_only_logger_and_mpi, "from utils import mpi", "from utils import mpi, checkpoint"),
+    (imports_only_logger_and_mpi, "import torch\n", "import torch\nimport algos.ppo\n"),
+    (imports_only_logger_and_mpi, "import torch\n", "import torch\nfrom . import ppo\n"),
+    (runs_nothing_on_import, "# ==== agent", "torch.set_num_threads(1)\n# ==== agent"),
+    (runs_nothing_on_import, "# ==== agent", "ZERO = torch.zeros(1)\n# ==== agent"),
+    (captures_no_state, "lambda index: -index", "lambda index: -index * seed"),
+    (captures_no_state, "    loss.backward()", "    def step():\n        loss.backward()"),
+    (logs_little, "log.report(1)", "log.report(1)\n" + "            log.store()\n" * 10),
+    (logs_little, "    loss.backward()", "    loss.backward()\n    log.store(loss=loss)"),
+    (compiles_silently, '"Eqs. (1)', '"Eqs. \\eta (1)'),
+    (compiles_silently, "if t == 0", "if t is 0"),
+    (explains_every_setting, "  # GAE's lambda", ""),
+    (explains_every_setting, "    seed: str", "    horizon: str"),
+    (annotates_shapes, "gamma: float) -> Tensor", "gamma) -> Tensor"),
+    (annotates_shapes, "obs: Tensor) -> Tensor", "obs: Tensor)"),
+    (cites_every_equation, "(2)\n", "(3)\n"),
+    (cites_every_equation, '"""Eqs. (1) and (2)."""', '"""Eq. (1)."""'),
+    (cites_every_equation, '"""Eqs. (1) and (2)."""', '"""Eqs. (1), (2) and (3)."""'),
+    (does_no_mathematics_without_a_number, '"""Eq. (1). The', '"""The'),
+    (speaks_the_vocabulary, "    r = rew\n    return r ", "    d = rew\n    return d "),
+    (speaks_the_vocabulary, "def forward(self, obs)", "def forward(self, x)"),
+    (speaks_the_vocabulary, "val = self.val(obs)", "r = val = self.val(obs)"),
+    (speaks_the_vocabulary, "self.widths =", "self.state ="),
+]
+
+
+def planted(old, new):
+    assert old in TOY.text, f"{old!r} does not stand in TOY"
+    return File("toy", TOY.text.replace(old, new, 1))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_rule_can_pass(rule):
+    assert not list(rule(TOY))
+
+
+@pytest.mark.parametrize("rule,old,new", FAULTS)
+def test_rule_can_fail(rule, old, new):
+    assert list(rule(planted(old, new)))
+
+
+def test_every_rule_is_tested():
+    assert {rule for rule, _, _ in FAULTS} == set(RULES)
+
+
+def test_docstring_and_blank_lines_do_not_count():
+    assert len(File("f", '"""One.\n\nTwo.\n"""\n\nx = 1\n\n# y\n').counted()) == 2
+    assert not list(fits_in_one_sitting(File("dqn_per", "x = 1\n" * 380)))
+    assert list(fits_in_one_sitting(File("dqn", "x = 1\n" * 380)))
+
+
+@pytest.mark.parametrize("old,new,drifts", [
+    ("@torch.no_grad()\n", "", True),                           # a decorator
+    ("# A comment above", "# Another comment above", True),
+    ("obs = obs + 2", "obs = obs + 2  # why", True),
+    ("def collect", "def collect_rollout", False),              # another name may differ
+    ("    loss.backward()", "    (2 * loss).backward()", False),    # `update` is each file's own
+])
+def test_drift_is_seen(old, new, drifts):
+    assert bool(list(drifted([TOY, planted(old, new)]))) == drifts
+
+
+def test_new_lines_are_counted():
+    old = File("old", '"""Old."""\na = 1\nb = 2\nc = 3\n')
+    new = File("new", '"""New, and longer.\n"""\n\n# why\na = 1  # one\nb = 4\nc = 3\nd = 5\n')
+    assert bare_code(new) == ["a = 1", "b = 4", "c = 3", "d = 5"]
+    assert share_of_new_lines(new, old) == 0.5
+    assert share_of_new_lines(old, old) == 0
+
+
+def test_marks_are_found():
+    text = "@pytest.mark.eq('ppo', 1, 2)\ndef test(): pass\n# pytest.mark.eq('ppo', 3)\n"
+    assert marked_equations(text) == {("ppo", 1), ("ppo", 2)}
+
+
+def test_readme_row_is_rewritten():
+    text = "| [Toy](algos/toy.py) | a paper | 1 | ? |\n| other | 1 | 2 |\n"
+    expected = f"| [Toy](algos/toy.py) | a paper | {len(TOY.lines)} | {len(TOY.counted())} |"
+    assert with_counts(text, {"toy": TOY}) == expected + "\n| other | 1 | 2 |\n"
+
+
+@pytest.mark.parametrize("text,found", [
+    ("cd /" + "home/me/plainrl", True), ('open("/' + 'tmp/log")', True),
+    ("https://example.org/root/", False), ("algos/root/x", False),
+])
+def test_machine_path_is_seen(text, found):
+    assert bool(MACHINE_PATH.search(text)) == found
+
+
+if __name__ == "__main__":
+    README.write_text(with_counts(README.read_text(encoding="utf-8"), ALGOS), encoding="utf-8")

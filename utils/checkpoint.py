@@ -1,0 +1,183 @@
+"""Whole or not at all, on disk and back.
+
+A file is written under another name, flushed to the disk, opened again as a reader will open it,
+and only then renamed: renaming is the one step that a kill cannot cut in half. It holds tensors
+and plain values alone, so that `weights_only=True` opens it and a stranger's file runs no code.
+
+    policy.pt                   weights and statistics: all that is needed to act
+    resume-<step>/rank<k>.pt    what else process k needs to go on; one folder is always whole
+"""
+import os
+import pickle
+import re
+import shutil
+import zipfile
+from collections import OrderedDict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from utils import mpi
+from utils.mpi import UsageError
+
+
+def save_file(path, payload):
+    """Put `payload`, a dict of state dicts and plain values, into the file `path`.
+
+    TypeError names what could not be loaded again (NumPy, a deque); OSError: the disk is full or
+    the like. After either, what stood at `path` before stands there still.
+    """
+    refuse_foreign(payload, "checkpoint")
+    try:
+        write_whole(path, partial(torch.save, payload), verify=partial(read, mmap=True))
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise OSError(f"cannot write {path}: {reason}; the one before stays") from error
+
+
+def load_file(path, *keys):
+    """The dict that `save_file` put into `path`, on the CPU. UsageError says what is wrong."""
+    try:
+        return read(path, *keys)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def load_into(module, state, source):
+    """Copy a state dict into `module`, in place: a flat vector's views stay views.
+
+    UsageError names the first parameter or buffer whose shape differs or that only one side has.
+    """
+    own = module.state_dict()
+    for name in [*own, *state]:
+        here, there = (list(d[name].shape) if name in d else "absent" for d in (own, state))
+        if here != there:
+            raise UsageError(f"{source} holds another network: its {name} is {there}, not {here}")
+    module.load_state_dict(state)
+
+
+def save_resume(run_dir, step, payload):
+    """Save what every rank hands over as the folder resume-<step>; the older ones then go.
+
+    Every rank calls it, at the same step; `run_dir` is one directory for all of them. OSError, on
+    every rank, if the disk is full or the like: the checkpoint before stays.
+    """
+    tmp = Path(run_dir, f"resume-{step}.tmp")
+    root = mpi.rank() == 0
+    if root:
+        for left in tmp.parent.glob("resume-*.tmp"):        # by a killed process
+            shutil.rmtree(left)
+        tmp.mkdir()
+    mpi.barrier()
+    try:
+        together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
+    except BaseException:
+        if root:
+            shutil.rmtree(tmp, ignore_errors=True)          # a full disk needs the space
+        raise
+    if root:
+        sync_folder(tmp)
+        os.rename(tmp, tmp.with_suffix(""))
+        sync_folder(tmp.parent)
+        for old, folder in resume_folders(run_dir).items():
+            if old != step:
+                shutil.rmtree(folder)
+
+
+def load_resume(run_dir, *keys):
+    """The newest checkpoint as (step, what this rank handed over). UsageError, on every rank."""
+    step, folder = max(resume_folders(run_dir).items())
+    ranks = len(list(folder.glob("rank*.pt")))
+    if ranks != mpi.size():
+        raise UsageError(f"{folder} was saved by {ranks} processes and needs as many to go on, "
+                         f"but --num-procs is {mpi.size()}")
+    return step, together(load_file, folder / f"rank{mpi.rank()}.pt", *keys)
+
+
+def resume_folders(run_dir):
+    """The whole checkpoints of a run as {step: folder}: one as a rule, two after a kill."""
+    names = [(re.fullmatch(r"resume-(\d+)", path.name), path) for path in Path(run_dir).glob("*")]
+    return {int(match[1]): path for match, path in names if match}
+
+
+def together(action, *args):
+    """Return `action(*args)`, or fail on every rank if it failed on one; None: nothing to do here.
+
+    A rank that failed alone would leave the others waiting for its next message.
+    """
+    result = failure = None
+    try:
+        result = action(*args) if action else None
+    except (Exception, UsageError) as error:
+        failure = error
+    told = mpi.gather(failure and (isinstance(failure, UsageError), str(failure)))
+    if failure:
+        raise failure
+    for refused, message in filter(None, told):
+        raise (UsageError if refused else OSError)(message)
+    return result
+
+
+def write_whole(path, write, verify=None):
+    """`write(file)` fills a new file, `verify(its path)` tests it, and only then it is `path`."""
+    tmp = Path(f"{path}.tmp")
+    try:
+        with open(tmp, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        if verify:
+            verify(tmp)
+        os.replace(tmp, path)
+    except BaseException:
+        tmp.unlink(missing_ok=True)
+        raise
+    sync_folder(tmp.parent)
+
+
+def sync_folder(folder):
+    """Flush the names in a folder, without which a power cut may undo a renaming."""
+    if os.name == "posix":                                  # elsewhere a folder cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def read(path, *keys, mmap=False):
+    """The dict in a file, which must have `keys`. ValueError says what is wrong with the file."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()                     # torch loads a flipped bit silently
+        if damaged:
+            raise ValueError(f"{damaged} fails its checksum")
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        missing = [key for key in keys if key not in payload]
+        if missing or not isinstance(payload, dict):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return payload
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}") from None
+    except pickle.UnpicklingError as error:
+        asks = re.search(r"GLOBAL (\S+)", str(error))
+        raise ValueError(f"{path} was refused and nothing in it was run: it holds "
+                         f"{asks[1] if asks else 'what is'} no tensor or plain value") from error
+    except Exception as error:                              # a damaged file can fail in any way
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
+
+
+def refuse_foreign(value, name):
+    """TypeError names what `weights_only=True` would refuse at load, when it is too late."""
+    if type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            refuse_foreign(key, f"a key of {name}")
+            refuse_foreign(item, f"{name}.{key}")
+    elif type(value) in (list, tuple):
+        for index, item in enumerate(value):
+            refuse_foreign(item, f"{name}.{index}")
+    # By type, not isinstance: np.float64 is a float, and is refused at load.
+    elif not isinstance(value, torch.Tensor) and type(value) not in (
+            int, float, bool, str, bytes, type(None)):
+        raise TypeError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}, but a "
+                        "checkpoint holds tensors and plain values alone")

@@ -1,0 +1,243 @@
+"""Several processes that take one step together, through MPI.
+
+Every process ("rank") runs the same program on its share of the environments; gradients and
+statistics are averaged, so P ranks with 1/P of each batch take the step that one process with
+the whole batch would take. A single process never touches MPI: mpi4py is imported only where a
+launcher says that there are others.
+
+    mpi.launch(cfg)              --num-procs P: this program again, P times, under mpiexec
+    flat = mpi.flatten(agent)    all parameters in one vector, equal on all ranks
+    loss.backward()
+    mpi.average(flat.grad)       one message a step
+"""
+
+import atexit
+import functools
+import hashlib
+import os
+import shutil
+import sys
+import time
+import traceback
+
+import numpy as np
+import torch
+from torch import nn
+
+# What --num-procs promised comes first: the world must be as large.
+_SIZES = ("PLAINRL_PROCS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+_LAUNCHERS = ("PLAINRL_PROCS", "PMI_", "PMIX_", "OMPI_", "MPI_", "MPIEXEC_", "HYDRA_", "HYDI_")
+
+_size = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
+_rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+_said_by_parent = "PLAINRL_PROCS" in os.environ  # all that is said before launch()
+
+
+class UsageError(SystemExit):
+    """A refusal: prints `error: <message>` on rank 0; where nobody catches it, exit status 2."""
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.code = 2  # a message here would be printed by Python, by every rank
+        if _rank == 0:
+            print(f"error: {message}", file=sys.stderr, flush=True)
+        if _size > 1:
+            atexit.unregister(_leave)
+            atexit.register(_leave, f"error: {message}", self.code)
+
+
+def rank() -> int:
+    """This process's number, from 0 to size() - 1."""
+    return _rank
+
+
+def size() -> int:
+    """How many processes train together."""
+    return _size
+
+
+@functools.cache
+def comm():
+    """MPI's communicator of all ranks; UsageError if it connects fewer than were started."""
+    global _size
+    from mpi4py import MPI
+
+    expected, found = _size, MPI.COMM_WORLD.Get_size()
+    if found != expected:
+        _size = 1  # nobody to wait for at the end
+        raise UsageError(
+            f"{expected} processes were started, but MPI connects {found}: this mpiexec belongs to "
+            f"another MPI than mpi4py. Use the one beside {sys.executable}, or --num-procs"
+        )
+    return MPI.COMM_WORLD
+
+
+def clean_env() -> dict[str, str]:
+    """The environment without a launcher's variables: what is started with it is no rank."""
+    return {key: val for key, val in os.environ.items() if not key.startswith(_LAUNCHERS)}
+
+
+def launch(cfg) -> None:
+    """Start this program again as `cfg.num_procs` ranks; ranks and single processes return.
+
+    This process becomes mpiexec, which passes SIGINT and SIGTERM on to the ranks and ends with
+    their exit status. UsageError: more processes than cores, no mpiexec, a call from a notebook,
+    another number than the launcher's.
+    """
+    global _said_by_parent
+    _said_by_parent = False
+    procs = cfg.num_procs
+    if _size > 1:
+        comm()
+    if procs in (1, _size):
+        return
+    if any(name in os.environ for name in _SIZES):
+        raise UsageError(f"--num-procs is {procs}, but the launcher started {_size}")
+    if type(cfg).__module__ != "__main__" or not hasattr(sys.modules["__main__"], "__file__"):
+        raise UsageError(
+            f"num_procs is {procs}, which would start the running program again under mpiexec: "
+            f"use --num-procs {procs} on the command line, or num_procs=1 from Python"
+        )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if procs > cores:
+        raise UsageError(f"--num-procs is {procs}; this machine's cores take 1 to {cores}")
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    mpiexec = shutil.which("mpiexec", path=path)
+    if mpiexec is None:
+        raise UsageError(f"--num-procs is {procs}, but there is no mpiexec here: pip install mpich")
+    command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
+    # Inside a Slurm job mpiexec would ask Slurm for machines; fork is this one.
+    env = {"PLAINRL_PROCS": str(procs), "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    sys.stdout.flush()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a terminal stops a background job that reads
+    os.execve(mpiexec, command, clean_env() | env)
+
+
+def share(total: int, name: str, procs: int = 1) -> int:
+    """This rank's part of the setting `name`; UsageError if it does not divide by the ranks.
+
+    With `procs` (`--num-procs`) the process that will launch them refuses already.
+    """
+    ranks = max(_size, procs)
+    if total % ranks:
+        flag = "--" + name.replace("_", "-")
+        raise UsageError(f"{flag} is {total}; it takes a multiple of the {ranks} processes")
+    return total // ranks
+
+
+def choose_device(name: str, images: bool) -> torch.device:
+    """`--device`: auto is CUDA for images where there is a GPU, else the CPU; says which."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cuda" and gpus == 0:
+        raise UsageError("--device is cuda, but PyTorch finds no GPU here; it takes auto or cpu")
+    on_gpu = name == "cuda" or (name == "auto" and images and gpus > 0)
+    device = torch.device("cuda", _rank % gpus) if on_gpu else torch.device("cpu")
+    say(f"device: {device.type}")
+    return device
+
+
+def say(line: str) -> None:
+    """Print on rank 0, at once."""
+    if _rank == 0 and not _said_by_parent:
+        print(line, flush=True)
+
+
+def flatten(module: nn.Module) -> nn.Parameter:
+    """All parameters of `module` as one vector, rank 0's values on every rank, `.grad` zero.
+
+    Each parameter becomes a view of the vector and its `.grad` a view of the vector's: one
+    message, one norm and one optimizer call serve them all. The traps:
+    - flatten last, after `.to(device)`: a module that is moved, converted or copied has
+      parameters of its own again, and the optimizer moves a vector that nobody reads;
+    - never `zero_grad()`, of optimizer or module, which drops the gradients' views:
+      `flat.grad.zero_()`.
+    """
+    params = list(module.parameters())
+    values = torch.cat([param.detach().flatten() for param in params])
+    flat = nn.Parameter(values.copy_(torch.from_numpy(bcast(values.cpu().numpy()))))
+    flat.grad = torch.zeros_like(flat)
+    sizes = [param.numel() for param in params]
+    for param, value, grad in zip(params, flat.data.split(sizes), flat.grad.split(sizes)):
+        param.data, param.grad = value.view_as(param), grad.view_as(param)
+    return flat
+
+
+def average(tensor: torch.Tensor) -> None:
+    """Replace a float32 or float64 tensor, in place, by its mean over ranks."""
+    if _size == 1:
+        return
+    # MPI reads host memory without gaps; of any other tensor a copy travels. numpy knows the type.
+    host = tensor.detach().cpu().contiguous()
+    comm().Allreduce(_in_place(), host.numpy())
+    tensor.detach().copy_(host.div_(_size))
+
+
+def sum_ranks(array: np.ndarray) -> np.ndarray:
+    """The sum over ranks, in float64: counts, sums, sums of squares."""
+    array = np.array(array, dtype=np.float64)
+    if _size > 1:
+        comm().Allreduce(_in_place(), array)
+    return array
+
+
+def gather(value) -> list:
+    """Every rank's plain object, in the order of ranks, on every rank."""
+    return [value] if _size == 1 else comm().allgather(value)
+
+
+def bcast(value):
+    """Rank 0's plain object, on every rank."""
+    return value if _size == 1 else comm().bcast(value)
+
+
+def barrier() -> None:
+    """Wait until every rank is here."""
+    if _size > 1:
+        comm().Barrier()
+
+
+def check_equal(flat: torch.Tensor) -> None:
+    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
+    sums = gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
+    others = [k for k, digest in enumerate(sums) if digest != sums[0]]
+    if others:
+        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
+
+
+def _in_place():
+    from mpi4py import MPI
+
+    return MPI.IN_PLACE
+
+
+def _leave(text: str, code: int) -> None:
+    """Ranks that fail together end in order; one that fails alone ends the others as well.
+
+    They would wait for its next message for ever.
+    """
+    world, tag = comm(), 2**14
+    others = set(range(_size)) - {_rank}
+    notes = [world.isend(None, other, tag) for other in others]
+    deadline = time.monotonic() + 3
+    while others := {other for other in others if not world.iprobe(other, tag)}:
+        time.sleep(0.01)
+        if time.monotonic() < deadline:
+            continue
+        if _rank > 0:  # rank 0 has spoken already, and is enough where all fail
+            print(f"rank {_rank} of {_size}: {text}", file=sys.stderr, flush=True)
+        world.Abort(code)
+    del notes  # kept until then: MPI reads them
+
+
+def _die(kind, error, trace) -> None:
+    text = "".join(traceback.format_exception(kind, error, trace))
+    if _rank == 0:
+        print(text, file=sys.stderr, flush=True)
+    if kind is KeyboardInterrupt:
+        comm().Abort(130)
+    _leave(text, 1)
+
+
+if _size > 1:
+    sys.excepthook = _die

@@ -1,0 +1,340 @@
+"""Many runs: algorithms x environments x settings x seeds, each run a process of its own.
+
+    python -m utils.sweep --algos ppo --envs Hopper-v4 Walker2d-v4 --seeds 6 --jobs 2
+        --set lr=1e-4,3e-4 total_steps=1e5 --out DIR            (one line; --dry-run lists the runs)
+    python -m utils.sweep --collect DIR                         (results of runs started otherwise)
+
+A run stands in DIR/<env>/<algo>/<settings>/seed<k>, its output beside it in seed<k>.log, and its
+result in it: result.json, a few kB, is all that is needed to publish it. The same command again
+skips runs that are finished and resumes those that were interrupted.
+"""
+import ast
+import csv
+import difflib
+import hashlib
+import itertools
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+
+from utils import mpi, play
+from utils.logger import check_range, read_config
+from utils.mpi import UsageError
+
+OURS = {"env", "seed", "run_dir", "resume"}     # settings that the sweep gives
+HASHES = "# sources "                           # begins the line of a log that holds them
+
+
+@dataclass(frozen=True)
+class Sweep:
+    algos: tuple[str, ...] = ()  # files of algos/, without .py
+    envs: tuple[str, ...] = ()  # Gymnasium ids
+    seeds: int = 1  # how many, from the first seed on
+    first_seed: int = 1  # 100 with --seeds 3: 100, 101, 102
+    set: tuple[str, ...] = ()  # settings with one value or several: lr=1e-4,3e-4 "hidden=64 64"
+    jobs: int = 1  # runs at a time
+    out: str = "runs/sweep"  # the folder of all runs
+    dry_run: bool = False  # only print the commands
+    collect: str = ""  # instead of training: write result.json for the runs in this folder
+
+    def __post_init__(self):
+        check_range(self, "seeds jobs", 1)
+        check_range(self, "first_seed", 0)
+
+
+class Job(NamedTuple):
+    """One run: its directory, its budget in steps, the command that starts it."""
+
+    run_dir: Path
+    total_steps: int
+    command: list[str]
+
+
+# ---- What is to be run
+
+def plan(sweep: Sweep) -> list[Job]:
+    """All runs, one seed of each before the next; UsageError if any of them would be refused."""
+    if not (sweep.algos and sweep.envs):
+        raise UsageError("--algos and --envs are needed, or --collect")
+    grid = [parse_set(text) for text in sweep.set]
+    runs = []
+    for algo, env in itertools.product(sweep.algos, sweep.envs):
+        module = play.find_module(algo, f"--algos {algo}")
+        for name, _ in grid:
+            check_name(name, algo, module)
+        for values in itertools.product(*(values for _, values in grid)):
+            given = {name: value for (name, _), value in zip(grid, values)}
+            flags = [flag for name in given for flag in as_flags(module, name, given[name])]
+            command = [sys.executable, "-m", f"algos.{algo}", "--env", env, *flags]
+            cfg = tyro.cli(module.Config, args=command[3:], prog=shlex.join(command[1:3]))
+            runs.append((module, cfg, sorted(given), command))
+    for module, cfg in {(module, cfg.env): (module, cfg) for module, cfg, *_ in runs}.values():
+        envs = module.make_envs(cfg, 1)         # refuses what is not there or does not fit
+        module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        envs.close()
+    jobs = []
+    for k, (module, cfg, names, command) in itertools.product(range(sweep.seeds), runs):
+        seed = sweep.first_seed + k
+        settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in names) or "default"
+        folder = Path(sweep.out, cfg.env.replace("/", "-"), module.__name__.rpartition(".")[2],
+                      re.sub(r"[^\w.,=+-]+", "-", settings), f"seed{seed}")
+        place = ["--seed", str(seed), "--run-dir", str(folder)]
+        jobs.append(Job(folder, int(cfg.total_steps), [*command, *place]))
+    folders = [job.run_dir for job in jobs]
+    if len(set(folders)) < len(folders):
+        raise UsageError(f"two runs would share {max(folders, key=folders.count)}")
+    return jobs
+
+
+def parse_set(text: str) -> tuple[str, list[str]]:
+    """lr=1e-4,3e-4 -> ("lr", ["1e-4", "3e-4"]); a JSON object is one value."""
+    name, equals, values = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: it takes name=value or name=value,value")
+    return name.replace("-", "_"), [values] if values.startswith("{") else values.split(",")
+
+
+def check_name(name: str, algo: str, module) -> None:
+    """UsageError unless the algorithm has a setting of this name that a sweep may give."""
+    names = [field.name for field in fields(module.Config) if field.name not in OURS]
+    if name in OURS:
+        raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
+    if name not in names:
+        near = difflib.get_close_matches(name, names, 3, 0.4)
+        raise UsageError(f"--set {name}: {algo} has no such setting; nearest: {', '.join(near)}")
+
+
+def as_flags(module, name: str, value: str) -> list[str]:
+    """One setting as its command line takes it."""
+    flag = name.replace("_", "-")
+    default = next(field.default for field in fields(module.Config) if field.name == name)
+    if isinstance(default, bool):
+        if value.lower() not in ("true", "false"):
+            raise UsageError(f"--set {name}={value}: it takes True or False")
+        return [f"--{flag}" if value.lower() == "true" else f"--no-{flag}"]
+    return [f"--{flag}", *(value.split() if isinstance(default, tuple) else [value])]
+
+
+def as_text(value) -> str:
+    """The same text for the same value, however it was typed: 1e-4 and 0.0001."""
+    if isinstance(value, tuple):
+        return "-".join(map(as_text, value))
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+# ---- Running
+
+class Crew:
+    """The processes that are running; a signal reaches all of them, and no more are started."""
+
+    def __init__(self):
+        self.processes, self.signal = set(), 0
+
+    def on_signal(self, number, frame):
+        self.signal = number
+        for process in list(self.processes):
+            process.send_signal(number)
+
+    def call(self, command: list[str], log) -> int:
+        """The exit status of a process of its own, which writes to the open file `log`."""
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
+                                   stderr=subprocess.STDOUT, env=mpi.clean_env())
+        self.processes.add(process)
+        if self.signal:             # it came while the process was being made
+            process.send_signal(self.signal)
+        status = process.wait()
+        self.processes.discard(process)
+        return status
+
+
+def start_or_resume(job: Job) -> list[str]:
+    """The command for a run that is not finished."""
+    begun = (job.run_dir / "config.json").exists()
+    return [*job.command, "--resume"] if begun else job.command
+
+
+def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
+    """Train, or go on training, then collect: (job, "" or why it failed, seconds)."""
+    if crew.signal:
+        return job, "stopped", 0.0
+    start, command = time.perf_counter(), start_or_resume(job)
+    print("resume" if "--resume" in command else "start ", job.run_dir, flush=True)
+    job.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
+        print(HASHES + json.dumps(sources(job.command[2])), file=log, flush=True)
+        status = crew.call(command, log)
+        if status == 0:
+            command = [sys.executable, "-m", "utils.sweep", "--collect", str(job.run_dir)]
+            status = crew.call(command, log)
+    trouble = "stopped" if crew.signal else f"exit status {status}"
+    return job, trouble if status else "", time.perf_counter() - start
+
+
+def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
+    """Run what is not finished; one line when a run starts and ends; the exit status."""
+    todo = [job for job in jobs if not finished(job.run_dir, job.total_steps)]
+    print(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before", flush=True)
+    start, failed = time.perf_counter(), []
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(run_job, job, crew) for job in todo]
+        for ended, future in enumerate(as_completed(futures), 1):
+            job, trouble, seconds = future.result()
+            if trouble and trouble != "stopped":
+                failed.append((job, trouble))
+            left = (time.perf_counter() - start) / ended * (len(todo) - ended)
+            print(f"{'end   ' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
+                  f"{trouble or summary(job.run_dir)}; {len(todo) - ended} to go, "
+                  f"{timedelta(seconds=round(left))} left", flush=True)
+    for job, trouble in failed:
+        lines = Path(f"{job.run_dir}.log").read_text(errors="replace").splitlines()
+        print(f"\n{job.run_dir}: {trouble}; the end of {job.run_dir}.log:")
+        print("\n".join(f"    {line}" for line in lines[-8:]))
+    if crew.signal:
+        print("stopped; the same command goes on from here")
+    return 128 + crew.signal if crew.signal else int(bool(failed))
+
+
+# ---- Results
+
+def finished(run_dir: Path, total_steps: int) -> bool:
+    """Whether the result of this budget is there."""
+    path = run_dir / "result.json"
+    return path.exists() and json.loads(path.read_text())["steps"] >= total_steps
+
+
+def summary(run_dir: Path) -> str:
+    """The two figures of a finished run."""
+    result = json.loads((run_dir / "result.json").read_text())
+    return f"train100 {result['train100']}, eval {np.mean(result['eval']):.1f}"
+
+
+def collect(run: Path) -> dict:
+    """Evaluate the final policy of a finished run; what result.json is to hold.
+
+    train100    mean return of the last 100 training episodes (of all, if there are fewer)
+    eval        returns of deterministic episodes with the final weights: 10, classic control 100
+    curve       at most 100 pairs: a step, mean return of the episodes that ended in the 1% before
+    sources     hashes of the code that ran; {} if it is not known, or changed before a resume
+    """
+    module, cfg, policy = play.read_run(run)
+    config = read_config(run)
+    with open(run / "episodes.csv", newline="") as file:
+        rows = [(int(row["step"]), float(row["ep_ret"])) for row in csv.DictReader(file)]
+    with open(run / "progress.csv", newline="") as file:
+        seconds = float(list(csv.DictReader(file))[-1]["time"])
+    steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
+    width = policy["step"] / 100
+    bins = np.ceil(steps / width).astype(int)
+    torch.set_num_threads(cfg.torch_threads)
+    agent = play.load(run)
+    spec = gym.spec(cfg.env.rpartition(":")[2])
+    episodes = 100 if "classic_control" in str(spec.entry_point) else 10
+    evaluation = module.evaluate(agent, cfg, episodes, cfg.seed)
+    changed = {field.name: getattr(cfg, field.name) for field in fields(cfg)
+               if field.name not in OURS and getattr(cfg, field.name) != field.default}
+    return {
+        "algo": config["algo"], "env": cfg.env, "seed": cfg.seed, "settings": changed,
+        "total_steps": int(cfg.total_steps), "steps": policy["step"], "episodes": len(rows),
+        "train100": round(float(returns[-100:].mean()), 3) if rows else None,
+        "eval": [round(float(ret), 3) for ret in evaluation], "seconds": seconds,
+        "curve": [[round(k * width), round(float(returns[bins == k].mean()), 3)]
+                  for k in np.unique(bins)],
+        "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
+        "git_commit": config["git_commit"], "sources": sources_of(run),
+    }
+
+
+def collect_all(folder: Path) -> int:
+    """Write result.json into every finished run that lacks it; 1 if a run cannot be read."""
+    runs = sorted(path.parent for path in folder.rglob("config.json"))
+    if not runs:
+        raise UsageError(f"--collect {folder}: there is no run in it")
+    failed = 0
+    for run in runs:
+        try:
+            _, cfg, policy = play.read_run(run)
+            if policy["step"] < cfg.total_steps:
+                print(f"{run}: {policy['step']:,} of {cfg.total_steps:,.0f} steps, not finished")
+            elif not finished(run, policy["step"]):
+                write_result(run, collect(run))
+                print(f"{run}: {summary(run)}", flush=True)
+        except UsageError:                      # which has said so
+            failed = 1
+        except (OSError, LookupError, ValueError) as error:
+            failed = 1
+            print(f"error: {run} is damaged: {error!r}", file=sys.stderr)
+    return failed
+
+
+def write_result(run: Path, result: dict) -> None:
+    """One line for each entry; whole or not at all."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
+    (run / "result.json.tmp").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    os.replace(run / "result.json.tmp", run / "result.json")
+
+
+def sources(module_name: str) -> dict[str, str]:
+    """A hash of the code of the algorithm file and of each helper."""
+    root = Path(__file__).resolve().parent.parent
+    paths = [root / f"{module_name.replace('.', '/')}.py", *sorted((root / "utils").glob("*.py"))]
+    return {str(path.relative_to(root)): code_hash(path.read_text()) for path in paths}
+
+
+def code_hash(text: str) -> str:
+    """SHA-256 of a program, comments, docstrings and layout aside."""
+    tree = ast.parse(text)
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    for node in ast.walk(tree):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    # Not ast.dump, which differs between versions of Python.
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
+
+
+def sources_of(run: Path) -> dict[str, str]:
+    """The hashes that the log of a run begins with; {} if there are none, or several."""
+    try:
+        lines = Path(f"{run}.log").read_text(errors="replace").splitlines()
+    except FileNotFoundError:
+        return {}
+    found = {line for line in lines if line.startswith(HASHES)}
+    return json.loads(found.pop().removeprefix(HASHES)) if len(found) == 1 else {}
+
+
+def main(sweep: Sweep) -> int:
+    """The exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
+    if sweep.collect:
+        return collect_all(Path(sweep.collect))
+    jobs = plan(sweep)
+    if sweep.dry_run:
+        for job in jobs:
+            done = finished(job.run_dir, job.total_steps)
+            print("# finished:" * done, shlex.join(start_or_resume(job)))
+        return 0
+    try:
+        Path(sweep.out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {sweep.out} cannot be made: {error.strerror}") from None
+    crew = Crew()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, crew.on_signal)
+    return run_all(jobs, sweep.jobs, crew)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(tyro.cli(Sweep, description=__doc__)))
