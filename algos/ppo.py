@@ -28,7 +28,7 @@ PPO's own, with c = clip_ratio and pi_old the policy that acted:
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import gymnasium as gym
@@ -194,9 +194,8 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the very step that ends an episode (see `true_next_obs`)."""
+    """Environments that reset in the step that ends an episode; as some reuse arrays, copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    # Copied, since an environment may overwrite its last observation when it resets.
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := cfg.env.startswith("ALE/"):  # vectors in C++; the log is to show the true score
@@ -323,33 +322,32 @@ def ppo_loss(agent: Agent, obs: Tensor, act: Tensor, logp_old: Batch, adv: Batch
     return loss, torch.stack([pi_loss, v_loss, bonus]).detach()
 
 
-@torch.no_grad()
-def estimate(agent: Agent, obs: Tensor, next_obs: Tensor, rew: Steps,
-             rollout: Rollout) -> tuple[Batch, Batch, Batch, Batch]:
-    """What the losses take as constants: logp, val, adv and ret, [B], of the agent as it is."""
-    cfg, (out, val) = agent.cfg, agent(obs)
-    val, next_val = val.view_as(rew), agent.critic(agent.encoder(next_obs)).view_as(rew)
-    adv, ret = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
-    logp = log_prob(out, agent.log_std, rollout.act.flatten(0, 1))
-    return logp, val.flatten(), adv.flatten(), ret.flatten()
+@torch.no_grad()  # the losses take advantages and targets as constants
+def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
+    """val, adv and ret of normalised data, by the critic as it is now."""
+    cfg, both = agent.cfg, (obs.flatten(0, 1) for obs in (data.obs, data.next_obs))
+    val, next_val = (agent.critic(agent.encoder(obs)).view_as(data.rew) for obs in both)
+    return val, *gae(data.rew, val, next_val, data.terminated, data.done, cfg.gamma, cfg.lam)
 
 
 def update(agent: Agent, flat: nn.Parameter, optimizer: torch.optim.Optimizer, rollout: Rollout,
            lr: float, loss_fn=ppo_loss) -> dict:
     """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
     cfg, optimizer.param_groups[0]["lr"] = agent.cfg, lr
-    obs = agent.normalize(rollout.obs).flatten(0, 1)  # [T N, ...]
-    next_obs = agent.normalize(rollout.next_obs).flatten(0, 1)
-    act = rollout.act.flatten(0, 1)
     rew = normalize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
-    logp_old, val, adv, ret = estimate(agent, obs, next_obs, rew, rollout)
-    explained = 1 - (ret - val).var() / (ret.var() + 1e-8)
-    terms, norms = [], []
+    obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
+    data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
+    with torch.no_grad():  # the agent is still the one that acted
+        logp_old = log_prob(agent(obs)[0], agent.log_std, act)
+    val, adv, ret = estimate(agent, data)
+    explained, terms, norms = 1 - (ret - val).var() / (ret.var() + 1e-8), [], []
     for epoch in range(cfg.epochs):
+        adv, ret = estimate(agent, data)[1:] if epoch > 0 else (adv, ret)  # the critic has moved
         order = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch, "minibatch"))
-        columns = [column[order] for column in (obs, act, logp_old, adv, ret)]  # [M, B, ...]
-        columns[3] = normalize_adv(columns[3]) if cfg.norm_adv else columns[3]
-        for minibatch in zip(*columns):
+        adv, ret = adv.flatten()[order], ret.flatten()[order]  # [M, B']: M minibatches
+        adv = normalize_adv(adv) if cfg.norm_adv else adv
+        for minibatch in zip(obs[order], act[order], logp_old[order], adv, ret):
             flat.grad.zero_()
             loss, parts = loss_fn(agent, *minibatch)
             loss.backward()
@@ -357,11 +355,13 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: torch.optim.Optimizer, r
             norms.append(nn.utils.clip_grad_norm_(flat, cfg.max_grad_norm or math.inf))
             optimizer.step()
             terms.append(parts)
-        logp, _, adv, ret = estimate(agent, obs, next_obs, rew, rollout)  # the critic has moved
-        kl = approx_kl(logp, logp_old)
-        mpi.average(kl)
-        if 0 < cfg.target_kl < kl:
-            break
+        if cfg.target_kl or epoch == cfg.epochs - 1:
+            with torch.no_grad():
+                logp = log_prob(agent(obs)[0], agent.log_std, act)
+            kl = approx_kl(logp, logp_old)
+            mpi.average(kl)
+            if 0 < cfg.target_kl < kl:
+                break
     clip_frac = ((logp - logp_old).exp() - 1).abs().gt(cfg.clip_ratio).float().mean()
     metrics = dict(zip(("pi_loss", "v_loss", "entropy"), torch.stack(terms).mean(0)))
     return metrics | {"kl": kl, "clip_frac": clip_frac, "grad_norm": torch.stack(norms), "val": val,

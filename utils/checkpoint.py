@@ -32,8 +32,9 @@ def save_file(path, payload):
     try:
         write_whole(path, partial(torch.save, payload), verify=partial(read, mmap=True))
     except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise OSError(f"cannot write {path}: {reason}; the one before stays") from error
+        cause = error.__context__ or error                  # torch hides that the disk is full
+        reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
+        raise OSError(f"cannot write {path}: {reason}; the checkpoint before stays") from error
 
 
 def load_file(path, *keys):

@@ -49,6 +49,9 @@ except ImportError:  # Windows
 
 FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume"}  # may differ on --resume
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale-py", "mpi4py"]
+KINDS = {"vector": "vectors (Box of one dimension)", "discrete": "Discrete from 0",
+         "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
+         "box": "Box of floats with finite bounds"}
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
@@ -92,20 +95,15 @@ def check_divides(cfg, pairs):
 
 
 def check_spaces(obs_space, act_space, obs, act):
-    """UsageError unless `obs` ("vector image") and `act` ("discrete box") name the spaces' kinds.
-
-    vector      Box [n] of numbers
-    image       Box of uint8, HWC or CHW, with at least 36 pixels a side
-    discrete    Discrete from 0
-    box         Box of floats with finite bounds
-    """
-    found = {"observation": (obs_space, obs_kind(obs_space)), "action": (act_space, act_kind(act_space))}
-    for (what, (space, kind)), takes in zip(found.items(), (obs, act)):
-        if kind not in takes.split():
-            others = fitting_algos(*(kind for _, kind in found.values()))
-            fit = f"; what does: {', '.join(others)}" if others else ""
-            raise UsageError(f"--env: its {what} space is {space}; this algorithm takes "
-                             f"{takes.replace(' ', ' or ')}{fit}")
+    """UsageError unless the spaces are of one of the KINDS in `obs` and one of those in `act`."""
+    kinds = obs_kind(obs_space), act_kind(act_space)
+    for space, kind, takes in zip((obs_space, act_space), kinds, (obs.split(), act.split())):
+        if kind not in takes:
+            fit = ", ".join(fitting_algos(*kinds))
+            raise UsageError(f"--env has the {'action' if space is act_space else 'observation'} "
+                             f"space {space}; this algorithm takes "
+                             f"{' or '.join(KINDS[name] for name in takes)}"
+                             f"{fit and f'; for this one there is {fit}'}")
 
 
 def obs_kind(space):
@@ -269,7 +267,8 @@ def module_name(cfg):
     if type(cfg).__module__ != "__main__" or main.__spec__:
         return main.__spec__.name if type(cfg).__module__ == "__main__" else type(cfg).__module__
     path = Path(getattr(main, "__file__", "notebook")).resolve()
-    return f"{path.parent.name}.{path.stem}" if (path.parent / "__init__.py").exists() else path.stem
+    package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
+    return package + path.stem
 
 
 def plain_settings(cfg):
@@ -348,8 +347,8 @@ def summary(values):
         return spread, 0, 0.0, 0.0, math.inf, -math.inf
     with np.errstate(all="ignore"):  # what is not finite is refused by name, later
         mean = flat.mean()
-        numbers = mean, np.square(flat - mean).sum(), flat.min(), flat.max()
-    return spread, flat.size, *map(float, numbers)
+        squares = np.square(flat - mean).sum()
+    return spread, flat.size, *map(float, (mean, squares, flat.min(), flat.max()))
 
 
 def merge(name, parts):
@@ -377,7 +376,7 @@ class Logger:
     state    what else training needs to go on, with state_dict() and load_state_dict(): optimizers,
              schedules, a replay buffer (which had better hand over clones of its filled rows)
 
-    `with cfg.resume` these, torch's generators and the counters go on as they were saved; with
+    With `cfg.resume` these, torch's generators and the counters go on as they were saved; with
     `cfg.init_from` the agent alone is loaded. `.step` counts environment steps over all ranks.
     Every rank makes the same calls in the same order. After SIGINT or SIGTERM the next report
     saves and ends the run; a second SIGINT ends it at once.

@@ -220,14 +220,15 @@ def _leave(text: str, code: int) -> None:
     others = set(range(_size)) - {_rank}
     notes = [world.isend(None, other, tag) for other in others]
     deadline = time.monotonic() + 3
-    while others := {other for other in others if not world.iprobe(other, tag)}:
+    while others and time.monotonic() < deadline:
         time.sleep(0.01)
-        if time.monotonic() < deadline:
-            continue
+        others = {other for other in others if not world.iprobe(other, tag)}
+    if others:
         if _rank > 0:  # rank 0 has spoken already, and is enough where all fail
             print(f"rank {_rank} of {_size}: {text}", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # what mpiexec has not passed on when it ends is lost
         world.Abort(code)
-    del notes  # kept until then: MPI reads them
+    del notes  # kept until here: MPI reads them
 
 
 def _die(kind, error, trace) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 import tyro
 
-from utils import checkpoint, mpi
+from utils import checkpoint
 from utils.logger import check_range, read_config
 from utils.mpi import UsageError
 
@@ -76,10 +76,7 @@ def read_run(run, best: bool = False):
         raise UsageError(f"{run}/config.json is of another version: {error}") from None
     if best and not path.exists():
         raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
-    policy = checkpoint.load_file(path)
-    if not (isinstance(policy.get("agent"), dict) and isinstance(policy.get("step"), int)):
-        raise UsageError(f"{path} is no policy: agent and step are needed in it")
-    return module, cfg, policy
+    return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 
 def load(run, best: bool = False, device: str = "cpu"):
@@ -92,11 +89,14 @@ def load(run, best: bool = False, device: str = "cpu"):
     UsageError as `read_run`, and for a policy of other sizes.
     """
     module, cfg, policy = read_run(run, best)
+    gpu = torch.cuda.is_available()
+    if device == "cuda" and not gpu:
+        raise UsageError("--device is cuda, but PyTorch finds no GPU here; it takes auto or cpu")
     envs = module.make_envs(cfg, 1)
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     envs.close()
-    checkpoint.load_into(agent, policy["agent"], f"the policy of {run}")
-    return agent.to(device if device == "cpu" else mpi.choose_device(device, images=True)).eval()
+    checkpoint.load_into(agent, policy["agent"], run)
+    return agent.to("cuda" if gpu and device != "cpu" else "cpu").eval()
 
 
 # ---- Video

@@ -60,6 +60,7 @@ class Sweep:
 class Job(NamedTuple):
     """One run: its directory, its budget in steps, the command that starts it."""
 
+    algo: str
     run_dir: Path
     total_steps: int
     command: list[str]
@@ -81,20 +82,20 @@ def plan(sweep: Sweep) -> list[Job]:
             given = {name: value for (name, _), value in zip(grid, values)}
             flags = [flag for name in given for flag in as_flags(module, name, given[name])]
             command = [sys.executable, "-m", f"algos.{algo}", "--env", env, *flags]
-            cfg = tyro.cli(module.Config, args=command[3:], prog=shlex.join(command[1:3]))
-            runs.append((module, cfg, sorted(given), command))
-    for module, cfg in {(module, cfg.env): (module, cfg) for module, cfg, *_ in runs}.values():
+            cfg = tyro.cli(module.Config, args=command[3:], prog=f"python -m algos.{algo}")
+            runs.append((algo, module, cfg, sorted(given), command))
+    for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
         envs = module.make_envs(cfg, 1)         # refuses what is not there or does not fit
         module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         envs.close()
     jobs = []
-    for k, (module, cfg, names, command) in itertools.product(range(sweep.seeds), runs):
-        seed = sweep.first_seed + k
+    seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
+    for seed, (algo, _, cfg, names, command) in itertools.product(seeds, runs):
         settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in names) or "default"
-        folder = Path(sweep.out, cfg.env.replace("/", "-"), module.__name__.rpartition(".")[2],
-                      re.sub(r"[^\w.,=+-]+", "-", settings), f"seed{seed}")
+        settings = re.sub(r"[^\w.,=+-]+", "-", settings)     # what a path can hold
+        folder = Path(sweep.out, cfg.env.replace("/", "-"), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
-        jobs.append(Job(folder, int(cfg.total_steps), [*command, *place]))
+        jobs.append(Job(algo, folder, int(cfg.total_steps), [*command, *place]))
     folders = [job.run_dir for job in jobs]
     if len(set(folders)) < len(folders):
         raise UsageError(f"two runs would share {max(folders, key=folders.count)}")
@@ -176,7 +177,7 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     print("resume" if "--resume" in command else "start ", job.run_dir, flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
-        print(HASHES + json.dumps(sources(job.command[2])), file=log, flush=True)
+        print(HASHES + json.dumps(sources(job.algo)), file=log, flush=True)
         status = crew.call(command, log)
         if status == 0:
             command = [sys.executable, "-m", "utils.sweep", "--collect", str(job.run_dir)]
@@ -288,10 +289,10 @@ def write_result(run: Path, result: dict) -> None:
     os.replace(run / "result.json.tmp", run / "result.json")
 
 
-def sources(module_name: str) -> dict[str, str]:
+def sources(algo: str) -> dict[str, str]:
     """A hash of the code of the algorithm file and of each helper."""
     root = Path(__file__).resolve().parent.parent
-    paths = [root / f"{module_name.replace('.', '/')}.py", *sorted((root / "utils").glob("*.py"))]
+    paths = [root / "algos" / f"{algo}.py", *sorted((root / "utils").glob("*.py"))]
     return {str(path.relative_to(root)): code_hash(path.read_text()) for path in paths}
 
 
@@ -323,8 +324,8 @@ def main(sweep: Sweep) -> int:
     jobs = plan(sweep)
     if sweep.dry_run:
         for job in jobs:
-            done = finished(job.run_dir, job.total_steps)
-            print("# finished:" * done, shlex.join(start_or_resume(job)))
+            done = "# finished: " * finished(job.run_dir, job.total_steps)
+            print(done + shlex.join(start_or_resume(job)))
         return 0
     try:
         Path(sweep.out).mkdir(parents=True, exist_ok=True)
