@@ -73,6 +73,7 @@ class Config:
     target_kl: float = 0.0  # no further epoch once Eq. (12) exceeds this; 0: all epochs
     vf_coef: float = 0.25  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
+    std_init: float = 0.37  # sigma at the start, where the box of actions is [-1, 1]
     max_grad_norm: float = 0.5  # length to which a longer gradient is cut; 0: any
     norm_adv: bool = True  # advantages of a minibatch to mean 0, standard deviation 1
     norm_obs: bool = True  # vector observations likewise, by running statistics
@@ -83,7 +84,7 @@ class Config:
         check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch epochs", 1)
         check_range(self, "seed eval_every vf_coef ent_coef max_grad_norm target_kl", 0)
         check_range(self, "gamma lam", 0, 1)
-        check_range(self, "hidden lr clip_ratio", above=0)
+        check_range(self, "hidden lr clip_ratio std_init", above=0)
         check_divides(self, "batch/num_envs batch/minibatch num_envs/num_procs minibatch/num_procs")
 
 
@@ -133,12 +134,12 @@ class Agent(nn.Module):
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
         check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
-        shape, self.cfg = obs_space.shape, cfg
+        shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
         self.channels_last = self.images and shape[2] < shape[0]
         num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
-        self.log_std = None if self.discrete else nn.Parameter(torch.zeros(num_outputs))
         if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(cfg.std_init)))
             self.register_buffer("low", torch.as_tensor(act_space.low))
             self.register_buffer("high", torch.as_tensor(act_space.high))
         chw = (shape[2], *shape[:2]) if self.channels_last else shape
@@ -216,11 +217,9 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of N environments, rewards as they came."""
-
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
-    rew: Steps
+    rew: Steps  # as it came, not yet scaled
     next_obs: Shaped[Tensor, "T N *obs"]
     terminated: Steps
     done: Steps

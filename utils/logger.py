@@ -68,7 +68,8 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
     """UsageError unless low <= value <= high and value > above, for each setting in `names`.
 
     Refused as well: NaN, infinity, what is no number and, where the setting is declared int, what
-    is not whole (`total_steps` may be 1e6). Of a tuple each element is checked; None passes.
+    is not whole (`total_steps` may be 1e6). Of a tuple each element is checked; None passes where
+    it is declared.
     """
     types = {field.name: str(field.type) for field in fields(cfg)}
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
@@ -80,7 +81,7 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
         for x in value if isinstance(value, tuple | list) else [value]:
             number = isinstance(x, kind) and not isinstance(x, bool) and math.isfinite(x)
             fits = number and low <= x <= high and x > above and (not whole or x == int(x))
-            if not fits and x is not None:
+            if not fits and not (x is None and "None" in types[name]):
                 what = "a whole number" if whole else "a number"
                 raise UsageError(f"{flag(name)} is {value}; it takes {what}{takes}")
 

@@ -126,15 +126,43 @@ def share(total: int, name: str, procs: int = 1) -> int:
     return total // ranks
 
 
-def choose_device(name: str, images: bool) -> torch.device:
-    """`--device`: auto is CUDA for images where there is a GPU, else the CPU; says which."""
+def choose_device(cfg, images: bool) -> torch.device:
+    """`--device`: auto takes CUDA for images where there is one; says so in one line.
+
+    Sets the threads of `--torch-threads` too.
+    """
+    torch.set_num_threads(cfg.torch_threads)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cuda" and gpus == 0:
-        raise UsageError("--device is cuda, but PyTorch finds no GPU here; it takes auto or cpu")
-    on_gpu = name == "cuda" or (name == "auto" and images and gpus > 0)
-    device = torch.device("cuda", _rank % gpus) if on_gpu else torch.device("cpu")
-    say(f"device: {device.type}")
+    if cfg.device == "cuda" and gpus == 0:
+        raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
+    if cfg.device == "cuda" or (cfg.device == "auto" and images and gpus > 0):
+        device = torch.device("cuda", _rank % gpus)
+    else:
+        device = torch.device("cpu")
+    say(f"device: {device.type} (--device {cfg.device})")
     return device
+
+
+def compiled(function, wanted: bool):
+    """`--compile`: the function through torch.compile, or as it is where that cannot work."""
+    if not wanted:
+        return function
+    try:
+        torch.compile(torch.neg)(torch.zeros(1))
+    except Exception as error:
+        say(f"--compile: not here, going on without ({str(error).splitlines()[0][:100]})")
+        return function
+    return torch.compile(function)
+
+
+def seed(run_seed: int, stream: int, step: int = 0) -> int:
+    """A seed for one stream of random numbers of this rank, independent of all others.
+
+    Streams: 0 PyTorch, 1 training environments, 2 evaluation. A vector environment adds 0, 1, ...
+    to it, one for each of its environments. `step` is where a resumed run goes on.
+    """
+    sequence = np.random.SeedSequence([run_seed, _rank], spawn_key=(stream, step))
+    return int(sequence.generate_state(1)[0]) >> 1  # room to add in 32 bits
 
 
 def say(line: str) -> None:
@@ -169,16 +197,32 @@ def average(tensor: torch.Tensor) -> None:
         return
     # MPI reads host memory without gaps; of any other tensor a copy travels. numpy knows the type.
     host = tensor.detach().cpu().contiguous()
-    comm().Allreduce(_in_place(), host.numpy())
+    comm().Allreduce(host.numpy().copy(), host.numpy())
     tensor.detach().copy_(host.div_(_size))
 
 
 def sum_ranks(array: np.ndarray) -> np.ndarray:
     """The sum over ranks, in float64: counts, sums, sums of squares."""
-    array = np.array(array, dtype=np.float64)
+    total = np.array(array, dtype=np.float64)
     if _size > 1:
-        comm().Allreduce(_in_place(), array)
-    return array
+        comm().Allreduce(total.copy(), total)
+    return total
+
+
+def moments(rows: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """Count, mean and variance (ddof 0) of the rows [B, ...] of all ranks, in float64.
+
+    Each rank sums about its own mean: about zero, a large mean would drown a small variance.
+    """
+    rows = rows.double()
+    mean, var = rows.mean(0), rows.var(0, correction=0)
+    if _size == 1:
+        return len(rows), mean, var
+    parts = gather((len(rows), mean.cpu(), var.cpu()))
+    count = sum(part[0] for part in parts)
+    mean = sum(n / count * part for n, part, _ in parts)
+    var = sum(n / count * (part_var + (part - mean).square()) for n, part, part_var in parts)
+    return count, mean.to(rows.device), var.to(rows.device)
 
 
 def gather(value) -> list:
@@ -203,12 +247,6 @@ def check_equal(flat: torch.Tensor) -> None:
     others = [k for k, digest in enumerate(sums) if digest != sums[0]]
     if others:
         raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
-
-
-def _in_place():
-    from mpi4py import MPI
-
-    return MPI.IN_PLACE
 
 
 def _leave(text: str, code: int) -> None:

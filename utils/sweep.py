@@ -73,26 +73,26 @@ def plan(sweep: Sweep) -> list[Job]:
     if not (sweep.algos and sweep.envs):
         raise UsageError("--algos and --envs are needed, or --collect")
     grid = [parse_set(text) for text in sweep.set]
+    names = [name for name, _ in grid]
+    if len(set(names)) < len(names):
+        raise UsageError(f"--set: {max(names, key=names.count)} is given twice")
     runs = []
     for algo, env in itertools.product(sweep.algos, sweep.envs):
         module = play.find_module(algo, f"--algos {algo}")
-        for name, _ in grid:
-            check_name(name, algo, module)
         for values in itertools.product(*(values for _, values in grid)):
-            given = {name: value for (name, _), value in zip(grid, values)}
-            flags = [flag for name in given for flag in as_flags(module, name, given[name])]
-            command = [sys.executable, "-m", f"algos.{algo}", "--env", env, *flags]
-            cfg = tyro.cli(module.Config, args=command[3:], prog=f"python -m algos.{algo}")
-            runs.append((algo, module, cfg, sorted(given), command))
+            flags = [flag for given in zip(names, values) for flag in as_flags(module, *given)]
+            command = [sys.executable, "-m", module.__name__, "--env", env, *flags]
+            cfg = tyro.cli(module.Config, args=command[3:], prog=f"python -m {module.__name__}")
+            runs.append((algo, module, cfg, command))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
         envs = module.make_envs(cfg, 1)         # refuses what is not there or does not fit
         module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         envs.close()
     jobs = []
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
-    for seed, (algo, _, cfg, names, command) in itertools.product(seeds, runs):
-        settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in names) or "default"
-        settings = re.sub(r"[^\w.,=+-]+", "-", settings)     # what a path can hold
+    for seed, (algo, _, cfg, command) in itertools.product(seeds, runs):
+        settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in sorted(names))
+        settings = re.sub(r"[^\w.,=+-]+", "-", settings) or "default"    # what a path can hold
         folder = Path(sweep.out, cfg.env.replace("/", "-"), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
         jobs.append(Job(algo, folder, int(cfg.total_steps), [*command, *place]))
@@ -110,25 +110,20 @@ def parse_set(text: str) -> tuple[str, list[str]]:
     return name.replace("-", "_"), [values] if values.startswith("{") else values.split(",")
 
 
-def check_name(name: str, algo: str, module) -> None:
-    """UsageError unless the algorithm has a setting of this name that a sweep may give."""
-    names = [field.name for field in fields(module.Config) if field.name not in OURS]
+def as_flags(module, name: str, value: str) -> list[str]:
+    """One setting as the algorithm's command line takes it; UsageError if it has none such."""
+    defaults = {field.name: field.default for field in fields(module.Config)}
     if name in OURS:
         raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
-    if name not in names:
-        near = difflib.get_close_matches(name, names, 3, 0.4)
-        raise UsageError(f"--set {name}: {algo} has no such setting; nearest: {', '.join(near)}")
-
-
-def as_flags(module, name: str, value: str) -> list[str]:
-    """One setting as its command line takes it."""
-    flag = name.replace("_", "-")
-    default = next(field.default for field in fields(module.Config) if field.name == name)
-    if isinstance(default, bool):
-        if value.lower() not in ("true", "false"):
-            raise UsageError(f"--set {name}={value}: it takes True or False")
-        return [f"--{flag}" if value.lower() == "true" else f"--no-{flag}"]
-    return [f"--{flag}", *(value.split() if isinstance(default, tuple) else [value])]
+    if name not in defaults:
+        near = ", ".join(difflib.get_close_matches(name, defaults, 3, 0.4))
+        raise UsageError(f"--set {name}: {module.__name__} has no such setting; nearest: {near}")
+    flag, default = name.replace("_", "-"), defaults[name]
+    if not isinstance(default, bool):
+        return [f"--{flag}", *(value.split() if isinstance(default, tuple) else [value])]
+    if value.lower() not in ("true", "false"):
+        raise UsageError(f"--set {name}={value}: it takes True or False")
+    return [f"--{flag}" if value.lower() == "true" else f"--no-{flag}"]
 
 
 def as_text(value) -> str:
@@ -195,10 +190,12 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
         futures = [pool.submit(run_job, job, crew) for job in todo]
         for ended, future in enumerate(as_completed(futures), 1):
             job, trouble, seconds = future.result()
-            if trouble and trouble != "stopped":
+            if trouble == "stopped":
+                continue
+            if trouble:
                 failed.append((job, trouble))
             left = (time.perf_counter() - start) / ended * (len(todo) - ended)
-            print(f"{'end   ' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
+            print(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
                   f"{trouble or summary(job.run_dir)}; {len(todo) - ended} to go, "
                   f"{timedelta(seconds=round(left))} left", flush=True)
     for job, trouble in failed:
@@ -332,9 +329,13 @@ def main(sweep: Sweep) -> int:
     except OSError as error:
         raise UsageError(f"--out {sweep.out} cannot be made: {error.strerror}") from None
     crew = Crew()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, crew.on_signal)
-    return run_all(jobs, sweep.jobs, crew)
+    before = {number: signal.signal(number, crew.on_signal)
+              for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return run_all(jobs, sweep.jobs, crew)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
