@@ -239,9 +239,9 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         for i in np.flatnonzero(done):
             episodes.append((t, i, infos["episode"]["r"][i], infos["episode"]["l"][i]))
         obs = next_obs
-    columns = [torch.as_tensor(np.stack(x), device=act.device) for x in zip(*rows, strict=True)]
+    columns = [torch.as_tensor(np.stack(column), device=act.device) for column in zip(*rows)]
     as_is = (torch.uint8, torch.int64)  # images, discrete actions
-    return Rollout(*(x if x.dtype in as_is else x.float() for x in columns)), obs, episodes
+    return Rollout(*(c if c.dtype in as_is else c.float() for c in columns)), obs, episodes
 
 
 # ========================================= mathematics ==========================================

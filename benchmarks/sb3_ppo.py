@@ -2,7 +2,7 @@
 
 Same environments, same protocol and CleanRL's settings: 8 environments x 256 steps, minibatches of
 64, 10 epochs, 3e-4 annealed to zero, two hidden layers of 64, observations and rewards normalised.
-Writes OUT/episodes.csv (step,time,env,ep_ret,ep_len) and OUT/result.json (train100, eval, versions).
+Writes OUT/episodes.csv (step,time,env,ep_ret,ep_len) and OUT/result.json (train100, eval, ...).
 
     python benchmarks/sb3_ppo.py --env HalfCheetah-v4 --seed 1 --out runs/sb3/HalfCheetah-v4/seed1
 """

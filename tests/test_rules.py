@@ -213,7 +213,8 @@ def comments(text):
 def annotates_shapes(file):
     for node in functions(set(file.tree.body) & set(file.within("data", "mathematics", "update"))):
         args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        bare = {arg.arg for arg in args if arg.annotation is None}
+        told = {arg.arg for arg in args[len(args) - len(node.args.defaults):]}  # by their default
+        bare = {arg.arg for arg in args if arg.annotation is None} - told
         if bare:
             yield f"{node.name}: no annotation on {', '.join(sorted(bare))}"
         if node.returns is None:

@@ -1,0 +1,155 @@
+"""How long a run of PPO takes here and in stable-baselines3: whole processes, in turn, in pairs.
+
+Both train HalfCheetah-v4 with the same environments, batch, minibatch, epochs and network, with
+observations and rewards normalised and without evaluation. Both processes count the environment's
+and the optimizer's steps; the comparison fails if they differ. Each library runs with the thread
+count that a short trial found quicker for it.
+
+    python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
+    python benchmarks/speed.py --num-envs 8 --profile      # where the time goes
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ENV = "HalfCheetah-v4"
+
+
+def count_steps() -> dict[str, int]:
+    """Counts of the steps of all HalfCheetahs and of all optimizers, from now on."""
+    from gymnasium.envs.mujoco.half_cheetah_v4 import HalfCheetahEnv
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    counts, step = {"env": 0, "optimizer": 0}, HalfCheetahEnv.step
+
+    def counted(self, action):
+        counts["env"] += 1
+        return step(self, action)
+
+    def hook(*_):
+        counts["optimizer"] += 1
+
+    HalfCheetahEnv.step = counted
+    register_optimizer_step_post_hook(hook)
+    return counts
+
+
+def child(library: str, args: argparse.Namespace) -> None:
+    """One training run; the last line it prints is its counts."""
+    counts = count_steps()
+    if library == "sb3":
+        sys.path.insert(0, str(HERE))
+        import torch
+        from sb3_ppo import make_peer
+
+        torch.set_num_threads(args.threads)
+        make_peer(ENV, seed=1, num_envs=args.num_envs).learn(args.steps)
+    else:
+        from algos.ppo import Config, train
+
+        with tempfile.TemporaryDirectory() as folder:
+            train(Config(env=ENV, total_steps=args.steps, num_envs=args.num_envs,
+                         torch_threads=args.threads, compile=args.compile,
+                         run_dir=f"{folder}/run"))
+    print("\n" + json.dumps(counts))
+
+
+def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> tuple[float, dict]:
+    """Seconds of a whole process, start-up included, and its counts."""
+    command = [sys.executable, __file__, "--child", library, "--num-envs", str(args.num_envs),
+               "--threads", str(threads), "--steps", str(steps)]
+    command += ["--compile"] * (args.compile and library == "plainrl")
+    start = time.perf_counter()
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return time.perf_counter() - start, json.loads(out.splitlines()[-1])
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Prints each pair's seconds and ratio, and the median ratio."""
+    threads = {}
+    for library in ("plainrl", "sb3"):
+        trial = {n: timed(library, args, n, args.steps // 5)[0] for n in (1, 2)}
+        threads[library] = min(trial, key=trial.get)
+        times = ", ".join(f"{n}: {seconds:.1f} s" for n, seconds in trial.items())
+        print(f"{library}: threads tried {times}", flush=True)
+    ratios = []
+    for pair in range(args.pairs):
+        peer, peer_counts = timed("sb3", args, threads["sb3"], args.steps)
+        ours, counts = timed("plainrl", args, threads["plainrl"], args.steps)
+        if counts != peer_counts:
+            sys.exit(f"not the same work: plainrl {counts}, stable-baselines3 {peer_counts}")
+        ratios.append(peer / ours)
+        print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
+              f"ratio {ratios[-1]:.2f}", flush=True)
+    print(f"num_envs {args.num_envs}, compile {args.compile}, {counts}: median ratio "
+          f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
+
+
+def profile(args: argparse.Namespace) -> None:
+    """Where the time of a run goes, and the rate of the bare environments beside it."""
+    import torch
+
+    from algos import ppo
+    from utils import mpi
+
+    seconds = dict.fromkeys(("environment", "policy while acting", "update"), 0.0)
+
+    def clocked(name, function):
+        def wrapper(*inputs, **settings):
+            start = time.perf_counter()
+            result = function(*inputs, **settings)
+            seconds[name] += time.perf_counter() - start
+            return result
+        return wrapper
+
+    cfg = ppo.Config(env=ENV, num_envs=args.num_envs, torch_threads=args.threads)
+    torch.set_num_threads(args.threads)
+    envs = ppo.make_envs(cfg, cfg.num_envs)
+    agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    flat = mpi.flatten(agent)
+    optimizer = torch.optim.Adam([flat], cfg.lr, eps=1e-5, fused=True)
+    bare, actions = time.perf_counter(), envs.action_space.sample()
+    obs, _ = envs.reset(seed=1)
+    for _ in range(4000 // cfg.num_envs):
+        envs.step(actions)
+    bare = 4000 / (time.perf_counter() - bare)
+    envs.step = clocked("environment", envs.step)
+    agent.act = clocked("policy while acting", agent.act)
+    start, steps = time.perf_counter(), 0
+    while steps < args.steps:
+        rollout, obs, _ = ppo.collect(agent, envs, obs, cfg.batch // cfg.num_envs)
+        clocked("update", ppo.update)(agent, flat, optimizer, rollout, cfg.lr)
+        agent.observe(rollout)
+        steps += cfg.batch
+    total = time.perf_counter() - start
+    seconds["the rest"] = total - sum(seconds.values())
+    print(f"num_envs {cfg.num_envs}: {steps / total:.0f} steps/s, the bare environments {bare:.0f} "
+          f"({bare * total / steps:.1f} times)")
+    for name, part in seconds.items():
+        print(f"  {name:20s} {part / total:6.1%}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-envs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--child", choices=("plainrl", "sb3"))
+    arguments = parser.parse_args()
+    if arguments.child:
+        child(arguments.child, arguments)
+    elif arguments.profile:
+        profile(arguments)
+    else:
+        compare(arguments)

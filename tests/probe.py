@@ -1,0 +1,126 @@
+"""Which part of an algorithm is broken?  Five environments, each of which needs one part more.
+
+    python -m tests.probe --algo ppo                    # algos/ppo.py; half a minute
+    python -m tests.probe --algo ppo --set lr=1e-3      # with settings of your own
+
+What has to be learned is known: values, and actions of discrete and of continuous kind. The first
+probe that fails tells where to look. Exit status 1 if one fails. Idea: Andy Jones, "Debugging RL,
+Without the Agonizing Pain".
+"""
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import io
+import sys
+import tempfile
+
+import torch
+
+from tests.envs import Probe
+from utils.mpi import UsageError
+
+GAMMA = 0.5
+# Those that the algorithm's Config has. Plain rewards, so that values can be foretold.
+SETTINGS = {"total_steps": 6144, "num_envs": 8, "gamma": GAMMA, "hidden": (32, 32), "lr": 1e-2,
+            "batch": 256, "minibatch": 64, "epochs": 4, "scale_rew": False}
+NEAR = {"value": 0.05, "action": 0.2}                           # how far off is still learned
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An environment, the value of each observation or None where actions count, and a hint."""
+
+    env: str
+    vals: dict | None
+    seen: tuple
+    hint: str
+
+
+CASES = [
+    Case("ProbeValue", {0: 1}, (0,),
+         "the value loss and the optimizer: not even one number is learned"),
+    Case("ProbeObs", {-1: -1, 1: 1}, (-1, 1),
+         "the way of observations to the critic: normalisation, rows of obs and ret mixed up"),
+    Case("ProbeLate", {0: GAMMA, 1: 1}, (0, 1),
+         "the return: discount, next_obs, what bootstraps and where an episode ends"),
+    Case("ProbeAct", None, (0,),
+         "the policy's loss: sign of the advantage, log-probability, actions on their way"),
+    Case("ProbePolicy", None, (-1, 1),
+         "the policy's input: rows of obs, act and adv mixed up, other observations while acting"),
+]
+
+
+def probe(algo, case, box, **settings):
+    """Train `algo` (a module) on it -> rows (what, expected, got, how far off it may be)."""
+    fields = {field.name for field in dataclasses.fields(algo.Config)}
+    quick = {name: value for name, value in SETTINGS.items() if name in fields}
+    kwargs = '{"box": true}' if box else "{}"
+    with tempfile.TemporaryDirectory() as run_dir, contextlib.redirect_stdout(io.StringIO()):
+        agent = algo.train(algo.Config(**{
+            "env": f"tests.envs:{case.env}-v0", "env_kwargs": kwargs, "run_dir": f"{run_dir}/run",
+            "device": "cpu", **quick, **settings}))
+    rows = []
+    for seen in case.seen:
+        obs = torch.tensor([[float(seen)]])
+        if case.vals is not None:
+            got, want = value(agent, obs), case.vals[seen]
+            rows.append((f"value of {seen}", want, got, NEAR["value"]))
+        else:
+            got, want = agent.predict(obs[0].numpy()).item(), Probe.right(seen)
+            rows.append((f"action at {seen}", want, got, NEAR["action"]))
+    return rows
+
+
+@torch.no_grad()
+def value(agent, obs):
+    """V of one raw observation, [1, 1]."""
+    return agent(agent.normalize(obs))[1].item()
+
+
+def passed(rows):
+    return all(abs(got - want) <= near for _, want, got, near in rows)      # NaN is not near
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", required=True, help="ppo, for algos/ppo.py")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
+    args = parser.parse_args(argv)
+    sets = dict(pair.split("=") for pair in args.set)
+    return args.algo, {"seed": args.seed} | {
+        name: int(text) if text.isdigit() else float(text) for name, text in sets.items()}
+
+
+def main(argv=None):
+    """Exit status: 0 if all that was asked is learned, else 1."""
+    name, settings = parse(argv)
+    algo = importlib.import_module(f"algos.{name}")
+    print(f"{'probe':<12}{'actions':<11}{'':<14}{'expected':>9}{'got':>9}")
+    failed, ran = [], set()
+    for case in CASES:
+        for box in (False, True):
+            try:
+                rows = probe(algo, case, box, **settings)
+            except UsageError:                                  # says why on standard error
+                continue
+            except FloatingPointError as error:
+                rows = [(str(error), 0.0, float("nan"), 0.0)]
+            ran.add(case.env)
+            for what, want, got, near in rows:
+                mark = "" if passed([(what, want, got, near)]) else "   FAILED"
+                kind = "continuous" if box else "discrete"
+                print(f"{case.env:<12}{kind:<11}{what:<14}{want:>9.2f}{got:>9.2f}{mark}", flush=True)
+            if not passed(rows) and case not in failed:
+                failed.append(case)
+    for case in failed:
+        print(f"{case.env} failed: look at {case.hint}")
+    if len(ran) < len(CASES):
+        print(f"algos/{name}.py takes neither kind of actions, or refuses a setting")
+    return int(bool(failed) or len(ran) < len(CASES))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,414 @@
+"""Averages against NumPy, one flat vector that the module reads, and ranks that end together."""
+import copy
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import timeit
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from utils import mpi
+
+MPIEXEC = os.path.join(os.path.dirname(sys.executable), "mpiexec")
+TWO_CORES = pytest.mark.skipif(os.cpu_count() < 2, reason="--num-procs 2 is refused on one core")
+
+# What an algorithm file looks like to `mpi`; `--mode` says how it goes wrong.
+TOY = '''
+import dataclasses, os, signal, sys, time
+import numpy as np, torch
+from utils import mpi
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    num_procs: int = 1
+
+def train(cfg, mode):
+    mpi.say("device: cpu")
+    if mode == "refused":
+        mpi.share(3, "num_envs")
+    mpi.launch(cfg)
+    rank = mpi.rank()
+    print(f"rank {rank} of {mpi.size()}\\n", end="", flush=True)
+    flat = mpi.flatten(torch.nn.Linear(3, 2))
+    if mode == "damaged file" and rank == 1:
+        raise mpi.UsageError("rank1.pt is damaged")
+    got = []
+    if mode == "signal":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: got.append(number))
+        mpi.barrier()
+        mpi.say("learning")
+    while mode:
+        mpi.average(flat.grad)
+        if mode == "nan" and rank == 1:
+            raise FloatingPointError("pi_loss is nan")
+        if mode == "killed" and rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if mpi.sum_ranks(len(got)) > 0:
+            time.sleep(0.5)     # a checkpoint takes its time
+            open(f"saved{rank}", "w").close()
+            raise SystemExit(128 + max(map(max, filter(None, mpi.gather(got)))))
+        time.sleep(0.01)
+
+if __name__ == "__main__":
+    train(Config(int(sys.argv[1])), sys.argv[2])
+'''
+
+# Data differ from rank to rank, so do the seeds.
+COLLECTIVES = '''
+import json, sys
+import numpy as np, torch
+from utils import mpi
+
+rank = mpi.rank()
+rng = np.random.default_rng(rank)
+torch.manual_seed(rank)
+out = {}
+
+f64 = torch.from_numpy(rng.standard_normal((5, 4)))
+f32 = f64.float()
+strided = f64.clone().t()[::2]
+kl = torch.tensor(float(rank))
+big = torch.arange(200_000, dtype=torch.float32) + rank
+for name in ("f64", "f32", "strided", "kl", "big"):
+    mpi.average(globals()[name])
+out |= {"f64": f64.tolist(), "f32": f32.double().tolist(), "strided": strided.tolist(),
+        "kl": kl.item(), "big": (big - torch.arange(200_000)).unique().tolist()}
+array = rng.standard_normal(6)
+out["sum"] = mpi.sum_ranks(array).tolist()
+out["left alone"] = array.tolist()
+out["count"] = mpi.sum_ranks(np.array([2**24 + 1, 1])).tolist()     # float32 would lose the 1
+out["gather"] = mpi.gather({"rank": rank})
+out["bcast"] = mpi.bcast(f"from {rank}")
+out["share"] = mpi.share(12, "num_envs")
+
+net = torch.nn.Linear(3, 2)
+flat = mpi.flatten(net)
+out["weights"] = net(torch.ones(3)).tolist()
+loss = net(torch.full((3,), float(rank))).sum()
+loss.backward()
+mpi.average(flat.grad)
+out["grad"] = net.weight.grad.tolist()
+mpi.check_equal(flat)
+if rank == 2:
+    flat.data[-1] = torch.nextafter(flat.data[-1], torch.tensor(9.0))
+try:
+    mpi.check_equal(flat)
+except RuntimeError as error:
+    out["differ"] = str(error)
+mpi.say("said once")
+everything = mpi.gather(out)
+if rank == 0:
+    print(json.dumps(everything))
+'''
+
+
+def run(tmp_path, program, *args, launcher=(), **env):
+    """(status, stdout, stderr) of `python toy.py args`, within a minute."""
+    file = tmp_path / "toy.py"
+    file.write_text(program)
+    done = subprocess.run([*launcher, sys.executable, file, *map(str, args)], timeout=60,
+                          capture_output=True, text=True, env=os.environ | env)
+    return done.returncode, done.stdout, done.stderr
+
+
+def small_net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+# ---------------------------------------------------------------------------- the flat vector
+def test_module_follows_the_flat_vector_and_keeps_its_values():
+    net, x = small_net(), torch.ones(3)
+    before = net(x)
+    flat = mpi.flatten(net)
+    assert torch.equal(net(x), before) and flat.shape == (26,)
+    flat.data.zero_()
+    flat.data[-1] = 7.0
+    assert net(x).tolist() == [0.0, 7.0]
+
+
+def test_module_follows_the_flat_vector_after_a_load():
+    net, other, x = small_net(0), small_net(1), torch.ones(3)
+    flat = mpi.flatten(net)
+    net.load_state_dict(other.state_dict())
+    assert torch.equal(net(x), other(x))
+    assert torch.equal(flat, nn.utils.parameters_to_vector(other.parameters()))
+    flat.data.zero_()
+    assert net(x).tolist() == [0.0, 0.0]
+
+
+def test_gradients_land_in_the_flat_gradient_and_are_summed():
+    net, twin, x = small_net(), small_net(), torch.ones(3)
+    flat = mpi.flatten(net)
+    for _ in range(2):
+        net(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    expected = torch.cat([param.grad.flatten() for param in twin.parameters()])
+    assert torch.equal(flat.grad, expected) and expected.norm() > 0
+    flat.grad.zero_()
+    assert net[0].weight.grad.norm() == 0
+
+
+def test_one_fused_step_equals_the_step_of_every_parameter():
+    net, twin, x = small_net(), small_net(), torch.ones(3)
+    flat = mpi.flatten(net)
+    optimizers = torch.optim.Adam([flat], 0.1, fused=True), torch.optim.Adam(twin.parameters(), 0.1)
+    for _ in range(3):
+        flat.grad.zero_()
+        optimizers[1].zero_grad()
+        net(x).square().sum().backward()
+        twin(x).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    torch.testing.assert_close(net(x), twin(x))
+    assert not torch.allclose(net(x), small_net()(x))
+
+
+def test_a_parameter_used_twice_stands_in_the_vector_once():
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    assert mpi.flatten(net).shape == (15,)
+
+
+def test_a_copy_has_parameters_of_its_own_until_flattened():
+    net, x = small_net(), torch.ones(3)
+    flat = mpi.flatten(net)
+    target = copy.deepcopy(net)
+    before = target(x)
+    flat.data.zero_()
+    assert torch.equal(target(x), before)
+    mpi.flatten(target).data.fill_(1.0)
+    assert net(x).tolist() == [0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------- one process
+def test_one_process_needs_no_mpi(tmp_path):
+    program = '''
+import sys
+sys.modules["mpi4py"] = None    # an import of it raises
+import numpy as np, torch
+from utils import mpi
+class Config: num_procs = 1
+mpi.launch(Config)
+flat = mpi.flatten(torch.nn.Linear(3, 2))
+flat.grad.fill_(2.0)
+mpi.average(flat.grad)
+mpi.check_equal(flat)
+mpi.barrier()
+print(mpi.rank(), mpi.size(), flat.grad.mean().item(), mpi.sum_ranks(np.ones(2)), mpi.gather(5),
+      mpi.bcast(6), mpi.share(8, "num_envs"))
+raise mpi.UsageError("and its refusals")
+'''
+    assert run(tmp_path, program) == (2, "0 1 2.0 [1. 1.] [5] 6 8\n", "error: and its refusals\n")
+
+
+def test_average_of_one_process_is_nearly_free():
+    grad = torch.full((10_000,), 3.0)
+    seconds = min(timeit.repeat(lambda: mpi.average(grad), number=10_000, repeat=5)) / 10_000
+    assert seconds < 2e-6 and torch.equal(grad, torch.full((10_000,), 3.0))
+
+
+def test_sum_of_one_process_is_a_copy():
+    array = np.ones(3)
+    mpi.sum_ranks(array)[0] = 9.0
+    assert array.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_usage_error_is_a_system_exit_that_says_why(capsys):
+    with pytest.raises(SystemExit) as caught:
+        raise mpi.UsageError("--gamma is 7.0")
+    assert caught.value.code == 2 and str(caught.value) == "--gamma is 7.0"
+    assert capsys.readouterr().err == "error: --gamma is 7.0\n"
+
+
+def test_usage_error_is_printed_by_rank_0_alone(capsys, monkeypatch):
+    monkeypatch.setattr(mpi, "_rank", 1)
+    mpi.UsageError("--gamma is 7.0")
+    assert capsys.readouterr().err == ""
+
+
+# ------------------------------------------------------------------------------- the settings
+@pytest.mark.parametrize("size, procs, expected", [(1, 1, 12), (1, 4, 3), (4, 1, 3), (4, 4, 3)])
+def test_share_divides_by_the_ranks_there_are_or_will_be(monkeypatch, size, procs, expected):
+    monkeypatch.setattr(mpi, "_size", size)
+    assert mpi.share(12, "num_envs", procs) == expected
+
+
+@pytest.mark.parametrize("size, procs", [(1, 5), (5, 1)])
+def test_share_names_the_flag_that_does_not_divide(monkeypatch, size, procs):
+    monkeypatch.setattr(mpi, "_size", size)
+    monkeypatch.setattr(mpi.atexit, "register", lambda *args: None)
+    with pytest.raises(mpi.UsageError, match="--num-envs is 12.* 5 "):
+        mpi.share(12, "num_envs", procs)
+
+
+@pytest.mark.parametrize("name, images, gpus, rank, expected", [
+    ("auto", False, 2, 0, "cpu"), ("auto", True, 0, 0, "cpu"), ("auto", True, 2, 3, "cuda:1"),
+    ("cuda", False, 2, 2, "cuda:0"), ("cpu", True, 2, 0, "cpu"),
+])
+def test_choose_device(monkeypatch, capsys, name, images, gpus, rank, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(mpi, "_rank", rank)
+    assert mpi.choose_device(name, images) == torch.device(expected)
+    assert capsys.readouterr().out == (f"device: {expected}\n" if rank == 0 else "")
+
+
+def test_cuda_without_a_gpu_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(mpi.UsageError, match="--device is cuda"):
+        mpi.choose_device("cuda", images=True)
+
+
+def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
+    ranks = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "HYDI_CONTROL_FD",
+             "HYDRA_LAUNCHER", "PLAINRL_PROCS"]
+    for name in [*ranks, "MUJOCO_GL", "IMPI"]:
+        monkeypatch.setenv(name, "1")
+    env = mpi.clean_env()
+    assert not set(ranks) & set(env) and {"PATH", "MUJOCO_GL", "IMPI"} <= set(env)
+
+
+# ------------------------------------------------------------------------------- the launcher
+@pytest.fixture
+def typed(monkeypatch):
+    """A Config as the command line gives it, on two cores; what would start is returned."""
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        num_procs: int = 2
+
+    started = []
+    Config.__module__ = "__main__"
+    for name in mpi._SIZES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "ppo.py", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "execve", lambda *args: started.append(args))
+    monkeypatch.setattr(os, "dup2", lambda *args: None)
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "algos.ppo", "--num-procs", "2"])
+    return Config, started
+
+
+def test_launch_starts_the_same_command_under_mpiexec(typed, monkeypatch):
+    Config, started = typed
+    monkeypatch.setenv("PMIX_RANK", "3")
+    mpi.launch(Config(2))
+    (file, command, env), = started
+    assert file == MPIEXEC
+    assert command == [MPIEXEC, "-n", "2", sys.executable, "-m", "algos.ppo", "--num-procs", "2"]
+    assert env["PLAINRL_PROCS"] == "2" and "PMIX_RANK" not in env
+
+
+def test_launch_refuses_where_there_is_no_program_to_start(typed, monkeypatch):
+    Config, started = typed
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")     # a notebook
+    with pytest.raises(mpi.UsageError, match="num_procs is 2"):
+        mpi.launch(Config(2))
+    assert started == []
+
+
+@pytest.mark.parametrize("procs, module, path, message", [
+    (3, "__main__", None, "--num-procs is 3.* 1 to 2"),
+    (2, "algos.ppo", None, "num_procs is 2.* command line"),
+    (2, "__main__", "/nowhere", "--num-procs is 2.* mpiexec"),
+])
+def test_launch_refuses(typed, monkeypatch, procs, module, path, message):
+    Config, started = typed
+    Config.__module__ = module
+    if path:
+        monkeypatch.setattr(sys, "executable", f"{path}/python")
+        monkeypatch.setenv("PATH", path)
+    with pytest.raises(mpi.UsageError, match=message):
+        mpi.launch(Config(procs))
+    assert started == []
+
+
+def test_launch_refuses_another_number_than_the_launchers(typed, monkeypatch):
+    Config, started = typed
+    monkeypatch.setenv("PMI_SIZE", "1")
+    with pytest.raises(mpi.UsageError, match="--num-procs is 2.* started 1"):
+        mpi.launch(Config(2))
+    assert started == []
+
+
+# -------------------------------------------------------------------------------- real ranks
+def test_three_ranks_compute_what_numpy_does(tmp_path):
+    status, stdout, stderr = run(tmp_path, COLLECTIVES, launcher=[MPIEXEC, "-n", "3"])
+    assert status == 0, stderr
+    said, printed = stdout.splitlines()
+    assert said == "said once"
+    outs = json.loads(printed)
+    rngs = [np.random.default_rng(k) for k in range(3)]
+    data = np.stack([rng.standard_normal((5, 4)) for rng in rngs])
+    arrays = np.stack([rng.standard_normal(6) for rng in rngs])
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    for rank, out in enumerate(outs):
+        np.testing.assert_allclose(out["f64"], data.mean(0), rtol=1e-14)
+        np.testing.assert_allclose(out["f32"], data.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(out["strided"], data.mean(0).T[::2], rtol=1e-14)
+        assert out["kl"] == 1.0 and out["big"] == [1.0]
+        np.testing.assert_allclose(out["sum"], arrays.sum(0), rtol=1e-14)
+        np.testing.assert_array_equal(out["left alone"], arrays[rank])
+        assert out["count"] == [3 * (2**24 + 1), 3]
+        assert out["gather"] == [{"rank": k} for k in range(3)]
+        assert out["bcast"] == "from 0" and out["share"] == 4
+        assert out["weights"] == net(torch.ones(3)).tolist()    # rank 0's, whatever the seed
+        assert out["grad"] == [[1.0] * 3] * 2                   # the mean of 0, 1 and 2
+        assert out["differ"] == "the parameters of ranks [2] differ from those of rank 0"
+
+
+@TWO_CORES
+def test_num_procs_starts_two_ranks_and_speaks_once(tmp_path):
+    status, stdout, stderr = run(tmp_path, TOY, 2, "")
+    assert (status, stderr) == (0, "")
+    first, *ranks = stdout.splitlines()
+    assert first == "device: cpu" and sorted(ranks) == ["rank 0 of 2", "rank 1 of 2"]
+
+
+def test_a_refusal_by_all_ranks_is_one_line_and_status_2(tmp_path):
+    status, stdout, stderr = run(tmp_path, TOY, 1, "refused", launcher=[MPIEXEC, "-n", "2"])
+    assert status == 2 and stdout == "device: cpu\n"
+    assert stderr == "error: --num-envs is 3; it takes a multiple of the 2 processes\n"
+
+
+@pytest.mark.parametrize("mode, expected, last_words", [
+    ("nan", 1, ["rank 1 of 2: Traceback", "FloatingPointError: pi_loss is nan"]),
+    ("damaged file", 2, ["rank 1 of 2: error: rank1.pt is damaged"]),
+    ("killed", 9, []),
+])
+def test_one_rank_dies_and_takes_the_other_with_it(tmp_path, mode, expected, last_words):
+    status, _, stderr = run(tmp_path, TOY, 2, mode, launcher=[MPIEXEC, "-n", "2"])
+    assert status == expected
+    for words in last_words:
+        assert stderr.count(words) == 1
+
+
+@TWO_CORES
+@pytest.mark.parametrize("send, number, expected", [
+    (os.killpg, signal.SIGINT, 130),    # Ctrl-C goes to everybody in the terminal
+    (os.kill, signal.SIGTERM, 143),     # `kill PID` to the one process that the user started
+])
+def test_a_signal_leaves_every_rank_the_time_to_save(tmp_path, send, number, expected):
+    (tmp_path / "toy.py").write_text(TOY)
+    with subprocess.Popen([sys.executable, "toy.py", "2", "signal"], stdout=subprocess.PIPE,
+                          start_new_session=True, text=True) as process:
+        assert any("learning" in line for line in process.stdout)
+        send(process.pid, number)
+        process.communicate(timeout=60)
+    assert process.returncode == expected
+    assert sorted(tmp_path.glob("saved*")) == [tmp_path / "saved0", tmp_path / "saved1"]
+
+
+def test_a_world_of_another_size_is_refused(tmp_path):
+    """As where mpiexec belongs to another MPI: three processes, each of them alone."""
+    status, stdout, stderr = run(tmp_path, TOY, 1, "", PLAINRL_PROCS="3", PMI_SIZE="1")
+    assert status == 2 and "rank" not in stdout
+    assert stderr.startswith("error: 3 processes were started, but MPI connects 1")

@@ -1,0 +1,250 @@
+"""`utils.play`: what it loads is the agent that was trained, and what it refuses."""
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from algos import ppo
+from utils import checkpoint, play
+from utils.logger import UsageError
+
+moviepy = pytest.importorskip("moviepy")
+SMALL = {"total_steps": 512, "batch": 256, "minibatch": 64, "epochs": 2, "num_envs": 2}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """(run directory, agent as training left it, Config) of two short runs, by environment."""
+    runs = {}
+    for env, kwargs in (("Pendulum-v1", "{}"), ("CartPole-v1", '{"max_episode_steps": 40}')):
+        run = tmp_path_factory.mktemp("runs") / env
+        cfg = ppo.Config(env, kwargs, run_dir=str(run), eval_every=256, hidden=(16,), **SMALL)
+        runs[env] = run, ppo.train(cfg), cfg
+    return runs
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    """A copy of the Pendulum run, to be damaged."""
+    return Path(shutil.copytree(trained["Pendulum-v1"][0], tmp_path / "run"))
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_loaded_agent_acts_as_the_trained_one(trained, env):
+    run, agent, _ = trained[env]
+    loaded, plain = play.load(run), gym.make(env)
+    rng = np.random.default_rng(0)
+    raw = rng.normal(1, 3, (64, *plain.observation_space.shape)).astype(np.float32)
+    assert torch.equal(loaded.act(raw, deterministic=True), agent.act(raw, deterministic=True))
+    state = agent.state_dict()
+    assert state.keys() == loaded.state_dict().keys()
+    for name, value in loaded.state_dict().items():
+        assert value.dtype == state[name].dtype and torch.equal(value, state[name]), name
+    obs, _ = plain.reset(seed=0)
+    act = loaded.predict(obs)
+    assert plain.action_space.contains(act)
+    assert np.array_equal(act, agent.predict(obs))
+
+
+def test_statistics_are_part_of_what_is_loaded(trained):
+    """Weights alone would act otherwise: the run must have statistics for the test above to see."""
+    run, agent, cfg = trained["Pendulum-v1"]
+    plain = gym.make("Pendulum-v1")
+    bare = ppo.Agent(plain.observation_space, plain.action_space, cfg)
+    torch.nn.utils.vector_to_parameters(
+        torch.nn.utils.parameters_to_vector(agent.parameters()), bare.parameters())
+    raw = np.ones((1, 3), np.float32)
+    assert not torch.equal(bare.act(raw, True), play.load(run).act(raw, True))
+
+
+def test_loaded_agent_samples_as_the_trained_one(trained):
+    """A deviation that is lost would be seen here."""
+    run, agent, _ = trained["Pendulum-v1"]
+    raw = np.ones((8, 3), np.float32)
+    samples = []
+    for one in (agent, play.load(run)):
+        torch.manual_seed(3)
+        samples.append(one.act(raw))
+    assert torch.equal(*samples)
+    assert len(samples[0].unique()) == 8
+
+
+def test_a_run_in_progress_is_loaded(trained, run):
+    """Whatever is half written beside the policy: it is replaced whole."""
+    shutil.rmtree(next(run.glob("resume-*")))
+    (run / "policy.pt.tmp").write_bytes(b"half")
+    (run / "progress.csv").write_text("step,time\n25")
+    assert torch.equal(play.load(run).log_std, trained["Pendulum-v1"][1].log_std)
+
+
+def test_best_is_the_best_evaluation(trained, run):
+    best = checkpoint.load_file(run / "best.pt")
+    best["agent"]["log_std"] = torch.full_like(best["agent"]["log_std"], -7.0)
+    checkpoint.save_file(run / "best.pt", best)
+    assert play.load(run, best=True).log_std == -7
+    assert play.load(run).log_std != -7
+
+
+def test_figures_are_those_of_evaluate(trained, capsys):
+    run, agent, cfg = trained["Pendulum-v1"]
+    returns = play.main(play.Play(str(run), episodes=3))
+    expected = ppo.evaluate(agent, cfg, 3, cfg.seed)
+    assert np.allclose(returns, expected, rtol=1e-5)    # parameters lie elsewhere in memory
+    shown = capsys.readouterr().out
+    for value in (returns.mean(), returns.std(), returns.min(), returns.max()):
+        assert f" {value:.2f}" in shown
+    assert not np.allclose(play.main(play.Play(str(run), episodes=3, seed=5)), expected)
+
+
+def test_stochastic_samples_and_repeats(trained):
+    run = str(trained["Pendulum-v1"][0])
+    first, again = (play.main(play.Play(run, 2, stochastic=True)) for _ in range(2))
+    assert np.array_equal(first, again)
+    assert not np.allclose(first, play.main(play.Play(run, 2)))
+
+
+# ---- What is refused
+
+def rewrite(run, **settings):
+    config = json.loads((run / "config.json").read_text())
+    config["settings"] |= settings
+    (run / "config.json").write_text(json.dumps(config))
+
+
+def name_module(run, name):
+    config = json.loads((run / "config.json").read_text()) | {"module": name}
+    (run / "config.json").write_text(json.dumps(config))
+    Path("evil.py").write_text("open('executed', 'w')")
+
+
+def flip_bit(run):
+    data = bytearray((run / "policy.pt").read_bytes())
+    data[len(data) // 2] ^= 1
+    (run / "policy.pt").write_bytes(data)
+
+
+REFUSED = {
+    "missing": (shutil.rmtree, "holds no run"),
+    "empty": (lambda run: [shutil.rmtree(run), run.mkdir()], "holds no run"),
+    "config cut off": (lambda run: os.truncate(run / "config.json", 40), "config.json is damaged"),
+    "no policy": (lambda run: (run / "policy.pt").unlink(), "there is no"),
+    "policy cut off": (lambda run: os.truncate(run / "policy.pt", 3000), "policy.pt is damaged"),
+    "bit flipped": (flip_bit, "policy.pt is damaged"),
+    "no such setting": (lambda run: rewrite(run, gama=1), "'gama'"),
+    "setting out of range": (lambda run: rewrite(run, gamma=2.0), "--gamma is 2.0"),
+    "other sizes": (lambda run: rewrite(run, hidden=[17]), r"actor\.0\.weight is \[16, 3\]"),
+    "other algorithm": (lambda run: name_module(run, "algos.nothing"), "no algos/nothing.py"),
+    "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files of algos/"),
+    "hidden code of theirs": (lambda run: name_module(run, "algos.evil"), "no algos/evil.py"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused(run, case, monkeypatch):
+    damage, message = REFUSED[case]
+    monkeypatch.syspath_prepend(os.getcwd())
+    damage(run)
+    with pytest.raises(UsageError, match=message) as caught:
+        play.load(run)
+    assert caught.value.code == 2
+    assert not Path("executed").exists()
+
+
+def test_best_is_refused_where_nothing_was_evaluated(run):
+    (run / "best.pt").unlink()
+    with pytest.raises(UsageError, match="--eval-every writes one"):
+        play.load(run, best=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_is_refused_where_there_is_none(trained):
+    with pytest.raises(UsageError, match="no GPU here"):
+        play.load(trained["CartPole-v1"][0], device="cuda")
+    assert not next(play.load(trained["CartPole-v1"][0], device="auto").parameters()).is_cuda
+
+
+@pytest.mark.parametrize("name, message", [
+    ("run.gif", r"must end in \.mp4"), ("nowhere/run.mp4", "no directory that one can write in"),
+])
+def test_refused_video(trained, name, message):
+    with pytest.raises(UsageError, match=message):
+        play.main(play.Play(str(trained["CartPole-v1"][0]), video=name))
+
+
+def test_video_without_moviepy(trained, monkeypatch):
+    monkeypatch.setattr(play, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[video\]'"):
+        play.main(play.Play(str(trained["CartPole-v1"][0]), video="run.mp4"))
+
+
+def command_line(*args, **env):
+    """`python -m utils.play` on a machine without a display."""
+    shown = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MUJOCO_GL")}
+    return subprocess.run([sys.executable, "-m", "utils.play", *map(str, args)], text=True,
+                          capture_output=True, env=shown | env)
+
+
+# ---- Videos
+
+def frames(file):
+    with moviepy.VideoFileClip(str(file)) as clip:
+        return list(clip.iter_frames())
+
+
+def test_video_is_one_whole_episode(trained, capsys):
+    Path("folder").mkdir()
+    Path("folder/mine.mp4").write_text("an older one")
+    run, _, _ = trained["CartPole-v1"]
+    play.main(play.Play(str(run), episodes=1, video="folder/mine.mp4", seed=4))
+    assert os.listdir("folder") == ["mine.mp4"]     # this name, and nothing left beside it
+    obs, _ = (env := gym.make("CartPole-v1", max_episode_steps=40)).reset(seed=4)
+    agent, length, done = play.load(run), 0, False
+    while not done:
+        obs, _, terminated, truncated, _ = env.step(agent.predict(obs))
+        length, done = length + 1, terminated or truncated
+    assert f"return {length:.2f}, {length} steps" in capsys.readouterr().out
+    shown = frames("folder/mine.mp4")
+    assert shown[0].shape == (400, 600, 3)
+    assert abs(len(shown) - (length + 1)) <= 1      # the first frame is of the reset
+
+
+def test_mujoco_is_drawn_without_a_display(tmp_path):
+    """In a process of its own: MuJoCo chooses how to draw when it is imported."""
+    kwargs = '{"max_episode_steps": 4}'
+    ppo.train(ppo.Config("Hopper-v5", kwargs, run_dir="run", hidden=(16,), **SMALL))
+    done = command_line("run", "--episodes", 1, "--video", "run.mp4")
+    if done.returncode:             # here nothing can draw: the message must say what is missing
+        assert done.returncode == 2 and "apt-get install libegl1" in done.stderr
+        assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.mp4"))
+        pytest.skip("no EGL here")
+    assert frames("run.mp4")[0].std() > 10
+    failed = command_line("run", "--video", "other.mp4", MUJOCO_GL="nonsense")
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert "MUJOCO_GL=nonsense" in failed.stderr and "libegl1" in failed.stderr
+    assert sorted(os.listdir()) == ["run", "run.mp4"]
+
+
+def test_atari_video_shows_what_the_agent_sees():
+    pytest.importorskip("ale_py")
+    kwargs = '{"max_num_frames_per_episode": 120}'
+    cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, batch=16, minibatch=8,
+                     epochs=1, run_dir="run")
+    ppo.train(cfg)
+    module, cfg, _ = play.read_run("run")
+    agent, seen = play.load("run"), []
+    predict = agent.predict
+    agent.predict = lambda obs: seen.append(obs) or predict(obs)
+    ret, length = play.record(module, cfg, agent, "pong.mp4", seed=1)
+    assert length == len(seen) == 30 and ret == int(ret)
+    shown = frames("pong.mp4")
+    assert abs(len(shown) - 31) <= 1 and shown[0].shape == (84, 84, 3)
+    for picture, obs in zip(shown, seen):       # an mp4 is lossy
+        assert obs.shape == (4, 84, 84)
+        assert np.abs(picture.mean(-1) - obs[-1]).mean() < 6

@@ -1,0 +1,290 @@
+"""`utils.sweep`: which runs there are, that each ends in its result, whatever happens to them."""
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from algos import ppo
+from utils import play, sweep
+from utils.logger import UsageError
+
+FLAKY = '''
+import os, signal
+import gymnasium as gym
+import numpy as np
+
+class Flaky(gym.Env):
+    """Ten steps an episode; the process dies once, where a file asks for it."""
+    observation_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    steps = 0                       # of all environments of the process
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.time += 1
+        Flaky.steps += 1
+        if Flaky.steps > 400 and os.path.exists("kill"):
+            os.remove("kill")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.zeros(2, np.float32), float(action), False, self.time == 10, {}
+
+gym.register("Flaky-v0", Flaky)
+'''
+SMALL = ("batch=128", "minibatch=64", "epochs=1", "num_envs=2", "hidden=8")
+
+
+@pytest.fixture
+def flaky(tmp_path, monkeypatch):
+    Path("flaky.py").write_text(FLAKY)
+    monkeypatch.syspath_prepend(tmp_path)
+    return {"algos": ("ppo",), "envs": ("flaky:Flaky-v0",)}
+
+
+def rows(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- What is to be run
+
+def test_dry_run_lists_the_exact_commands(capsys):
+    asked = sweep.Sweep(algos=("ppo",), envs=("CartPole-v1", "Acrobot-v1"), seeds=2, out="out",
+                        set=("lr=1e-4,3e-4", "total_steps=1e5"), dry_run=True)
+    assert sweep.main(asked) == 0
+    listed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    expected = [
+        [sys.executable, "-m", "algos.ppo", "--env", env, "--lr", lr, "--total-steps", "1e5",
+         "--seed", seed, "--run-dir", f"out/{env}/ppo/lr={value},total_steps=100000/seed{seed}"]
+        for seed in "12" for env in ("CartPole-v1", "Acrobot-v1")
+        for lr, value in (("1e-4", "0.0001"), ("3e-4", "0.0003"))]
+    assert listed == expected
+    assert os.listdir() == []
+
+
+def folders(*settings, **more):
+    asked = sweep.Sweep(algos=("ppo",), envs=("CartPole-v1",), set=settings, out="out", **more)
+    return [str(job.run_dir.relative_to("out/CartPole-v1/ppo")) for job in sweep.plan(asked)]
+
+
+def test_seeds():
+    assert folders(seeds=3) == ["default/seed1", "default/seed2", "default/seed3"]
+    assert folders(seeds=2, first_seed=100) == ["default/seed100", "default/seed101"]
+
+
+def test_a_run_keeps_its_directory_however_it_is_typed():
+    """Else the same command, typed a little differently, trains everything again."""
+    assert folders("lr=1e-3", "gamma=0.9") == folders("gamma=.90", "lr=0.001")
+    assert folders("lr=1e-3", "gamma=0.9") == ["gamma=0.9,lr=0.001/seed1"]
+    assert folders("hidden=64 64,32") == ["hidden=64-64/seed1", "hidden=32/seed1"]
+    assert folders("anneal-lr=true,False") == ["anneal_lr=True/seed1", "anneal_lr=False/seed1"]
+    (name,) = folders('env_kwargs={"sutton_barto_reward": true, "max_episode_steps": 9}')
+    assert name.startswith("env_kwargs=") and name.count("/") == 1
+
+
+@pytest.mark.parametrize("changed, message", [
+    ({"algos": ("pp",)}, "--algos pp: there is no algos/pp.py, there are .*ppo"),
+    ({"envs": ("CartPol-v1",)}, "CartPole"),
+    ({"envs": ()}, "--envs are needed"),
+    ({"set": ("gama=0.9",)}, "ppo has no such setting; nearest: gamma"),
+    ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),
+    ({"set": ("batch=1000",)}, "--batch is 1000"),
+    ({"set": ("lr",)}, "takes name=value"),
+    ({"set": ("anneal_lr=yes",)}, "takes True or False"),
+    ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
+    ({"set": ("lr=1e-4,0.0001",)}, "two runs would share"),
+    ({"set": ("lr=1e-4", "lr=1e-3")}, "lr is given twice"),
+])
+def test_refused_before_anything_starts(changed, message):
+    asked = {"algos": ("ppo",), "envs": ("CartPole-v1",), "out": "out"} | changed
+    with pytest.raises(UsageError, match=message):
+        sweep.main(sweep.Sweep(**asked))
+    assert os.listdir() == []
+
+
+def test_value_of_the_wrong_type_is_refused(capsys):
+    with pytest.raises(SystemExit) as caught:
+        sweep.main(sweep.Sweep(("ppo",), ("CartPole-v1",), set=("lr=fast",), out="out"))
+    assert caught.value.code == 2
+    assert "--lr" in capsys.readouterr().err and os.listdir() == []
+
+
+# ---- Running
+
+def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(flaky, capsys):
+    asked = sweep.Sweep(**flaky, seeds=2, set=("total_steps=640", *SMALL), out="out")
+    Path("kill").touch()
+    assert sweep.main(asked) == 1
+    first, second = (job.run_dir for job in sweep.plan(asked))
+    out = capsys.readouterr().out
+    assert f"{first}: exit status -9; the end of {first}.log" in out
+    assert Path(f"{first}.log").read_text().splitlines()[-1] in out
+    assert not (first / "result.json").exists()
+    result = (second / "result.json").read_text()
+
+    sweep.main(sweep.Sweep(**vars(asked) | {"dry_run": True}))
+    commands = capsys.readouterr().out.splitlines()
+    assert commands[0].endswith("seed1 --resume") and commands[1].startswith("# finished: ")
+
+    assert sweep.main(asked) == 0
+    out = capsys.readouterr().out
+    assert "2 runs, 1 of them finished before" in out and f"resume {first}" in out
+    assert str(second) not in out and (second / "result.json").read_text() == result
+    for run in (first, second):
+        assert [int(row["step"]) for row in rows(run / "progress.csv")] == [128, 256, 384, 512, 640]
+        steps = [int(row["step"]) for row in rows(run / "episodes.csv")]
+        assert steps == sorted(steps) and len(steps) in (62, 64)    # each process starts afresh
+    # What ran is known, also of a run in two parts.
+    results = [json.loads((run / "result.json").read_text()) for run in (first, second)]
+    assert results[0]["sources"] == results[1]["sources"] == sweep.sources("ppo")
+    assert results[0]["steps"] == 640 and len(results[0]["eval"]) == 10
+
+
+def test_signal_stops_the_runs_and_they_save(flaky):
+    command = [sys.executable, "-m", "utils.sweep", "--algos", "ppo", "--envs", "flaky:Flaky-v0",
+               "--seeds", "2", "--set", "total_steps=1e8", *SMALL, "--out", "out"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
+                          start_new_session=True) as process:   # the signal goes to it alone
+        deadline = time.time() + 120
+        while not (found := list(Path("out").rglob("resume-128"))) and time.time() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; the same command goes on" in out and "the end of" not in out
+    run = found[0].parent
+    (saved,) = run.glob("resume-*")
+    assert saved.name == f"resume-{rows(run / 'progress.csv')[-1]['step']}"
+    assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["seed1"]
+
+
+class FakeCrew(sweep.Crew):
+    """Runs nothing: seed 2 fails, the others leave a result."""
+
+    def __init__(self):
+        super().__init__()
+        self.commands = []
+
+    def call(self, command, log):
+        self.commands.append(command)
+        run = Path(command[-1])
+        if run.name == "seed2":
+            print("first line\n" * 20 + "Traceback ...\nValueError: the last line", file=log)
+            return 3
+        run.mkdir(exist_ok=True)
+        if "--collect" in command:
+            sweep.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
+        return 0
+
+
+def test_a_crash_does_not_stop_the_rest(capsys):
+    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=4, set=("total_steps=1e3",), out="out")
+    jobs, crew = sweep.plan(asked), FakeCrew()
+    assert sweep.run_all(jobs, 2, crew) == 1
+    out = capsys.readouterr().out
+    assert out.count("done ") == 3 and "train100 12.5, eval 1.5" in out
+    assert out.count("ValueError: the last line") == 1 and out.count("first line") < 10
+    assert len(crew.commands) == 7                  # nothing to collect of the one that failed
+    capsys.readouterr()
+    assert sweep.run_all(jobs, 2, again := FakeCrew()) == 1
+    assert len(again.commands) == 1
+    # A larger budget in the same directory is not finished.
+    assert sweep.run_all([job._replace(total_steps=2000) for job in jobs], 1, more := FakeCrew())
+    assert len(more.commands) == 7
+
+
+def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "4")
+    monkeypatch.setenv("PLAINRL_PROCS", "4")
+    with open("log", "w") as log:
+        sweep.Crew().call([sys.executable, "-c", "import os; print(*os.environ)"], log)
+    seen = Path("log").read_text().split()
+    assert "PATH" in seen and not {"PMI_SIZE", "PLAINRL_PROCS"} & set(seen)
+
+
+# ---- Results
+
+@pytest.fixture
+def run():
+    ppo.train(ppo.Config("CartPole-v1", '{"max_episode_steps": 30}', seed=3, total_steps=512,
+                         batch=256, minibatch=64, epochs=1, num_envs=2, hidden=(8,),
+                         run_dir="runs/mine"))
+    return Path("runs/mine")
+
+
+def test_result(run, capsys):
+    # 150 episodes, one each 3 steps; returns 0, 1, ..., 149.
+    lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
+    (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
+    Path(f"{run}.log").write_text(f'{sweep.HASHES}{{"algos/ppo.py": "abc"}}\nstep 1\n')
+    assert sweep.main(sweep.Sweep(collect="runs")) == 0
+    text = (run / "result.json").read_text()
+    result = json.loads(text)
+    assert len(text) < 5000 and str(Path.cwd()) not in text
+    assert (result["algo"], result["env"], result["seed"]) == ("ppo", "CartPole-v1", 3)
+    assert result["settings"] == {
+        "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "batch": 256,
+        "epochs": 1, "num_envs": 2, "hidden": [8]}
+    assert (result["steps"], result["total_steps"], result["episodes"]) == (512, 512, 150)
+    assert result["train100"] == np.mean(np.arange(50, 150))
+    assert result["seconds"] == float(rows(run / "progress.csv")[-1]["time"])
+    # 5.12 steps a bin: (0, 5.12] holds the episode that ended at 3, (5.12, 10.24] those at 6, 9.
+    assert result["curve"][:2] == [[5, 0.0], [10, 1.5]] and len(result["curve"]) == 88
+    assert result["curve"][-1] == [451, 148.5]      # those that ended at 447 and 450
+    assert result["sources"] == {"algos/ppo.py": "abc"}
+    assert result["versions"]["gymnasium"] and "git_commit" in result
+    # Anybody can make the same figures of the run: same episodes, final weights.
+    assert len(result["eval"]) == 100
+    again = play.main(play.Play(str(run), episodes=100))
+    assert result["eval"] == again.round(3).tolist()
+    # A second call leaves it alone.
+    (run / "result.json").write_text(text.replace('"episodes": 150', '"episodes": 151'))
+    assert sweep.main(sweep.Sweep(collect="runs")) == 0
+    assert '"episodes": 151' in (run / "result.json").read_text()
+
+
+def test_code_that_changed_before_a_resume_is_not_named(run):
+    """No hash is better than one of two: the figures are of neither."""
+    assert sweep.sources_of(run) == {}              # started by hand
+    log = Path(f"{run}.log")
+    log.write_text(f'{sweep.HASHES}{{"a": "1"}}\ntext\n{sweep.HASHES}{{"a": "1"}}\n')
+    assert sweep.sources_of(run) == {"a": "1"}
+    log.write_text(log.read_text() + f'{sweep.HASHES}{{"a": "2"}}\n')
+    assert sweep.sources_of(run) == {}
+
+
+def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):
+    for name in ("short", "broken", "torn"):
+        subprocess.run(["cp", "-r", run, run.parent / name], check=True)
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["total_steps"] = 1024
+    (run.parent / "short/config.json").write_text(json.dumps(config))
+    (run.parent / "broken/policy.pt").write_bytes(b"PK")
+    (run.parent / "torn/episodes.csv").write_text("step,ep_ret\n12,\n")
+    assert sweep.main(sweep.Sweep(collect="runs")) == 1
+    out, err = capsys.readouterr()
+    assert "512 of 1,024 steps, not finished" in out
+    assert "broken" in err and "torn is damaged" in err
+    assert [path.parent.name for path in Path("runs").rglob("result.json")] == ["mine"]
+    with pytest.raises(UsageError, match="there is no run in it"):
+        sweep.main(sweep.Sweep(collect="elsewhere"))
+
+
+def test_hash_is_of_the_code_alone():
+    code = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
+    same = '"""Module."""\ndef f(x):\n\n    """Other."""\n    return (x +\n            1)\n'
+    assert sweep.code_hash(code) == sweep.code_hash(same)
+    for old, new in (("+", "-"), ("1", "2"), ("x + 1", "x + 1.0"), ("return", "yield")):
+        assert sweep.code_hash(code) != sweep.code_hash(code.replace(old, new))
+    assert sweep.code_hash("x = 'a'\n") != sweep.code_hash("x = 'b'\n")
