@@ -1,5 +1,6 @@
 """A run's numbers, its refusals, and that nothing is lost when it is interrupted."""
 import csv
+import io
 import json
 import os
 import signal
@@ -10,7 +11,6 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass, replace
-from io import StringIO
 from pathlib import Path
 
 import gymnasium as gym
@@ -192,7 +192,7 @@ def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch
     ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*HalfCheetah-v4"),
     ("HalfCheetah-v9", "{}", "--env is HalfCheetah-v9"),
     ("no_such_package:Env-v0", "{}", "not installed: .*no_such_package"),
-    ("nowhere/Env-v0", "{}", "not installed"),
+    ("nowhere/Env-v0", "{}", "Namespace nowhere not found"),
     ("a b", "{}", "--env is a b"),
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
     ("CartPole-v1", "[1]", "--env-kwargs is"),
@@ -206,7 +206,7 @@ def test_unusable_environments(env, kwargs, message):
 
 def test_a_missing_extra_names_the_command():
     no_box2d = gym.error.DependencyNotInstalled("Box2D is not installed")
-    for env, error, extra in [("ALE/Pong-v5", gym.error.NamespaceNotFound("ALE"), "atari"),
+    for env, error, extra in [("ALE/Pong-v5", ModuleNotFoundError("No ale_py"), "atari"),
                               ("LunarLander-v3", no_box2d, "box2d")]:
         with pytest.raises(UsageError, match=rf"pip install -e '\.\[{extra}\]'"):
             with env_errors(Config(env=env)):
@@ -376,6 +376,12 @@ def test_statistics_of_ranks_are_those_of_all():
                                     "a_min": flat.min(), "a_max": flat.max()}, rel=1e-9)
 
 
+def test_statistics_too_large_for_a_float_are_not_finite():
+    parts = [logger.summary([torch.full((2,), value, dtype=torch.float64)])
+             for value in (1e200, -1e200)]
+    assert logger.merge("a", parts)["a_std"] == np.inf
+
+
 def test_stored_buffers_may_be_used_again(log):
     for value in (torch.ones(3), np.ones(3), torch.ones(())):
         log.store(a=value)
@@ -441,7 +447,8 @@ def test_what_is_not_finite_stops_the_run(value):
         with Logger(cfg, *make(cfg)[:1]) as log:
             log.report(100, q_loss=1.0)
             log.report(100, v_loss=1.0, q_loss=value)
-    assert "CartPole-v1" in caught.value.__notes__[0] and "step 200" in caught.value.__notes__[0]
+    assert caught.value.__notes__ == [
+        "In CartPole-v1, after step 200; the checkpoint of step 100 in run stays"]
     assert len(rows()) == 1
     assert checkpoint.load_resume("run")[0] == checkpoint.load_file("run/policy.pt")["step"] == 100
 
@@ -493,7 +500,7 @@ def test_table_on_standard_output(capsys):
 
 
 def test_bar_on_a_terminal(monkeypatch, capsys):
-    terminal = StringIO()
+    terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
     train(Config())
@@ -585,8 +592,16 @@ def test_damaged_checkpoints_are_refused():
     path.write_bytes(whole[:len(whole) // 2])
     assert "rank0.pt is damaged" in refused(train, Config(resume=True))
     path.write_bytes(whole)
-    torch.save({"state": {}}, path)
-    assert "not of this program" in refused(train, Config(resume=True))
+    torch.save({"step": 100}, path)
+    assert "rank0.pt is damaged or no checkpoint: it lacks state" in refused(
+        train, Config(resume=True))
+    torch.save(torch.load(io.BytesIO(whole)) | {"state": {"agent": {}}}, path)
+    assert "its weight is absent" in refused(train, Config(resume=True))
+    saved = torch.load(io.BytesIO(whole))
+    del saved["state"]["optimizer"]
+    torch.save(saved, path)
+    assert "no checkpoint of this program: KeyError 'optimizer'" in refused(
+        train, Config(resume=True))
     path.write_bytes(whole)
     config = Path("run/config.json").read_text()
     Path("run/config.json").write_text(config.replace('"width": 2', '"width": 5'))
@@ -665,15 +680,19 @@ def test_a_full_disk(monkeypatch):
     assert not list(Path("run").rglob("*.tmp"))
 
 
-def test_a_disk_that_takes_half_a_row(log, monkeypatch):
+@pytest.mark.parametrize("half", [True, False])
+def test_a_disk_too_full_for_a_row(log, monkeypatch, half):
     class Full:
         def write(self, data):
-            return len(data) - 1
+            if half:
+                return len(data) - 1
+            raise OSError(28, os.strerror(28))
 
         def close(self):
             pass
+
     monkeypatch.setattr(log.progress, "file", Full())
-    with pytest.raises(OSError, match="cannot write .*progress.csv: no space left"):
+    with pytest.raises(OSError, match="cannot write .*progress.csv: No space left on device"):
         log.report(100)
 
 

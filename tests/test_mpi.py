@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import timeit
+import types
 
 import numpy as np
 import pytest
@@ -84,6 +85,9 @@ array = rng.standard_normal(6)
 out["sum"] = mpi.sum_ranks(array).tolist()
 out["left alone"] = array.tolist()
 out["count"] = mpi.sum_ranks(np.array([2**24 + 1, 1])).tolist()     # float32 would lose the 1
+rows = torch.from_numpy(1e6 + rng.standard_normal((rank + 2, 4)))
+count, mean, var = mpi.moments(rows)
+out["moments"] = [count, mean.tolist(), var.tolist()]
 out["gather"] = mpi.gather({"rank": rank})
 out["bcast"] = mpi.bcast(f"from {rank}")
 out["share"] = mpi.share(12, "num_envs")
@@ -234,6 +238,15 @@ def test_usage_error_is_printed_by_rank_0_alone(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
+def test_moments_of_one_process_are_the_rows_own():
+    rows = torch.randn(7, 3)
+    count, mean, var = mpi.moments(rows)
+    assert count == 7 and mean.dtype == var.dtype == torch.float64
+    np.testing.assert_allclose(mean, rows.numpy().mean(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(var, rows.double().numpy().var(0), rtol=1e-12)
+    assert mpi.moments(torch.full((1, 2), 3.0))[2].tolist() == [0.0, 0.0]   # of one row, not NaN
+
+
 # ------------------------------------------------------------------------------- the settings
 @pytest.mark.parametrize("size, procs, expected", [(1, 1, 12), (1, 4, 3), (4, 1, 3), (4, 4, 3)])
 def test_share_divides_by_the_ranks_there_are_or_will_be(monkeypatch, size, procs, expected):
@@ -249,6 +262,10 @@ def test_share_names_the_flag_that_does_not_divide(monkeypatch, size, procs):
         mpi.share(12, "num_envs", procs)
 
 
+def settings(device, torch_threads=1):
+    return types.SimpleNamespace(device=device, torch_threads=torch_threads)
+
+
 @pytest.mark.parametrize("name, images, gpus, rank, expected", [
     ("auto", False, 2, 0, "cpu"), ("auto", True, 0, 0, "cpu"), ("auto", True, 2, 3, "cuda:1"),
     ("cuda", False, 2, 2, "cuda:0"), ("cpu", True, 2, 0, "cpu"),
@@ -257,14 +274,46 @@ def test_choose_device(monkeypatch, capsys, name, images, gpus, rank, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(mpi, "_rank", rank)
-    assert mpi.choose_device(name, images) == torch.device(expected)
-    assert capsys.readouterr().out == (f"device: {expected}\n" if rank == 0 else "")
+    assert mpi.choose_device(settings(name), images) == torch.device(expected)
+    said = f"device: {expected.split(':')[0]} (--device {name})\n"
+    assert capsys.readouterr().out == (said if rank == 0 else "")
 
 
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(mpi.UsageError, match="--device is cuda"):
-        mpi.choose_device("cuda", images=True)
+    with pytest.raises(mpi.UsageError, match="--device.* cuda"):
+        mpi.choose_device(settings("cuda"), images=True)
+
+
+def test_choose_device_sets_the_threads():
+    before = torch.get_num_threads()
+    try:
+        mpi.choose_device(settings("cpu", torch_threads=before + 1), images=False)
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkeypatch):
+    seeds = []
+    for number in (0, 1):
+        monkeypatch.setattr(mpi, "_rank", number)
+        seeds += [mpi.seed(run, stream, step) for run in (1, 2) for stream in (0, 1, 2)
+                  for step in (0, 2048)]
+    # Two environments of one vector are one apart: so near must no other seed be.
+    assert len(seeds) == 24 and min(np.diff(sorted(seeds))) > 1000
+    assert mpi.seed(2, 1, 2048) == seeds[21] and max(seeds) + 1000 < 2**32
+
+
+def test_compiled_falls_back_with_one_line(monkeypatch, capsys):
+    def broken(function):
+        raise RuntimeError("no C++ compiler\nwith a long story")
+
+    assert mpi.compiled(torch.neg, False) is torch.neg
+    monkeypatch.setattr(torch, "compile", broken)
+    assert mpi.compiled(torch.neg, True) is torch.neg
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "--compile" in line and "no C++ compiler" in line
 
 
 def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
@@ -348,6 +397,7 @@ def test_three_ranks_compute_what_numpy_does(tmp_path):
     rngs = [np.random.default_rng(k) for k in range(3)]
     data = np.stack([rng.standard_normal((5, 4)) for rng in rngs])
     arrays = np.stack([rng.standard_normal(6) for rng in rngs])
+    rows = np.concatenate([1e6 + rng.standard_normal((k + 2, 4)) for k, rng in enumerate(rngs)])
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
     for rank, out in enumerate(outs):
@@ -358,6 +408,10 @@ def test_three_ranks_compute_what_numpy_does(tmp_path):
         np.testing.assert_allclose(out["sum"], arrays.sum(0), rtol=1e-14)
         np.testing.assert_array_equal(out["left alone"], arrays[rank])
         assert out["count"] == [3 * (2**24 + 1), 3]
+        count, mean, var = out["moments"]
+        assert count == 9
+        np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-14)
+        np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)     # of an average of 1e6
         assert out["gather"] == [{"rank": k} for k in range(3)]
         assert out["bcast"] == "from 0" and out["share"] == 4
         assert out["weights"] == net(torch.ones(3)).tolist()    # rank 0's, whatever the seed

@@ -23,9 +23,9 @@ SMALL = {"total_steps": 512, "batch": 256, "minibatch": 64, "epochs": 2, "num_en
 def trained(tmp_path_factory):
     """(run directory, agent as training left it, Config) of two short runs, by environment."""
     runs = {}
-    for env, kwargs in (("Pendulum-v1", "{}"), ("CartPole-v1", '{"max_episode_steps": 40}')):
+    for env in ("Pendulum-v1", "CartPole-v1"):
         run = tmp_path_factory.mktemp("runs") / env
-        cfg = ppo.Config(env, kwargs, run_dir=str(run), eval_every=256, hidden=(16,), **SMALL)
+        cfg = ppo.Config(env, '{"max_episode_steps": 40}', run_dir=str(run), eval_every=256, hidden=(16,), **SMALL)
         runs[env] = run, ppo.train(cfg), cfg
     return runs
 
@@ -201,18 +201,18 @@ def frames(file):
 def test_video_is_one_whole_episode(trained, capsys):
     Path("folder").mkdir()
     Path("folder/mine.mp4").write_text("an older one")
-    run, _, _ = trained["CartPole-v1"]
+    run, _, _ = trained["Pendulum-v1"]
     play.main(play.Play(str(run), episodes=1, video="folder/mine.mp4", seed=4))
     assert os.listdir("folder") == ["mine.mp4"]     # this name, and nothing left beside it
-    obs, _ = (env := gym.make("CartPole-v1", max_episode_steps=40)).reset(seed=4)
-    agent, length, done = play.load(run), 0, False
-    while not done:
-        obs, _, terminated, truncated, _ = env.step(agent.predict(obs))
-        length, done = length + 1, terminated or truncated
-    assert f"return {length:.2f}, {length} steps" in capsys.readouterr().out
+    obs, _ = (env := gym.make("Pendulum-v1", max_episode_steps=40)).reset(seed=4)
+    agent, ret, truncated = play.load(run), 0.0, False
+    while not truncated:
+        obs, rew, _, truncated, _ = env.step(agent.predict(obs))
+        ret += rew
+    assert f"return {ret:.2f}, 40 steps" in capsys.readouterr().out
     shown = frames("folder/mine.mp4")
-    assert shown[0].shape == (400, 600, 3)
-    assert abs(len(shown) - (length + 1)) <= 1      # the first frame is of the reset
+    assert shown[0].shape == (500, 500, 3)
+    assert abs(len(shown) - 41) <= 1                # the first frame is of the reset
 
 
 def test_mujoco_is_drawn_without_a_display(tmp_path):
@@ -229,6 +229,38 @@ def test_mujoco_is_drawn_without_a_display(tmp_path):
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
     assert "MUJOCO_GL=nonsense" in failed.stderr and "libegl1" in failed.stderr
     assert sorted(os.listdir()) == ["run", "run.mp4"]
+
+
+class OneGame:
+    """A vector of one as ale-py's: one array for all observations, and no last one of an episode."""
+
+    single_observation_space = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    single_action_space = gym.spaces.Discrete(2)
+
+    def reset(self, seed=None):
+        self.obs = np.full((1, 4, 36, 36), 10, np.uint8)
+        return self.obs, {}
+
+    def step(self, act):
+        self.obs[:] = self.obs[0, 0, 0, 0] + 1
+        self.obs[:, -1] += 100                      # the newest of the four is brighter
+        done = self.obs[0, 0, 0, 0] == 12
+        if done:
+            self.obs[:] = 10
+        one = np.array([done])
+        episode = {"r": np.array([7.0]), "l": np.array([2])}
+        return self.obs, np.array([1.0]), one, ~one & False, {"episode": episode} if done else {}
+
+
+def test_atari_view_ends_with_its_own_episode():
+    view = play.AgentsView(OneGame())
+    first, _ = view.reset(seed=1)
+    second, _, terminated, truncated, info = view.step(0)
+    assert (first[0, 0, 0], second[0, 0, 0]) == (10, 11) and not (terminated or truncated or info)
+    assert view.render().shape == (36, 36, 3) and (view.render() == 111).all()
+    *_, terminated, truncated, info = view.step(0)
+    assert terminated and not truncated and info["episode"] == {"r": 7.0, "l": 2}
+    assert (view.render() == 111).all()             # not the first picture of the next episode
 
 
 def test_atari_video_shows_what_the_agent_sees():

@@ -145,7 +145,8 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(flaky
         assert [int(row["step"]) for row in rows(run / "progress.csv")] == [128, 256, 384, 512, 640]
         steps = [int(row["step"]) for row in rows(run / "episodes.csv")]
         assert steps == sorted(steps) and len(steps) in (62, 64)    # each process starts afresh
-    # What ran is known, also of a run in two parts.
+    # What ran is known, also of a run in two parts: both are in its log.
+    assert Path(f"{first}.log").read_text().count(sweep.HASHES) == 2
     results = [json.loads((run / "result.json").read_text()) for run in (first, second)]
     assert results[0]["sources"] == results[1]["sources"] == sweep.sources("ppo")
     assert results[0]["steps"] == 640 and len(results[0]["eval"]) == 10

@@ -7,6 +7,7 @@ and plain values alone, so that `weights_only=True` opens it and a stranger's fi
     policy.pt                   weights and statistics: all that is needed to act
     resume-<step>/rank<k>.pt    what else process k needs to go on; one folder is always whole
 """
+import glob
 import os
 import pickle
 import re
@@ -37,12 +38,16 @@ def save_file(path, payload):
         raise OSError(f"cannot write {path}: {reason}; the checkpoint before stays") from error
 
 
-def load_file(path, *keys):
-    """The dict that `save_file` put into `path`, on the CPU. UsageError says what is wrong."""
+def load_file(path, *keys, flag=""):
+    """The dict that `save_file` put into `path`, on the CPU.
+
+    UsageError, for the flag that named the file, says what is wrong with it: one of `keys` is
+    missing, a bit was flipped, it holds code, ...
+    """
     try:
         return read(path, *keys)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{flag}{flag and ': '}{error}") from None
 
 
 def load_into(module, state, source):
@@ -98,8 +103,8 @@ def load_resume(run_dir, *keys):
 
 def resume_folders(run_dir):
     """The whole checkpoints of a run as {step: folder}: one as a rule, two after a kill."""
-    names = [(re.fullmatch(r"resume-(\d+)", path.name), path) for path in Path(run_dir).glob("*")]
-    return {int(match[1]): path for match, path in names if match}
+    names = glob.glob("resume-*", root_dir=run_dir)
+    return {int(name[7:]): Path(run_dir, name) for name in names if name[7:].isdecimal()}
 
 
 def together(action, *args):

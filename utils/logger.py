@@ -14,7 +14,8 @@ ranks, in float64. `time` is in seconds of training; those before a resume count
 """
 
 import difflib
-import importlib.util
+import errno
+import importlib.metadata
 import json
 import math
 import numbers
@@ -30,7 +31,6 @@ import warnings
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, asdict, fields, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 
 import gymnasium as gym
@@ -52,6 +52,7 @@ PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale-py", "mpi4py"]
 KINDS = {"vector": "vectors (Box of one dimension)", "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
          "box": "Box of floats with finite bounds"}
+SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's file
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
@@ -98,12 +99,12 @@ def check_divides(cfg, pairs):
 def check_spaces(obs_space, act_space, obs, act):
     """UsageError unless the spaces are of one of the KINDS in `obs` and one of those in `act`."""
     kinds = obs_kind(obs_space), act_kind(act_space)
-    for space, kind, takes in zip((obs_space, act_space), kinds, (obs.split(), act.split())):
-        if kind not in takes:
+    sides = ("observation", obs_space, kinds[0], obs), ("action", act_space, kinds[1], act)
+    for side, space, kind, takes in sides:
+        if kind not in takes.split():
             fit = ", ".join(fitting_algos(*kinds))
-            raise UsageError(f"--env has the {'action' if space is act_space else 'observation'} "
-                             f"space {space}; this algorithm takes "
-                             f"{' or '.join(KINDS[name] for name in takes)}"
+            raise UsageError(f"--env has the {side} space {space}; this algorithm takes "
+                             f"{' or '.join(KINDS[name] for name in takes.split())}"
                              f"{fit and f'; for this one there is {fit}'}")
 
 
@@ -140,23 +141,29 @@ def env_errors(cfg):
     import mujoco  # a tenth of a second
 
     mujoco.set_mju_user_warning(mujoco_warning)  # also ends MUJOCO_LOG.TXT
-    if cfg.env.startswith("ALE/") and importlib.util.find_spec("ale_py"):
-        gym.register_envs(importlib.import_module("ale_py"))
+    wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
+    atari = cfg.env.startswith("ALE/")
     try:
+        if not isinstance(json.loads(cfg.env_kwargs), dict):
+            raise UsageError(wrong)
+        if atari:
+            gym.register_envs(importlib.import_module("ale_py"))
         yield
-    except (gym.error.NamespaceNotFound, gym.error.DependencyNotInstalled, ImportError) as error:
-        extra = "atari" if cfg.env.startswith("ALE/") else "box2d" if "ox2" in str(error) else ""
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{wrong}: {error}") from None
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        no_atari = atari and isinstance(error, ModuleNotFoundError)
+        extra = "atari" if no_atari else "box2d" if "ox2" in str(error) else ""
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
-        near = difflib.get_close_matches(cfg.env, gym.registry, 3)
+        near = difflib.get_close_matches(cfg.env.rpartition(":")[2], gym.registry, 3)
         hint = f" The nearest: {', '.join(near)}" if near else ""
         raise UsageError(f"--env is {cfg.env}: {error}{hint}") from None
-    except (TypeError, json.JSONDecodeError) as error:
-        if cfg.env_kwargs == "{}":
+    except TypeError as error:
+        if cfg.env_kwargs == "{}":  # then it is the environment's own
             raise
-        raise UsageError(f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what "
-                         f"{cfg.env} takes: {error}") from None
+        raise UsageError(f"{wrong}: {error}") from None
 
 
 def mujoco_warning(text):
@@ -185,7 +192,7 @@ def open_run(cfg):
         return cfg
     refuse_taken(run_dir)
     if cfg.init_from:
-        checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step")
+        checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step", flag="--init-from")
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.exists(path))
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run-dir is {run_dir}, but {there} is no directory to write in")
@@ -194,7 +201,7 @@ def open_run(cfg):
 
 def settings_of_run(cfg, algo):
     """The Config of the run to resume; what may differ is taken from `cfg` where given."""
-    config = read_config(cfg.run_dir)
+    config = read_config(cfg.run_dir, "--resume: ")
     if config["algo"] != algo:
         raise UsageError(f"--resume: {cfg.run_dir} is a run of {config['algo']}, not of {algo}")
     if not checkpoint.resume_folders(cfg.run_dir):
@@ -215,16 +222,16 @@ def settings_of_run(cfg, algo):
         raise UsageError(f"--resume: {cfg.run_dir} is of another version: {error}") from None
 
 
-def read_config(run_dir):
+def read_config(run_dir, prefix=""):
     """A run's config.json, such that `Config(**config["settings"])` is its Config."""
     path = Path(run_dir, "config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{run_dir} holds no run: there is no config.json") from None
+        raise UsageError(f"{prefix}{run_dir} holds no run: there is no config.json") from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} is damaged: {type(error).__name__} {error}") from None
+        raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     config["settings"] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     return config
@@ -264,9 +271,11 @@ def hold(cfg):
 
 def module_name(cfg):
     """The module that `cfg` comes from, also where it is the running program: "algos.x"."""
-    main = sys.modules["__main__"]
-    if type(cfg).__module__ != "__main__" or main.__spec__:
-        return main.__spec__.name if type(cfg).__module__ == "__main__" else type(cfg).__module__
+    name, main = type(cfg).__module__, sys.modules["__main__"]
+    if name != "__main__":
+        return name
+    if main.__spec__:  # python -m
+        return main.__spec__.name
     path = Path(getattr(main, "__file__", "notebook")).resolve()
     package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
     return package + path.stem
@@ -283,8 +292,8 @@ def origin():
     versions = {"python": sys.version.split()[0]}
     for name in PACKAGES:
         try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
             pass
     git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
@@ -325,8 +334,11 @@ class Table:
         # repr is the shortest text that reads back as the same float.
         cells = [[repr(row[name]) if name in row else "" for name in self.columns] for row in rows]
         data = "".join(",".join(row) + "\n" for row in cells).encode()
-        if self.file.write(data) < len(data):
-            raise OSError(f"cannot write {self.path}: no space left on the device")
+        try:
+            if self.file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(f"cannot write {self.path}: {error.strerror}") from error
 
     def close(self):
         self.file.close()
@@ -362,7 +374,8 @@ def merge(name, parts):
     if not any(spread):
         return {name: mean}
     # Around the common mean: what a rank has around its own, and its own around the common one.
-    around = sum(squares) + sum(count * (own - mean) ** 2 for count, own in zip(counts, means))
+    gaps = [own - mean for own in means]
+    around = sum(squares) + sum(count * gap * gap for count, gap in zip(counts, gaps))
     return {f"{name}_mean": mean, f"{name}_std": math.sqrt(around / n),
             f"{name}_min": min(lows), f"{name}_max": max(highs)}
 
@@ -399,7 +412,7 @@ class Logger:
         with ExitStack() as stack:  # a later refusal closes what was opened before
             stack.enter_context(together(hold if self.root else None, cfg) or ExitStack())
             if cfg.resume:
-                self.step, saved = checkpoint.load_resume(self.run_dir)
+                self.step, saved = checkpoint.load_resume(self.run_dir, *SAVED)
                 together(self.restore, saved)
             if self.root:
                 self.write_config(initial)
@@ -411,7 +424,7 @@ class Logger:
             self.reported = time.perf_counter()
             self.started = self.reported - self.seconds
             if cfg.resume:
-                self.saved, self.save_seconds = self.reported, 0.0
+                self.saved, self.saved_step, self.save_seconds = self.reported, self.step, 0.0
             else:
                 self.save()  # so that --resume works from here on
             self.stack = stack.pop_all()
@@ -419,7 +432,8 @@ class Logger:
 
     def __exit__(self, kind, error, trace):
         if isinstance(error, Exception):
-            error.add_note(f"In {self.cfg.env}, after step {self.step:,}; run: {self.run_dir}")
+            error.add_note(f"In {self.cfg.env}, after step {self.step:,}; the checkpoint of step "
+                           f"{self.saved_step:,} in {self.run_dir} stays")
         try:
             self.stack.close()
         except OSError:
@@ -435,8 +449,9 @@ class Logger:
 
     def restore(self, saved):
         """Go on with what `save` handed over."""
+        source = f"{self.run_dir}/resume-{self.step}"
         try:
-            checkpoint.load_into(self.agent, saved["state"]["agent"], self.run_dir)
+            checkpoint.load_into(self.agent, saved["state"]["agent"], source)
             for name, part in self.state.items():
                 part.load_state_dict(saved["state"][name])
             torch.set_rng_state(saved["rng"])
@@ -444,7 +459,7 @@ class Logger:
                 torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
             self.seconds, self.best = saved["seconds"], saved["best"]
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise UsageError(f"the checkpoint in {self.run_dir} is not of this program: "
+            raise UsageError(f"{source} is no checkpoint of this program: "
                              f"{type(error).__name__} {error}") from None
 
     def write_config(self, initial):
@@ -574,7 +589,7 @@ class Logger:
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if cuda else None,
             "seconds": began - self.started, "best": self.best})
-        self.saved = time.perf_counter()
+        self.saved, self.saved_step = time.perf_counter(), self.step
         self.save_seconds = self.saved - began
 
     def save_policy(self, name):

@@ -1,0 +1,678 @@
+"""A whole run: what it writes, that its seed decides all of it, how it is stopped and goes on."""
+import csv
+import dataclasses
+import json
+import math
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from importlib import metadata
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from algos import ppo
+from tests import envs  # noqa: F401  registers its environments
+from utils import checkpoint
+from utils.logger import UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = {"env": "CartPole-v1", "num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 2,
+         "hidden": (8,), "total_steps": 192}
+FLAGS = "--num-envs 2 --batch 64 --minibatch 32 --epochs 2 --hidden 8".split()
+CLOCK = {"time", "steps_per_second"}
+needs_mpi = pytest.mark.skipif(os.name != "posix", reason="no MPI")
+
+
+def train(**settings):
+    return ppo.train(ppo.Config(**SMALL | settings))
+
+
+def command(*args):
+    return [sys.executable, "-m", "algos.ppo", *map(str, args)]
+
+
+def mpirun(*args):
+    mpiexec = Path(sys.executable).with_name("mpiexec")
+    return [str(mpiexec if mpiexec.exists() else "mpiexec"), "-n", "2", *command(*args)]
+
+
+def run(args, code=0):
+    """The finished process; fails the test, with what it said, if it ended otherwise."""
+    done = subprocess.run(args, capture_output=True, text=True, timeout=240)
+    assert done.returncode == code, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def rows(run_dir, name="progress.csv"):
+    """What a csv file says, the wall clock aside."""
+    with open(Path(run_dir, name), newline="") as file:
+        return [{key: cell for key, cell in row.items() if key not in CLOCK}
+                for row in csv.DictReader(file)]
+
+
+def steps(run_dir):
+    return [int(row["step"]) for row in rows(run_dir)]
+
+
+def same(a, b):
+    """Equal to the bit, state dicts all the way down."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return a == b
+
+
+def saved(run_dir, rank=0):
+    """The step of the one checkpoint of a run, and all that a rank saved there but the clock."""
+    (step, folder), = checkpoint.resume_folders(run_dir).items()
+    policy = checkpoint.load_file(Path(run_dir, "policy.pt"))
+    payload = checkpoint.load_file(folder / f"rank{rank}.pt")
+    assert policy["step"] == step and same(policy["agent"], payload["state"]["agent"])
+    assert not list(Path(run_dir).glob("*.tmp"))
+    return step, {key: value for key, value in payload.items() if key != "seconds"}
+
+
+def assert_same_run(a, b):
+    assert rows(a) == rows(b)
+    assert rows(a, "episodes.csv") == rows(b, "episodes.csv")
+    assert same(saved(a), saved(b))
+
+
+def assert_no_gap(run_dir, starts=(0,), num_envs=2, batch=64):
+    """Every update has its row, every step of every environment is in one episode at most.
+
+    `starts`: the steps at which all environments began anew, at the start or after a resume.
+    """
+    found = steps(run_dir)
+    assert found == list(range(batch, found[-1] + 1, batch))
+    last = dict.fromkeys(range(num_envs), 0)
+    for episode in rows(run_dir, "episodes.csv"):
+        end, env = int(episode["step"]), int(episode["env"])
+        begin = end - int(episode["ep_len"]) * num_envs
+        cut = max((start for start in starts if start < end), default=0)
+        assert begin == max(last[env], cut), f"{episode} does not follow {last[env]}, {starts}"
+        last[env] = end
+    assert min(last.values()) > starts[-1], "no episode to look at"
+
+
+# ---- What a run leaves behind
+
+@pytest.fixture(scope="module")
+def hopper(tmp_path_factory):
+    """The same command in two directories: what the processes said, and their run directories."""
+    home, flags = tmp_path_factory.mktemp("hopper"), ["--env", "Hopper-v4", "--total-steps", "1.5e3",
+                                                      "--batch", 512, "--epochs", 2, "--seed", 3]
+    for name in "ab":
+        (home / name).mkdir()
+    done = [subprocess.run(command(*flags), cwd=home / name, capture_output=True, text=True,
+                           timeout=240) for name in "ab"]
+    return done, [home / name / "runs/Hopper-v4/ppo/seed3" for name in "ab"]
+
+
+def test_start_up_is_clean(hopper):
+    (done, _), (run_dir, _) = hopper
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("device: cpu") and lines[1] == f"run: {run_dir.relative_to(run_dir.parents[3])}"
+    assert lines[2].split()[:4] == ["step", "steps/s", "ep_ret", "ep_len"]
+    assert [line.split()[0] for line in lines[3:]] == ["512", "1,024", "1,536"]
+    assert os.listdir(run_dir.parents[3]) == ["runs"]           # no MUJOCO_LOG.TXT
+
+
+def test_same_seed_in_fresh_processes_same_numbers(hopper):
+    _, (a, b) = hopper
+    for name in ("progress.csv", "episodes.csv"):
+        first, second = (Path(run_dir, name).read_text() for run_dir in (a, b))
+        assert first.count("\n") > 3 and rows(a, name) == rows(b, name)
+        assert first != second, "the wall clock is to differ: is it the same file?"
+    assert same(saved(a), saved(b))
+
+
+def test_columns(hopper):
+    run_dir = hopper[1][0]
+    with open(run_dir / "progress.csv", newline="") as file:
+        header, *table = csv.reader(file)
+    assert header[:3] == ["step", "time", "steps_per_second"]
+    spread = [f"{name}_{part}" for name in ("ep_ret", "ep_len", "val")
+              for part in ("mean", "std", "min", "max")]
+    single = ["pi_loss", "v_loss", "entropy", "kl", "clip_frac", "explained_variance", "lr"]
+    assert set(spread + single) <= set(header) and any(x.startswith("grad_norm") for x in header)
+    assert len(set(header)) == len(header) and {len(row) for row in table} == {len(header)}
+    assert all(math.isfinite(float(cell)) for row in table for cell in row if cell)
+    clock = [float(row[1]) for row in table]
+    assert 0 < clock[0] < clock[1] < clock[2] and [row[0] for row in table] == ["512", "1024", "1536"]
+    for row in rows(run_dir):
+        low, mean, high = (float(row[f"ep_ret_{part}"]) for part in ("min", "mean", "max"))
+        assert low <= mean <= high
+    text = (run_dir / "episodes.csv").read_text()
+    assert text.startswith("step,time,env,ep_ret,ep_len\n") and text.endswith("\n")
+
+
+def test_each_row_is_of_its_own_episodes(hopper):
+    run_dir = hopper[1][0]
+    episodes = rows(run_dir, "episodes.csv")
+    for row in rows(run_dir):
+        end = int(row["step"])
+        mine = [one for one in episodes if end - 512 < int(one["step"]) <= end]
+        for name in ("ep_ret", "ep_len"):
+            numbers = [float(one[name]) for one in mine]
+            got = [float(row[f"{name}_{part}"]) for part in ("mean", "std", "min", "max")]
+            assert got == pytest.approx([np.mean(numbers), np.std(numbers), min(numbers), max(numbers)])
+    assert_no_gap(run_dir, num_envs=8, batch=512)
+
+
+def test_config_json(hopper):
+    config = json.loads((hopper[1][0] / "config.json").read_text())
+    assert config["algo"] == "ppo" and config["module"] == "algos.ppo"
+    settings = config["settings"]
+    expected = dataclasses.asdict(ppo.Config(env="Hopper-v4", total_steps=1500, batch=512, epochs=2,
+                                             seed=3, run_dir="runs/Hopper-v4/ppo/seed3"))
+    assert settings == json.loads(json.dumps(expected))
+    for package in ("torch", "gymnasium", "numpy", "mujoco"):
+        assert config["versions"][package] == metadata.version(package)
+    assert config["versions"]["python"] == sys.version.split()[0]
+    assert config["command"].endswith("-m algos.ppo --env Hopper-v4 --total-steps 1.5e3 --batch 512 "
+                                      "--epochs 2 --seed 3")
+
+
+def test_config_json_has_the_commit(hopper):
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    commit = json.loads((hopper[1][0] / "config.json").read_text())["git_commit"]
+    if git.returncode == 0:
+        assert commit.removesuffix("-dirty") == git.stdout.strip()
+    else:
+        assert not commit
+
+
+def test_the_environment_is_recorded():
+    """Sticky actions belong to the task, and are no setting of ours."""
+    train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', batch=16, minibatch=16, epochs=1,
+          total_steps=16)
+    config = json.loads(Path("runs/ALE-Pong-v5/ppo/seed1/config.json").read_text())
+    assert config["env_spec_kwargs"]["repeat_action_probability"] == 0.25
+    assert json.loads(config["settings"]["env_kwargs"]) == {"noop_max": 3}
+
+
+def test_tensorboard_has_the_same_numbers():
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(run_dir="run", seed=4)
+    board = EventAccumulator("run").Reload()
+    for name in ("ep_ret_mean", "v_loss", "kl"):
+        shown = {str(event.step): event.value for event in board.Scalars(name)}
+        assert shown == {row["step"]: pytest.approx(float(row[name]), rel=1e-6)
+                         for row in rows("run") if row[name]}
+
+
+def test_where_a_run_is_kept():
+    train(seed=5)
+    assert steps("runs/CartPole-v1/ppo/seed5") == [64, 128, 192]
+    train(env="tests.envs:ProbeObs-v0", total_steps=64)
+    kept = os.listdir("runs")
+    assert len(kept) == 2 and kept != ["CartPole-v1"] and all("/" not in name for name in kept)
+    train(run_dir="deep/er", seed=5)
+    assert_same_run("runs/CartPole-v1/ppo/seed5", "deep/er")
+
+
+def test_a_budget_is_rounded_up_to_whole_rollouts():
+    train(total_steps=1.3e2, run_dir="run")
+    assert steps("run") == [64, 128, 192] and saved("run")[0] == 192
+    lr = [float(row["lr"]) for row in rows("run")]
+    assert lr[0] == 3e-4 and lr[0] > lr[1] > lr[2] > 0
+
+
+def test_a_report_without_an_episode():
+    train(env="tests.envs:Constant-v0", run_dir="run")
+    assert steps("run") == [64, 128, 192]
+    assert [row["ep_ret_mean"] for row in rows("run")] == ["", "", ""]
+    assert all(math.isfinite(float(row["v_loss"])) for row in rows("run"))
+    assert rows("run", "episodes.csv") == []
+
+
+def test_what_train_returns():
+    agent = train(run_dir="run")
+    assert isinstance(agent, ppo.Agent)
+    assert same(dict(agent.state_dict()), dict(saved("run")[1]["state"]["agent"]))
+    env = gym.make("CartPole-v1")
+    act = agent.predict(env.reset(seed=1)[0])
+    env.step(act)
+
+
+def test_signal_handlers_are_restored():
+    def mine(number, frame):
+        pass
+
+    before = signal.signal(signal.SIGTERM, mine), signal.signal(signal.SIGINT, mine)
+    try:
+        train(run_dir="run")
+        with pytest.raises(UsageError):
+            train(run_dir="run")
+        with pytest.raises(RuntimeError, match="too hot"):
+            train(run_dir="hot", env="tests.envs:Faulty-v0")
+        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGTERM, before[0])
+        signal.signal(signal.SIGINT, before[1])
+
+
+def test_train_in_a_thread():
+    """Where signal handlers cannot be set: a notebook's widget, a server."""
+    thread = threading.Thread(target=train, kwargs={"run_dir": "run"})
+    thread.start()
+    thread.join(100)
+    assert saved("run")[0] == 192
+
+
+def test_nothing_stays_open(tmp_path):
+    """A sweep in one process would run out of files."""
+    train(run_dir="warm")
+    here = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd")
+            if os.path.islink(entry.path)} if os.path.exists("/proc/self/fd") else set()
+    assert not [path for path in here if path.startswith(str(tmp_path))]
+    shutil.rmtree("warm")
+    train(run_dir="warm")
+
+
+def test_help():
+    text = run(command("--help")).stdout
+    words = " ".join(re.sub(r"\x1b\[[0-9;]*m|[─-╿]", " ", text).split())
+    doc = ppo.__doc__.split()
+    assert " ".join(doc[:40]) in words and " ".join(doc[-10:]) in words
+    assert "A_t = delta_t + gamma lam (1 - done_t) A_{t+1}, R_t = A_t + V(s_t) (2)" in words
+    source = (ROOT / "algos/ppo.py").read_text()
+    for field in dataclasses.fields(ppo.Config):
+        assert re.search(rf" --{field.name.replace('_', '-')}[ ,]", words), field.name
+        comment = re.search(rf"^    {field.name}: .*?  # (.*)$", source, re.M)[1]
+        assert comment in words, field.name
+
+
+def test_one_process_needs_no_mpi():
+    done = run([sys.executable, "-c", textwrap.dedent("""
+        import sys
+        sys.modules["mpi4py"] = None        # any import of it now fails
+        from algos import ppo
+        ppo.train(ppo.Config(env="CartPole-v1", num_envs=2, batch=64, total_steps=64))
+        """)])
+    assert done.stderr == ""
+
+
+# ---- What the seed decides, and what it is not to depend on
+
+class Witness(gym.Wrapper):
+    """CartPole that keeps every first observation and every action of the process in `seen`."""
+
+    seen = []
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1").unwrapped)
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        self.seen.append(tuple(obs))
+        return obs, info
+
+    def step(self, act):
+        self.seen.append(int(act))
+        return super().step(act)
+
+
+gym.register("Witness-v0", Witness)
+
+
+def test_another_seed_is_another_run(monkeypatch):
+    seen = {}
+    for seed in (1, 2, 3):
+        monkeypatch.setattr(Witness, "seen", [])
+        agent = train(env="Witness-v0", total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
+        first = [x for x in Witness.seen if isinstance(x, tuple)]
+        acts = [x for x in Witness.seen if not isinstance(x, tuple)]
+        assert len(set(first)) == len(first) >= 2, "environments, episodes must begin differently"
+        assert set(acts) == {0, 1}
+        weights = tuple(agent.state_dict()["actor.0.weight"].flatten().tolist())
+        seen[seed] = weights, acts, first
+    for a, b in ((1, 2), (2, 3), (1, 3)):
+        assert seen[a][0] != seen[b][0] and seen[a][1] != seen[b][1]
+        assert not set(seen[a][2]) & set(seen[b][2]), "environment 1 of seed 1 is that of seed 2"
+
+
+def test_evaluation_changes_no_training_row():
+    every = {0: "never", 64: "always", 100: "sometimes"}
+    for eval_every, run_dir in every.items():
+        train(eval_every=eval_every, run_dir=run_dir, total_steps=320)
+    assert same(saved("never")[1]["state"], saved("always")[1]["state"])
+    assert same(saved("never")[1]["rng"], saved("always")[1]["rng"])
+    plain, always, sometimes = map(rows, every.values())
+    evaluated = {"always": [64, 128, 192, 256, 320], "sometimes": [128, 256, 320]}
+    for run_dir, table in (("always", always), ("sometimes", sometimes)):
+        assert [int(row["step"]) for row in table if row["eval_ret_mean"]] == evaluated[run_dir]
+        assert [{key: row[key] for key in plain[0]} for row in table] == plain
+        assert rows(run_dir, "episodes.csv") == rows("never", "episodes.csv")
+    assert "eval_ret_mean" not in plain[0]
+    at_same_step = {row["step"]: row["eval_ret_mean"] for row in always}
+    assert all(at_same_step[row["step"]] == row["eval_ret_mean"]
+               for row in sometimes if row["eval_ret_mean"])
+
+
+def test_best_policy_is_that_of_the_best_evaluation():
+    train(eval_every=64, run_dir="run", total_steps=640, lr=0.03)
+    scores = {int(row["step"]): float(row["eval_ret_mean"]) for row in rows("run")}
+    best = max(scores, key=scores.get)                          # of equals the first
+    assert best != 640, "the last one is the best: nothing to tell apart"
+    policy = checkpoint.load_file("run/best.pt")
+    assert policy["step"] == best
+    agent = train(run_dir="other", lr=1e-30, total_steps=64)
+    checkpoint.load_into(agent, policy["agent"], "best.pt")
+    cfg = ppo.Config(**SMALL)
+    assert ppo.evaluate(agent, cfg, 10, cfg.seed).mean() == pytest.approx(scores[best])
+
+
+# ---- Save and resume
+
+class Ends(gym.Env):
+    """Sixteen steps along a line, from the same place each time: all chance is in the actions.
+
+    At step 64 in its life (of 128 in two environments) it asks for what `Ends.then` says.
+    """
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
+    action_space = gym.spaces.Box(-0.2, 0.4, (1,))
+    then = staticmethod(lambda: None)
+
+    def __init__(self):
+        self.life = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.time = 0.5, 0
+        return np.float32([self.x, 3]), {}
+
+    def step(self, act):
+        self.x, self.time, self.life = self.x + float(act[0]), self.time + 1, self.life + 1
+        if self.life == 64:
+            self.then()
+        return np.float32([self.x, 3]), -abs(self.x), False, self.time == 16, {}
+
+
+gym.register("Ends-v0", Ends)
+ENDS = {"env": "Ends-v0", "total_steps": 256, "eval_every": 128}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Runs of 256 steps that nothing interrupted, with and without annealing."""
+    home = tmp_path_factory.mktemp("whole")
+    for name, anneal in (("annealed", True), ("even", False)):
+        train(**ENDS, anneal_lr=anneal, run_dir=str(home / name))
+    return home
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(whole):
+    """Parameters, Adam's moments, statistics, generators, both csv files: all to the bit."""
+    settings = ENDS | {"anneal_lr": False, "run_dir": "run"}
+    train(**settings | {"total_steps": 128})
+    assert rows("run") == rows(whole / "even")[:2]
+    train(**settings, resume=True)
+    assert_same_run("run", whole / "even")
+    assert saved("run")[1]["state"]["agent"]["obs_stats.count"].max() == 256
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_a_signal_stopped_goes_on(whole, monkeypatch, number):
+    """The learning rate runs on to the same end."""
+    monkeypatch.setattr(Ends, "then", staticmethod(lambda: signal.raise_signal(number)))
+    with pytest.raises(SystemExit) as caught:
+        train(**ENDS, run_dir="run")
+    assert caught.value.code == 128 + number
+    assert saved("run")[0] == 128 and rows("run") == rows(whole / "annealed")[:2]
+    monkeypatch.setattr(Ends, "then", staticmethod(lambda: None))
+    ppo.train(ppo.Config(run_dir="run", resume=True))           # all else is in config.json
+    assert_same_run("run", whole / "annealed")
+
+
+def test_a_new_budget_on_resume(capsys):
+    """Annealing runs to the new end; the second half of the old schedule is not repeated."""
+    train(run_dir="run", total_steps=128)
+    assert [float(row["lr"]) for row in rows("run")] == [3e-4, 1.5e-4]
+    capsys.readouterr()
+    train(run_dir="run", total_steps=512, resume=True)
+    said = [line for line in capsys.readouterr().out.splitlines() if "total-steps" in line]
+    assert len(said) == 1 and "512" in said[0] and "128" in said[0] and "anneal" in said[0]
+    assert [float(row["lr"]) for row in rows("run")[2:]] == pytest.approx(
+        [3e-4 * (1 - step / 512) for step in range(128, 512, 64)])
+    assert json.loads(Path("run/config.json").read_text())["settings"]["total_steps"] == 512
+    assert_no_gap("run", (0, 128))
+
+
+def test_a_resumed_run_keeps_its_best_and_its_clock():
+    settings = {"eval_every": 64, "run_dir": "run", "lr": 0.03}
+    train(**settings, total_steps=320)
+    before, table = checkpoint.load_file("run/best.pt"), Path("run/progress.csv").read_text()
+    scores = [float(row["eval_ret_mean"]) for row in rows("run")]
+    train(**settings, total_steps=384, resume=True)
+    assert Path("run/progress.csv").read_text().startswith(table)
+    last = float(rows("run")[-1]["eval_ret_mean"])
+    assert last <= max(scores), "the last one is the best: nothing to tell apart"
+    assert same(checkpoint.load_file("run/best.pt"), before)
+    with open("run/progress.csv", newline="") as file:
+        clock = [float(row["time"]) for row in csv.DictReader(file)]
+    assert clock == sorted(clock) and clock[-1] > clock[-2]
+
+
+def test_a_resumed_run_begins_other_episodes(monkeypatch):
+    """Derived of the step, or a run that is resumed often would see the same few for ever."""
+    first = {}
+    for total, resume in ((64, False), (128, True), (192, True)):
+        monkeypatch.setattr(Witness, "seen", [])
+        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
+        first[total] = {x for x in Witness.seen if isinstance(x, tuple)}
+    assert not first[64] & first[128] and not first[128] & first[192] and not first[64] & first[192]
+    again = first[192]
+    shutil.rmtree("run")
+    for total, resume in ((64, False), (128, True), (192, True)):
+        monkeypatch.setattr(Witness, "seen", [])
+        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
+    assert {x for x in Witness.seen if isinstance(x, tuple)} == again
+
+
+def test_a_finished_run_has_nothing_to_do(capsys):
+    train(run_dir="run")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as caught:
+        train(run_dir="run", resume=True)
+    assert not caught.value.code                                # 0: all is well
+    out, err = capsys.readouterr()
+    assert out.count("\n") == 1 and "run" in out and "nothing to do" in out and not err
+    assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+
+
+def test_resume_may_be_given_what_may_differ():
+    train(run_dir="run")
+    os.rename("run", "moved")
+    train(run_dir="moved", total_steps=256, resume=True, device="cpu", torch_threads=2)
+    torch.set_num_threads(1)
+    assert saved("moved")[0] == 256
+    config = json.loads(Path("moved/config.json").read_text())
+    assert config["settings"]["run_dir"] == "moved" and config["settings"]["resume"] is False
+
+
+def test_init_from_takes_weights_and_statistics_only():
+    """Step, optimizer and generators are the new run's own."""
+    old = train(run_dir="old", seed=8).state_dict()
+    new = train(run_dir="new", init_from="old", lr=1e-30, total_steps=64).state_dict()
+    assert all(same(old[name], new[name]) for name in old if "_stats" not in name)
+    assert new["obs_stats.count"].max() == old["obs_stats.count"].max() + 64 == 256
+    assert steps("new") == [64]
+    assert next(iter(saved("new")[1]["state"]["optimizer"]["state"].values()))["step"] == 4
+    config = json.loads(Path("new/config.json").read_text())
+    assert config["init_from"]["run"] == "old" and config["init_from"]["step"] == 192
+    shutil.rmtree("old")                                        # is not needed to go on
+    train(run_dir="new", resume=True, total_steps=128)
+    assert saved("new")[0] == 128
+
+
+# ---- Processes that are stopped
+
+@pytest.fixture
+def started():
+    """Start a process; those that still run at the end of the test are killed."""
+    processes = []
+
+    def start(args):
+        processes.append(subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                          text=True, start_new_session=True))
+        return processes[-1]
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def wait_for_rows(process, run_dir, count, timeout=120):
+    """Until progress.csv has as many rows as that."""
+    path, deadline = Path(run_dir, "progress.csv"), time.monotonic() + timeout
+    while not path.exists() or path.read_text().count("\n") <= count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no rows"
+        time.sleep(0.01)
+
+
+ENDLESS = ("--env", "CartPole-v1", *FLAGS, "--total-steps", "1e9", "--run-dir", "run")
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_saves_and_ends_the_process(started, name):
+    process = started(command(*ENDLESS))
+    wait_for_rows(process, "run", 4)
+    with pytest.raises(UsageError, match="another process"):
+        train(run_dir="run", resume=True, total_steps=1e9)
+    os.kill(process.pid, getattr(signal, name))
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == {"SIGINT": 130, "SIGTERM": 143}[name], err
+    assert "Traceback" not in err and err.count("\n") <= 2
+    (step, _), found = saved("run"), steps("run")
+    assert step == found[-1] and len(found) > 4
+    done = run(command("--run-dir", "run", "--resume", "--total-steps", step + 256))
+    assert done.stderr == "" and f"{step + 256:,}" in done.stdout
+    assert steps("run")[-1] == saved("run")[0] == step + 256
+    assert_no_gap("run", (0, step))
+
+
+def test_a_kill_at_any_moment_loses_only_what_came_after_the_checkpoint(started):
+    process = started(command(*ENDLESS))
+    wait_for_rows(process, "run", 4)
+    time.sleep(random.uniform(0, 0.3))
+    process.kill()
+    process.communicate()
+    step, _ = checkpoint.load_resume("run")
+    checkpoint.load_file("run/policy.pt")
+    assert 0 < step < steps("run")[-1], "nothing is to be cut back"
+    with open("run/episodes.csv", "a") as file:
+        file.write(f"{step + 1},12.5,0,9")                      # half a row, as a kill may leave
+    train(run_dir="run", resume=True, total_steps=step + 256)
+    assert saved("run")[0] == steps("run")[-1] == step + 256
+    assert_no_gap("run", (0, step))
+
+
+# ---- Two processes
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """256 steps by two processes on Ends, where a resumed run can be compared: its directory."""
+    home = tmp_path_factory.mktemp("two")
+    (home / "line.py").write_text(textwrap.dedent("""
+        import os
+        import gymnasium as gym
+        from tests.test_run import Ends
+
+        class Hot(Ends):
+            def step(self, act):
+                if self.life == 70 and os.environ["PMI_RANK"] == "1":
+                    raise RuntimeError("the motor of joint 3 is too hot")
+                return super().step(act)
+
+        gym.register("Hot-v0", Hot)
+        """))
+    return home
+
+
+TWO = ("--num-envs", 4, "--batch", 128, "--minibatch", 32, "--epochs", 2, "--hidden", 8,
+       "--no-anneal-lr", "--eval-every", 128, "--run-dir", "run")
+
+
+@needs_mpi
+def test_two_processes(two, monkeypatch):
+    """One run by `--num-procs`, the same one in two halves by mpiexec."""
+    monkeypatch.syspath_prepend(two)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(two), os.environ["PYTHONPATH"]]))
+    flags = "--env", "line:Ends-v0", *TWO[:-1]
+    done = run(command(*flags, "run", "--num-procs", 2, "--total-steps", 512))
+    assert done.stderr == "" and done.stdout.count("device: ") == done.stdout.count("run: ") == 1
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:]] == ["128", "256", "384", "512"]
+    # Totals: the steps are those of all environments, and every one of these has its episodes.
+    assert steps("run") == [128, 256, 384, 512]
+    episodes = rows("run", "episodes.csv")
+    assert [(int(e["step"]), int(e["env"]), int(e["ep_len"])) for e in episodes] == [
+        (step, env, 16) for step in range(64, 513, 64) for env in range(4)]
+    assert len({e["ep_ret"] for e in episodes}) == len(episodes), "two ranks do the same"
+    assert [float(row["ep_ret_mean"]) for row in rows("run")] == pytest.approx(
+        [np.mean([float(e["ep_ret"]) for e in episodes[i:i + 8]]) for i in range(0, 32, 8)])
+    # Ranks: the same agent and optimizer, other random numbers.
+    (step, first), (_, second) = saved("run", 0), saved("run", 1)
+    assert step == 512 and same(first["state"], second["state"])
+    assert not same(first["rng"], second["rng"])
+    assert first["state"]["agent"]["obs_stats.count"].max() == 512
+    assert next(iter(first["state"]["optimizer"]["state"].values()))["step"] == 4 * 2 * 4
+    # The same shape as one process's.
+    train(env="Ends-v0", num_envs=4, batch=128, eval_every=128, run_dir="one")
+    assert list(rows("run")[0]) == list(rows("one")[0])
+    assert list(episodes[0]) == list(rows("one", "episodes.csv")[0])
+    one, both = ({path.name.partition(".")[0] for path in Path(name).iterdir()}
+                 for name in ("one", "run"))
+    assert one - {"resume-256"} == both - {"resume-512"}
+    # In two halves.
+    os.rename("run", "whole")
+    run(mpirun(*flags, "run", "--total-steps", 256))
+    run(mpirun(*flags, "run", "--total-steps", 512, "--resume"))
+    assert_same_run("run", "whole")
+    assert same(saved("run", 1), saved("whole", 1))
+
+
+@needs_mpi
+def test_a_signal_reaches_both_processes(started):
+    process = started(command(*ENDLESS, "--num-procs", 2))
+    wait_for_rows(process, "run", 3)
+    process.terminate()
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 143, err
+    assert "Traceback" not in err
+    (step, first), (_, second) = saved("run", 0), saved("run", 1)
+    assert step == steps("run")[-1] and same(first["state"], second["state"])
+
+
+@needs_mpi
+def test_a_rank_that_dies_takes_the_other_with_it(two, monkeypatch):
+    """With its traceback, and without leaving the other one waiting for ever."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(two), os.environ["PYTHONPATH"]]))
+    done = subprocess.run(mpirun("--env", "line:Hot-v0", *TWO, "--total-steps", 1e6),
+                          capture_output=True, text=True, timeout=100)
+    assert done.returncode not in (0, 2)
+    assert "RuntimeError: the motor of joint 3 is too hot" in done.stderr
+    assert "Traceback" in done.stderr and "rank 1" in done.stderr and "line.py" in done.stderr
+    assert steps("run") == [128, 256] and list(checkpoint.resume_folders("run")) == [128]
