@@ -4,26 +4,37 @@ A policy gradient holds for the policy that collected the data, so that one step
 allows. PPO takes hundreds: its loss pays nothing for making an action more than 1 + c times as
 likely as it was, or less than 1 - c times, so that many epochs over a batch cannot run far from it.
 
-What it shares with the other policy gradients here, s' being the true successor of s (also where
-a time limit cuts an episode: the state after it still has a value):
+    ratio   = pi(a | s) / pi_old(a | s),   pi_old being the policy that acted              (9)
+    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A),   c = clip_ratio            (10)
+    L       = L_pi + vf_coef L_V - ent_coef H                                              (11)
+    KL      = mean (ratio - 1 - log ratio),   an estimate of KL(pi_old, pi)                (12)
 
-    delta_t  = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                             (1)
-    A_t      = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)              (2)
-    log pi   = sum_i -((a_i - mu_i(s)) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2      (3)
-    H        = -mean sum_a pi(a | s) log pi(a | s), or sum_i log sigma_i + log(2 pi e) / 2 (4)
-    L_V      = mean (V(s) - R)^2                                                           (5)
-    norm(x)  = clip((x - mean) / sqrt(var + 1e-8), -10, 10)                                (6)
-    G_t      = r_t + gamma (1 - done_{t-1}) G_{t-1};  r is divided by the deviation of G   (7)
-    A        <- (A - mean A) / (deviation of A + 1e-8)                                     (8)
+What (9) to (12) rest on. s' is the true successor of s, also where a time limit cuts the episode,
+since what would have followed has a value; "terminated" is a true end, "done" an end of any kind.
+(1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
-PPO's own, with c = clip_ratio and pi_old the policy that acted:
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                              (1)
+    A_t     = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)               (2)
+    log pi  = sum_i -((a_i - mu_i(s)) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2       (3)
+    H       = sum_i log sigma_i + log(2 pi e) / 2,  or  -mean sum_a pi(a|s) log pi(a|s)    (4)
+    L_V     = mean (V(s) - R)^2                                                            (5)
+    x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r is divided by the deviation of G   (7)
+    A      <- (A - mean A) / (deviation of A + 1e-8),   in each minibatch                  (8)
 
-    ratio    = pi(a | s) / pi_old(a | s)                                                   (9)
-    L_pi     = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)                             (10)
-    L        = L_pi + vf_coef L_V - ent_coef H                                             (11)
-    KL       = mean (ratio - 1 - log ratio)                                                (12)
+The details that the results rest on, each with the setting that switches it off (or null values):
+orthogonal weights (orthogonal_init), (6) (norm_obs), (7) (scale_rew), (8) (norm_adv), a gradient of
+limited length (max_grad_norm), a step size annealed to zero (anneal_lr). Statistics and the policy
+change only between rollouts, so that the policy that acted is the policy whose ratio is taken.
 
-(1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, Eq. 16).
+Departs from the paper: advantages and targets are computed anew every epoch, since the critic has
+moved; sigma starts at 0.6 of half the action's range; GAE's values are not clipped.
+
+Decided by measurement (train100, default settings otherwise; benchmarks/README.md has each run):
+TABLE
+
+Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
+Reproduce     python -m algos.ppo --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """
 
 import json

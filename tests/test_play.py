@@ -25,7 +25,8 @@ def trained(tmp_path_factory):
     runs = {}
     for env in ("Pendulum-v1", "CartPole-v1"):
         run = tmp_path_factory.mktemp("runs") / env
-        cfg = ppo.Config(env, '{"max_episode_steps": 40}', run_dir=str(run), eval_every=256, hidden=(16,), **SMALL)
+        cfg = ppo.Config(env, '{"max_episode_steps": 40}', run_dir=str(run), eval_every=256,
+                         hidden=(16,), **SMALL)
         runs[env] = run, ppo.train(cfg), cfg
     return runs
 
@@ -232,7 +233,7 @@ def test_mujoco_is_drawn_without_a_display(tmp_path):
 
 
 class OneGame:
-    """A vector of one as ale-py's: one array for all observations, and no last one of an episode."""
+    """A vector of one like ale-py's: `step` returns the next episode's obs, in the same array."""
 
     single_observation_space = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
     single_action_space = gym.spaces.Discrete(2)

@@ -416,6 +416,22 @@ def test_observe_takes_each_observation_and_running_return_once(kind):
         close(stats.var, rows.var(0, correction=0))
 
 
+def test_training_observes_after_it_has_learned_and_before_it_collects_again(monkeypatch):
+    calls = []
+    for owner, name in ((ppo, "collect"), (ppo, "update"), (ppo.Agent, "observe")):
+        monkeypatch.setattr(owner, name, noted(calls, getattr(owner, name)))
+    ppo.train(ppo.Config(env="CartPole-v1", total_steps=72, **SMALL))
+    assert calls == ["collect", "update", "observe"] * 3
+
+
+def noted(calls, function):
+    """The function, which first adds its name to the calls."""
+    def call(*args, **kwargs):
+        calls.append(function.__name__)
+        return function(*args, **kwargs)
+    return call
+
+
 # ---- What the loss is given
 
 @every_kind
@@ -750,7 +766,8 @@ def learn_compiled(folder):
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
-    subprocess.run([sys.executable, __file__, "compiled", tmp_path], env=dynamo_env, check=True)
+    command = [sys.executable, __file__, "compiled", tmp_path]
+    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
     (flat, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
                                           for name in ("compiled", "eager"))
     close(flat, expected)

@@ -157,8 +157,8 @@ def test_signal_stops_the_runs_and_they_save(flaky):
                "--seeds", "2", "--set", "total_steps=1e8", *SMALL, "--out", "out"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
                           start_new_session=True) as process:   # the signal goes to it alone
-        deadline = time.time() + 120
-        while not (found := list(Path("out").rglob("resume-128"))) and time.time() < deadline:
+        deadline, whole = time.time() + 200, "resume-[1-9]*[0-9]"
+        while not (found := list(Path("out").rglob(whole))) and time.time() < deadline:
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
@@ -255,14 +255,19 @@ def test_result(run, capsys):
     assert '"episodes": 151' in (run / "result.json").read_text()
 
 
-def test_code_that_changed_before_a_resume_is_not_named(run):
-    """No hash is better than one of two: the figures are of neither."""
-    assert sweep.sources_of(run) == {}              # started by hand
+def test_hashes_are_of_the_code_that_ran_or_of_none(run):
+    """A result that names other code than made it would never be found stale."""
+    config = json.loads((run / "config.json").read_text())
+    assert sweep.sources_of(run, config) == sweep.sources("ppo")    # by hand, and nothing is newer
+    assert "algos/ppo.py" in sweep.sources("ppo") and "utils/logger.py" in sweep.sources("ppo")
+    assert sweep.sources_of(run, config | {"resumed": [{"step": 256}]}) == {}
+    os.utime(run / "config.json", (1e9, 1e9))
+    assert sweep.sources_of(run, config) == {}                      # the code is newer
     log = Path(f"{run}.log")
     log.write_text(f'{sweep.HASHES}{{"a": "1"}}\ntext\n{sweep.HASHES}{{"a": "1"}}\n')
-    assert sweep.sources_of(run) == {"a": "1"}
+    assert sweep.sources_of(run, config) == {"a": "1"}
     log.write_text(log.read_text() + f'{sweep.HASHES}{{"a": "2"}}\n')
-    assert sweep.sources_of(run) == {}
+    assert sweep.sources_of(run, config) == {}                      # changed before a resume
 
 
 def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):

@@ -36,6 +36,7 @@ from utils import mpi, play
 from utils.logger import check_range, read_config
 from utils.mpi import UsageError
 
+ROOT = Path(__file__).resolve().parent.parent
 OURS = {"env", "seed", "run_dir", "resume"}     # settings that the sweep gives
 HASHES = "# sources "                           # begins the line of a log that holds them
 
@@ -227,7 +228,7 @@ def collect(run: Path) -> dict:
     train100    mean return of the last 100 training episodes (of all, if there are fewer)
     eval        returns of deterministic episodes with the final weights: 10, classic control 100
     curve       at most 100 pairs: a step, mean return of the episodes that ended in the 1% before
-    sources     hashes of the code that ran; {} if it is not known, or changed before a resume
+    sources     hashes of the code that trained it, where that is known
     """
     module, cfg, policy = play.read_run(run)
     config = read_config(run)
@@ -253,7 +254,7 @@ def collect(run: Path) -> dict:
         "curve": [[round(k * width), round(float(returns[bins == k].mean()), 3)]
                   for k in np.unique(bins)],
         "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
-        "git_commit": config["git_commit"], "sources": sources_of(run),
+        "git_commit": config["git_commit"], "sources": sources_of(run, config),
     }
 
 
@@ -286,11 +287,17 @@ def write_result(run: Path, result: dict) -> None:
     os.replace(run / "result.json.tmp", run / "result.json")
 
 
+def source_files(algo: str) -> list[Path]:
+    """What a run executes of this project: not this file and play.py, which train nothing."""
+    helpers = sorted((ROOT / "utils").glob("*.py"))
+    return [ROOT / "algos" / f"{algo}.py",
+            *(path for path in helpers if path.stem not in ("play", "sweep", "__init__"))]
+
+
 def sources(algo: str) -> dict[str, str]:
     """A hash of the code of the algorithm file and of each helper."""
-    root = Path(__file__).resolve().parent.parent
-    paths = [root / "algos" / f"{algo}.py", *sorted((root / "utils").glob("*.py"))]
-    return {str(path.relative_to(root)): code_hash(path.read_text()) for path in paths}
+    return {path.relative_to(ROOT).as_posix(): code_hash(path.read_text(encoding="utf-8"))
+            for path in source_files(algo)}
 
 
 def code_hash(text: str) -> str:
@@ -304,14 +311,18 @@ def code_hash(text: str) -> str:
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
 
-def sources_of(run: Path) -> dict[str, str]:
-    """The hashes that the log of a run begins with; {} if there are none, or several."""
-    try:
-        lines = Path(f"{run}.log").read_text(errors="replace").splitlines()
-    except FileNotFoundError:
-        return {}
+def sources_of(run: Path, config: dict) -> dict[str, str]:
+    """Hashes of the code that a run executed: those in its log, where a sweep started it.
+
+    Else of the code here, unless some of it is newer than the run. {} if it is not known.
+    """
+    log, begun = Path(f"{run}.log"), (run / "config.json").stat().st_mtime
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
     found = {line for line in lines if line.startswith(HASHES)}
-    return json.loads(found.pop().removeprefix(HASHES)) if len(found) == 1 else {}
+    if found:                                   # several: it changed before a resume
+        return json.loads(found.pop().removeprefix(HASHES)) if len(found) == 1 else {}
+    newer = any(path.stat().st_mtime > begun for path in source_files(config["algo"]))
+    return {} if newer or config.get("resumed") else sources(config["algo"])
 
 
 def main(sweep: Sweep) -> int:

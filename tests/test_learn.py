@@ -1,0 +1,95 @@
+"""What is learned: values and policies that are known, in environments that take seconds."""
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from algos import ppo
+from tests import probe
+
+QUICK = {"device": "cpu", "run_dir": "run"}
+
+
+# ---- The five probes
+
+@pytest.mark.parametrize("box", [False, True], ids=["discrete", "box"])
+@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
+def test_probe(case, box):
+    rows = probe.probe(ppo, case, box)
+    assert probe.passed(rows), f"look at {case.hint}: {rows}"
+
+
+def test_the_tool_names_what_is_broken(monkeypatch, capsys):
+    monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
+    command = ["--algo", "ppo", "--set", "total_steps=4096"]
+    assert probe.main(command) == 0
+    assert "FAILED" not in capsys.readouterr().out
+    loss = ppo.value_loss
+    monkeypatch.setattr(ppo, "value_loss", lambda val, ret: loss(val, 0.5 * ret))
+    assert probe.main(command) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.endswith("FAILED") for line in lines] == [False, True, True, False]
+    assert lines[1].split()[:6] == ["ProbeValue", "discrete", "value", "of", "0", "1.00"]
+    assert lines[3].startswith("ProbeValue failed: look at the value loss")
+
+
+def test_the_tool_says_which_number_turned_nan(monkeypatch, capsys):
+    monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
+    assert probe.main(["--algo", "ppo", "--set", "total_steps=512", "lr=1e38"]) == 1
+    assert "nan at step" in capsys.readouterr().out
+    # Of an algorithm that refuses all, nothing is known, which is no success.
+    assert probe.main(["--algo", "ppo", "--set", "gamma=2"]) == 1
+    assert "refuses a setting" in capsys.readouterr().out
+
+
+# ---- What the end of an episode is worth
+
+FOREVER = 1 / (1 - 0.8)                                         # 1 + 0.8 + 0.8^2 + ...
+UNTIL_5 = np.mean([(1 - 0.8**left) / (1 - 0.8) for left in range(1, 6)])
+
+
+@pytest.mark.parametrize("env_kwargs,val", [
+    ({"max_episode_steps": 5}, FOREVER),
+    ({"length": 5}, UNTIL_5),
+    ({"length": 5, "max_episode_steps": 5}, UNTIL_5),
+    ({}, FOREVER),
+], ids=["truncated", "terminated", "both", "endless"])
+def test_a_time_limit_is_not_an_end(env_kwargs, val):
+    """One state, reward 1 a step. Rollouts of 20 steps: each ends where an episode does."""
+    agent = ppo.train(ppo.Config(
+        env="tests.envs:Constant-v0", env_kwargs=json.dumps(env_kwargs), total_steps=8000,
+        batch=160, minibatch=80, epochs=4, lr=0.02, hidden=(16,), gamma=0.8, lam=1.0,
+        scale_rew=False, **QUICK))
+    assert probe.value(agent, torch.zeros(1, 1)) == pytest.approx(val, abs=0.05)
+
+
+# ---- Larger ones
+
+def test_cartpole():
+    """It falls after twenty steps at first, and stands all 500 of each of ten episodes now."""
+    cfg = ppo.Config(env="CartPole-v1", total_steps=30 * 1024, num_envs=16, batch=1024,
+                     minibatch=256, lr=3e-3, gamma=0.98, **QUICK)
+    agent = ppo.train(cfg)
+    assert ppo.evaluate(agent, cfg, 10, seed=1).mean() >= 475
+
+
+def test_reach():
+    """Continuous actions, as far as it goes and not beyond: nearly what is possible."""
+    cfg = ppo.Config(env="tests.envs:Reach-v0", total_steps=16384, num_envs=16, batch=512,
+                     minibatch=128, lr=3e-3, gamma=0.9, hidden=(32,), **QUICK)
+    returns = ppo.evaluate(ppo.train(cfg), cfg, 50, seed=1)
+    far, near = 0.2, 0.4                                        # a step down, a step up
+    starts = np.linspace(-1, 1, 1001)
+    left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
+            for t in range(1, 11)]
+    assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
+
+
+def test_images():
+    """Height and width differ, colours come last, the values are those of uint8."""
+    cfg = ppo.Config(env="tests.envs:Bright-v0", total_steps=4096, num_envs=16, batch=256,
+                     minibatch=64, epochs=4, **QUICK)
+    agent = ppo.train(dataclasses.replace(cfg))
+    assert ppo.evaluate(agent, cfg, 50, seed=1).mean() >= 0.98
