@@ -48,6 +48,14 @@ def make_peer(env, seed, num_envs=8, batch=2048, minibatch=64, epochs=10):
                ent_coef=0.0, vf_coef=0.5, max_grad_norm=0.5)
 
 
+def curve(rows: list[list], total: int) -> list[list]:
+    """At most 100 pairs: a step, the mean return of the episodes that ended in the 1% before."""
+    bins = np.ceil(np.array([row[0] for row in rows]) / (total / 100)).astype(int)
+    returns = np.array([row[3] for row in rows])
+    return [[round(k * total / 100), round(float(returns[bins == k].mean()), 3)]
+            for k in np.unique(bins)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--env", required=True)
@@ -73,6 +81,7 @@ def main():
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=[round(float(value), 3) for value in returns],
+                  curve=curve(log.rows, model.num_timesteps),
                   versions=dict(stable_baselines3=stable_baselines3.__version__,
                                 torch=torch.__version__, gymnasium=gym.__version__))
     (args.out / "result.json").write_text(json.dumps(result))
