@@ -84,7 +84,7 @@ class Config:
     target_kl: float = 0.0  # no further epoch once Eq. (12) exceeds this; 0: all epochs
     vf_coef: float = 0.25  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
-    std_init: float = 1.0  # sigma at the start, where the box of actions is [-1, 1]
+    std_init: float = 0.6  # sigma at the start, where the box of actions is [-1, 1]
     max_grad_norm: float = 0.5  # length to which a longer gradient is cut; 0: any
     norm_adv: bool = True  # advantages of a minibatch to mean 0, standard deviation 1
     norm_obs: bool = True  # vector observations likewise, by running statistics

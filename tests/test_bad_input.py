@@ -451,8 +451,7 @@ def swap(path):
 def test_resume_of_a_damaged_checkpoint(refusal, run, name, damage):
     damage(run / name)
     message = refusal(*RESUME)
-    where = "checkpoint in run" if (name, damage) == ("resume-64/rank0.pt", swap) else f"run/{name}"
-    assert where in message
+    assert f"run/{name}" in message
     assert not Path("it_was_run").exists()
     if damage is poison:
         assert "mkdir" in message and "nothing in it was run" in message

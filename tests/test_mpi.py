@@ -114,10 +114,10 @@ if rank == 0:
 
 
 def run(tmp_path, program, *args, launcher=(), **env):
-    """(status, stdout, stderr) of `python toy.py args`, within a minute."""
+    """(status, stdout, stderr) of `python toy.py args`, in time."""
     file = tmp_path / "toy.py"
     file.write_text(program)
-    done = subprocess.run([*launcher, sys.executable, file, *map(str, args)], timeout=60,
+    done = subprocess.run([*launcher, sys.executable, file, *map(str, args)], timeout=150,
                           capture_output=True, text=True, env=os.environ | env)
     return done.returncode, done.stdout, done.stderr
 
@@ -456,7 +456,7 @@ def test_a_signal_leaves_every_rank_the_time_to_save(tmp_path, send, number, exp
                           start_new_session=True, text=True) as process:
         assert any("learning" in line for line in process.stdout)
         send(process.pid, number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=150)
     assert process.returncode == expected
     assert sorted(tmp_path.glob("saved*")) == [tmp_path / "saved0", tmp_path / "saved1"]
 

@@ -92,9 +92,9 @@ class Spy:
 def rows_of(call, agent, rollout):
     """Which rows of the rollout, [T N], stand in a minibatch."""
     rows = agent.normalize(rollout.obs).flatten(0, 1).flatten(1)
-    same = (call.obs.flatten(1)[:, None] == rows).all(-1)
-    assert (same.sum(1) == 1).all()
-    return same.int().argmax(1)
+    equal = (call.obs.flatten(1)[:, None] == rows).all(-1)
+    assert (equal.sum(1) == 1).all()
+    return equal.int().argmax(1)
 
 
 def targets(agent, rollout):

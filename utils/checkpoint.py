@@ -83,7 +83,6 @@ def save_resume(run_dir, step, payload):
             shutil.rmtree(tmp, ignore_errors=True)          # a full disk needs the space
         raise
     if root:
-        sync_folder(tmp)
         os.rename(tmp, tmp.with_suffix(""))
         sync_folder(tmp.parent)
         for old, folder in resume_folders(run_dir).items():
