@@ -19,16 +19,16 @@ since what would have followed has a value; "terminated" is a true end, "done" a
     H       = sum_i log sigma_i + log(2 pi e) / 2,  or  -mean sum_a pi(a|s) log pi(a|s)    (4)
     L_V     = mean (V(s) - R)^2                                                            (5)
     x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r is divided by the deviation of G   (7)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r <- clip(r / sd(G), -10, 10)        (7)
     A      <- (A - mean A) / (deviation of A + 1e-8),   in each minibatch                  (8)
 
-The details that the results rest on, each with the setting that switches it off (or null values):
+The details that the results rest on, each with the setting that switches it off:
 orthogonal weights (orthogonal_init), (6) (norm_obs), (7) (scale_rew), (8) (norm_adv), a gradient of
 limited length (max_grad_norm), a step size annealed to zero (anneal_lr). Statistics and the policy
 change only between rollouts, so that the policy that acted is the policy whose ratio is taken.
 
 Departs from the paper: advantages and targets are computed anew every epoch, since the critic has
-moved; sigma starts at 0.6 of half the action's range; GAE's values are not clipped.
+moved; sigma starts at 0.6 of half the action's range; the value loss is not clipped.
 
 Decided by measurement (train100, default settings otherwise; benchmarks/README.md has each run):
 TABLE
@@ -151,17 +151,17 @@ class Agent(nn.Module):
         num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(cfg.std_init)))
-            self.register_buffer("low", torch.as_tensor(act_space.low))
-            self.register_buffer("high", torch.as_tensor(act_space.high))
+            self.register_buffer("low", torch.tensor(act_space.low))
+            self.register_buffer("high", torch.tensor(act_space.high))
         chw = (shape[2], *shape[:2]) if self.channels_last else shape
         self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
         sizes = (512,) if self.images else (*shape, *cfg.hidden)
         self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
         gains = (self, math.sqrt(2)), (self.actor[-1], 0.01), (self.critic[-1], 1.0)
-        for module, gain in gains * cfg.orthogonal_init:  # 0.01: at first, one policy for all obs
+        for module, gain in gains if cfg.orthogonal_init else ():  # all, then the last ones anew
             init_orthogonal(module, gain)
         self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
-        self.ret_sum = torch.zeros(())  # discounted rewards so far of the running episodes, [N]
+        self.ret_sum = torch.zeros(())  # G of Eq. (7), [N] once it runs; begins anew with the envs
 
     def normalize(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take, float32: vectors or [..., C, H, W]."""
@@ -257,7 +257,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ========================================= mathematics ==========================================
 def normalize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eq. (6). Cut, since what is rare while the statistics are young would be huge."""
+    """Eq. (6), and (7) with mean 0. Cut, since while statistics are young a rare value is huge."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -317,7 +317,7 @@ def ppo_clip_loss(logp: Batch, logp_old: Batch, adv: Batch, clip: float) -> Floa
 
 def approx_kl(logp: Batch, logp_old: Batch) -> Float32[Tensor, ""]:
     """Eq. (12) estimates KL(pi_old, pi) and, unlike the mean of -log ratio, is never negative."""
-    return ((logp - logp_old).exp() - 1 - (logp - logp_old)).mean()
+    return ((logp - logp_old).expm1() - (logp - logp_old)).mean()
 
 
 # ============================================ update ============================================
@@ -335,8 +335,8 @@ def ppo_loss(agent: Agent, obs: Tensor, act: Tensor, logp_old: Batch, adv: Batch
 @torch.no_grad()  # the losses take advantages and targets as constants
 def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
     """val, adv and ret of normalised data, by the critic as it is now."""
-    cfg, both = agent.cfg, (obs.flatten(0, 1) for obs in (data.obs, data.next_obs))
-    val, next_val = (agent.critic(agent.encoder(obs)).view_as(data.rew) for obs in both)
+    cfg, inputs = agent.cfg, [obs.flatten(0, 1) for obs in (data.obs, data.next_obs)]
+    val, next_val = (agent.critic(agent.encoder(obs)).view_as(data.rew) for obs in inputs)
     return val, *gae(data.rew, val, next_val, data.terminated, data.done, cfg.gamma, cfg.lam)
 
 
@@ -372,7 +372,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: torch.optim.Optimizer, r
             mpi.average(kl)
             if 0 < cfg.target_kl < kl:
                 break
-    clip_frac = ((logp - logp_old).exp() - 1).abs().gt(cfg.clip_ratio).float().mean()
+    clip_frac = (logp - logp_old).expm1().abs().gt(cfg.clip_ratio).float().mean()
     metrics = dict(zip(("pi_loss", "v_loss", "entropy"), torch.stack(terms).mean(0)))
     return metrics | {"kl": kl, "clip_frac": clip_frac, "grad_norm": torch.stack(norms), "val": val,
                       "explained_variance": explained, "epochs": epoch + 1, "lr": lr}
@@ -401,11 +401,11 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # here, after whatever can be refused and before anything is written
-    flat = mpi.flatten(agent)
+    mpi.launch(cfg)  # --num-procs: starts the program anew under mpiexec, all refusals behind it
+    flat = mpi.flatten(agent)  # one vector; all parameters and their .grad become views of it
     optimizer = torch.optim.Adam([flat], cfg.lr, eps=1e-5, fused=True)
     loss_fn = mpi.compiled(ppo_loss, cfg.compile)
-    with Logger(cfg, agent, optimizer=optimizer) as log:
+    with Logger(cfg, agent, optimizer=optimizer) as log:  # loads what --resume goes on with
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
@@ -414,7 +414,7 @@ def train(cfg: Config) -> Agent:
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
-            log.report(cfg.batch, episodes, **metrics)
+            log.report(cfg.batch, episodes, **metrics)  # adds to log.step, saves now and then
     return agent
 
 

@@ -728,6 +728,33 @@ def test_an_environment_that_begins_with_nan_is_named(at_once):
     assert "Lost-v0" in " ".join(caught.value.__notes__)
 
 
+class Bleak(Odd):
+    """Returns NaN, but to the third of its kind and those made later: when it is evaluated."""
+
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        Bleak.made += 1
+        self.rew, self.time = (1.0 if Bleak.made < 3 else np.nan), 0
+
+    def step(self, act):
+        self.time += 1
+        assert self.time < 500, "it was stepped for ever"
+        return self.observation_space.sample(), self.rew, self.time % 4 == 0, False, {}
+
+
+gym.register("Bleak-v0", Bleak)
+
+
+def test_an_environment_that_returns_nan_to_evaluation():
+    cfg = ppo.Config(**TINY | {"env": "Bleak-v0", "eval_every": 64, "run_dir": "run"})
+    with pytest.raises(FloatingPointError, match="eval_ret|environment") as caught:
+        ppo.train(cfg)
+    assert "Bleak-v0" in " ".join(caught.value.__notes__)
+    assert last_good(Path("run")) == 0
+
+
 def test_an_environment_that_raises_ends_the_process():
     done = program(*FLAGS, "--env", "tests.envs:Faulty-v0", "--env-kwargs", '{"at": 100}',
                    "--num-envs", 1, "--total-steps", 320, "--run-dir", "run")

@@ -154,14 +154,16 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(flaky
 
 def test_signal_stops_the_runs_and_they_save(flaky):
     command = [sys.executable, "-m", "utils.sweep", "--algos", "ppo", "--envs", "flaky:Flaky-v0",
-               "--seeds", "2", "--set", "total_steps=1e8", *SMALL, "--out", "out"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True,
-                          start_new_session=True) as process:   # the signal goes to it alone
-        deadline, whole = time.time() + 200, "resume-[1-9]*[0-9]"
-        while not (found := list(Path("out").rglob(whole))) and time.time() < deadline:
+               "--seeds", "2", "--set", "total_steps=1e6", *SMALL, "--out", "out"]
+    # In a session of its own, so that the signal reaches the sweep alone, not what it started.
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        while not (found := list(Path("out").rglob("resume-[1-9]*[0-9]"))):
+            assert process.poll() is None
             time.sleep(0.1)
+    finally:
         process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate()
     assert process.returncode == 130
     assert "stopped; the same command goes on" in out and "the end of" not in out
     run = found[0].parent
