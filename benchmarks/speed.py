@@ -75,6 +75,9 @@ def compare(args: argparse.Namespace) -> None:
     """Prints each pair's seconds and ratio, and the median ratio."""
     threads = {}
     for library in ("plainrl", "sb3"):
+        if args.threads:
+            threads[library] = args.threads
+            continue
         trial = {n: timed(library, args, n, args.steps // 5)[0] for n in (1, 2)}
         threads[library] = min(trial, key=trial.get)
         times = ", ".join(f"{n}: {seconds:.1f} s" for n, seconds in trial.items())
@@ -109,8 +112,8 @@ def profile(args: argparse.Namespace) -> None:
             return result
         return wrapper
 
-    cfg = ppo.Config(env=ENV, num_envs=args.num_envs, torch_threads=args.threads)
-    torch.set_num_threads(args.threads)
+    cfg = ppo.Config(env=ENV, num_envs=args.num_envs, torch_threads=args.threads or 1)
+    torch.set_num_threads(cfg.torch_threads)
     envs = ppo.make_envs(cfg, cfg.num_envs)
     agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     flat = mpi.flatten(agent)
@@ -142,7 +145,7 @@ if __name__ == "__main__":
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200_000)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=0, help="0: the quicker of 1 and 2")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--child", choices=("plainrl", "sb3"))
