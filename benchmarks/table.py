@@ -59,12 +59,14 @@ def difference(groups: dict[tuple, list[dict]]) -> str:
         peer = next((v for k, v in groups.items() if k[0] == env and k[1] != library), None)
         if library != "plainrl" or settings or peer is None:
             continue
-        ours, theirs = ([result["train100"] for result in each] for each in (results, peer))
+        seeds = {result["seed"] for result in results} & {result["seed"] for result in peer}
+        ours, theirs = ([result["train100"] for result in each if result["seed"] in seeds]
+                        for each in (results, peer))
         ratios.append(np.mean(ours) / np.mean(theirs))
         ends = bootstrap((ours, theirs), lambda a, b, axis: a.mean(axis) - b.mean(axis),
                          method="percentile", rng=np.random.default_rng(0), vectorized=True)
         low, high = ends.confidence_interval
-        lines.append(f"{env}: ratio of means {ratios[-1]:.2f}, difference "
+        lines.append(f"{env}, seeds {sorted(seeds)}: ratio of means {ratios[-1]:.2f}, difference "
                      f"{np.mean(ours) - np.mean(theirs):.0f} [{low:.0f}, {high:.0f}]")
     if ratios:
         lines.append(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
