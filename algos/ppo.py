@@ -4,14 +4,9 @@ A policy gradient holds for the policy that collected the data, so that one step
 allows. PPO takes hundreds: its loss pays nothing for making an action more than 1 + c times as
 likely as it was, or less than 1 - c times, so that many epochs over a batch cannot run far from it.
 
-    ratio   = pi(a | s) / pi_old(a | s),   pi_old being the policy that acted              (9)
-    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A),   c = clip_ratio            (10)
-    L       = L_pi + vf_coef L_V - ent_coef H                                              (11)
-    KL      = mean (ratio - 1 - log ratio),   an estimate of KL(pi_old, pi)                (12)
-
-What (9) to (12) rest on. s' is the true successor of s, also where a time limit cuts the episode,
-since what would have followed has a value; "terminated" is a true end, "done" an end of any kind.
-(1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+What it shares with other policy gradients. s' is the true successor of s, also where a time limit
+cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
+end of any kind. (1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                              (1)
     A_t     = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)               (2)
@@ -21,6 +16,13 @@ since what would have followed has a value; "terminated" is a true end, "done" a
     x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r <- clip(r / sd(G), -10, 10)        (7)
     A      <- (A - mean A) / (deviation of A + 1e-8),   in each minibatch                  (8)
+
+PPO's own, pi_old being the policy that acted:
+
+    ratio   = pi(a | s) / pi_old(a | s)                                                    (9)
+    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A),   c = clip_ratio            (10)
+    L       = L_pi + vf_coef L_V - ent_coef H                                              (11)
+    KL      = mean (ratio - 1 - log ratio),   an estimate of KL(pi_old, pi)                (12)
 
 The details that the results rest on, each with the setting that switches it off:
 orthogonal weights (orthogonal_init), (6) (norm_obs), (7) (scale_rew), (8) (norm_adv), a gradient of
@@ -191,10 +193,10 @@ class Agent(nn.Module):
         """[-1, 1] is stretched to the box, dimension by dimension; what lies outside is clipped."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.clamp(-1, 1).view(-1, *self.low.shape) / 2 + 0.5
+        share = act.clamp(-1, 1).view(-1, *self.low.shape).to(self.low) / 2 + 0.5
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
-    def predict(self, obs: np.ndarray) -> np.ndarray:
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
         """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
@@ -247,7 +249,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
         rows.append((obs, act.cpu(), rew, true_next_obs(next_obs, done, infos), terminated, done))
-        if not (np.isfinite(rew).all() and np.isfinite(rows[-1][3]).all()):
+        if not all(np.isfinite(part).all() for part in (obs, rew, rows[-1][3])):
             raise FloatingPointError(f"NaN or infinity from the environment, step {t} of a rollout")
         for i in np.flatnonzero(done):
             episodes.append((t, i, infos["episode"]["r"][i], infos["episode"]["l"][i]))
@@ -353,7 +355,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: torch.optim.Optimizer, r
     with torch.no_grad():  # the agent is still the one that acted
         logp_old = log_prob(agent(obs)[0], agent.log_std, act)
     val, adv, ret = estimate(agent, data)
-    explained, terms, norms = 1 - (ret - val).var() / (ret.var() + 1e-8), [], []
+    explained, terms, norms = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8), [], []
     for epoch in range(cfg.epochs):
         adv, ret = estimate(agent, data)[1:] if epoch > 0 else (adv, ret)  # the critic has moved
         order = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch, "minibatch"))
@@ -385,12 +387,12 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
     """Returns of the deterministic policy, the first of each of `episodes` environments."""
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))
-    returns = np.full(episodes, np.nan)
-    while np.isnan(returns).any():
+    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
+    while not ended.all():
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
         if "episode" in infos:
-            first = infos["_episode"] & np.isnan(returns)
-            returns[first] = infos["episode"]["r"][first]
+            first = infos["_episode"] & ~ended
+            returns[first], ended = infos["episode"]["r"][first], ended | first
     envs.close()
     return returns
 

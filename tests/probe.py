@@ -112,7 +112,7 @@ def main(argv=None):
             for what, want, got, near in rows:
                 mark = "" if passed([(what, want, got, near)]) else "   FAILED"
                 kind = "continuous" if box else "discrete"
-                print(f"{case.env:<12}{kind:<11}{what:<14}{want:>9.2f}{got:>9.2f}{mark}", flush=True)
+                print(f"{case.env:<12}{kind:<11}{what:<14}{want:>9.2f}{got:>9.2f}{mark}")
             if not passed(rows) and case not in failed:
                 failed.append(case)
     for case in failed:

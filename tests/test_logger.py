@@ -712,7 +712,6 @@ def test_killed_again_and_again():
     """
     done = script("""
         import random, shutil
-        from torch.utils.tensorboard import SummaryWriter
         calls, deadly = 0, -1
 
         def count(frame, event, arg):
@@ -722,8 +721,9 @@ def test_killed_again_and_again():
                 os.kill(os.getpid(), signal.SIGKILL)
 
         cfg = Config(total_steps=1200)
+        train(replace(cfg, run_dir="whole"))                    # the first one imports more
         sys.setprofile(count)
-        train(replace(cfg, run_dir="whole"), always=True)
+        train(replace(cfg, run_dir="again"), always=True)
         sys.setprofile(None)
         third = calls // 3
         kills = 0
@@ -741,7 +741,7 @@ def test_killed_again_and_again():
             if not checkpoint.resume_folders("run"):            # killed before it had begun
                 shutil.rmtree("run", ignore_errors=True)
         assert numbers("run") == numbers("whole") and len(numbers("run")) == 12
-        assert kills >= 2, kills
+        assert kills >= 2
         """)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
 
