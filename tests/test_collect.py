@@ -321,8 +321,8 @@ def test_no_two_environments_share_a_seed_and_none_gets_it_twice():
 
 
 def test_every_episode_begins_elsewhere(monkeypatch):
-    """In all environments of runs of two seeds; and a run that is started again begins the same."""
-    begun, calls = [], spy(monkeypatch, ppo, "collect")
+    """In all environments of runs of two seeds; and a run that is started again is the same."""
+    begun, acts, calls = [], [], spy(monkeypatch, ppo, "collect")
     for number, seed in enumerate((1, 2, 1)):
         calls.clear()
         ppo.train(config("CartPole-v1", 4, {"max_episode_steps": 3}, seed=seed,
@@ -332,9 +332,10 @@ def test_every_episode_begins_elsewhere(monkeypatch):
             following = torch.cat([rollout.obs[1:], torch.as_tensor(last)[None]])
             starts.append(following[rollout.done.bool()].numpy())
         begun.append([tuple(obs) for obs in np.concatenate(starts).tolist()])
+        acts.append(column([rollout for _, (rollout, *_) in calls], "act").tolist())
     assert all(len(one) == 4 + 32 for one in begun)             # 24 steps of each of 4
     assert len(set(begun[0] + begun[1])) == 2 * 36
-    assert begun[2] == begun[0]
+    assert begun[2] == begun[0] and acts[2] == acts[0] != acts[1]
 
 
 # ---- Evaluation

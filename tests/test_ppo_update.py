@@ -315,6 +315,12 @@ def test_actions_are_stretched_to_the_box_and_clipped(space, act, env_act):
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
+def test_a_loaded_box_leaves_the_space_alone():
+    agent = make_agent()
+    agent.load_state_dict(agent.state_dict() | {"low": torch.tensor([-9.0, -9])})
+    assert BOX.low.tolist() == [0, -3]
+
+
 def test_clipping_for_the_environment_leaves_the_action_alone():
     agent, act = make_agent(), torch.tensor([[3.0, -2.0]])
     agent.env_act(act)
