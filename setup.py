@@ -27,7 +27,7 @@ CORE = [
 
 ATARI = ["ale-py"]                      # the Atari games, preprocessed in C++
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
-VIDEO = ["moviepy"]                     # writes the frames that Gymnasium records as an mp4
+VIDEO = ["moviepy", "pygame"]           # an mp4 of recorded frames; draws classic control
 
 TEST = [
     *ATARI, *BOX2D, *VIDEO,

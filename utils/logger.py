@@ -581,6 +581,7 @@ class Logger:
 
     def save(self):
         """policy.pt and what --resume needs; every rank, at the same step."""
+        mpi.check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
         began = time.perf_counter()
         self.save_policy("policy.pt")
         cuda = self.device.type == "cuda"
