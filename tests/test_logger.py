@@ -726,12 +726,12 @@ def test_killed_again_and_again():
         sys.setprofile(count)
         train(replace(cfg, run_dir="again"), always=True)
         sys.setprofile(None)
-        third = calls // 3
+        half = calls // 2
         kills = 0
         while not os.path.exists("done"):
             child = os.fork()
             if child == 0:
-                calls, deadly = 0, random.randrange(third)
+                calls, deadly = 0, random.randrange(half)
                 sys.setprofile(count)
                 train(replace(cfg, resume=os.path.exists("run/config.json")), always=True)
                 os.mkdir("done")

@@ -15,7 +15,7 @@ ranks, in float64. `time` is in seconds of training; those before a resume count
 
 import difflib
 import errno
-import importlib.metadata
+import importlib
 import json
 import math
 import numbers
@@ -48,7 +48,7 @@ except ImportError:  # Windows
     fcntl = None
 
 FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume"}  # may differ on --resume
-PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale-py", "mpi4py"]
+PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 KINDS = {"vector": "vectors (Box of one dimension)", "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
          "box": "Box of floats with finite bounds"}
@@ -289,19 +289,15 @@ def plain_settings(cfg):
 
 def origin():
     """What produced a run's numbers, beside its settings."""
-    versions = {"python": sys.version.split()[0]}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            pass
+    used = [sys.modules[name] for name in PACKAGES if name in sys.modules]
+    versions = {module.__name__: module.__version__ for module in used}
     git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
         done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
     except OSError:
         done = None  # there is no git
     return {"command": shlex.join(sys.orig_argv), "git_commit": done and done.stdout.strip(),
-            "versions": versions}
+            "versions": {"python": sys.version.split()[0], **versions}}
 
 
 # ---- Numbers
