@@ -289,7 +289,7 @@ def plain_settings(cfg):
 
 def origin():
     """What produced a run's numbers, beside its settings."""
-    used = [sys.modules[name] for name in PACKAGES if name in sys.modules]
+    used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
     versions = {module.__name__: module.__version__ for module in used}
     git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
