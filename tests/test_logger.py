@@ -705,7 +705,6 @@ def script(text, *command):
                           timeout=200)
 
 
-@pytest.mark.slow
 def test_killed_again_and_again():
     """SIGKILL at random moments, then --resume: in the end the very rows of an undisturbed run.
 
