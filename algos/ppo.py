@@ -30,12 +30,14 @@ limited length (max_grad_norm), a step size annealed to zero (anneal_lr). Statis
 change only between rollouts, so that the policy that acted is the policy whose ratio is taken.
 
 Departs from the paper: advantages and targets are computed anew every epoch, since the critic has
-moved; sigma starts at 0.6 of half the action's range; the value loss is not clipped.
+moved; tanh takes an action a to the bounds of the environment (the density that (3) then lacks is
+the same in both policies of (9), and cancels); the value loss is not clipped.
 
-Decided by measurement (HalfCheetah, Hopper, Walker2d; benchmarks/README.md has every run):
-advantages anew every epoch, first seed 4798, 3300, 4050, against once an update 1517, 1582, 2837;
-(8) over a minibatch 4798, 3300, 4050, over the whole batch 1649, 2665, 3319; sigma at first 0.6, a
-middle between 1 (HalfCheetah ends on its back) and 0.37 (Hopper never gets beyond a first hop).
+Decided by measurement (HalfCheetah, Hopper, Walker2d at a million steps, one seed where the first
+number of each; benchmarks/README.md has every run):
+advantages anew every epoch 4798, 3300, 4050; once an update 1517, 1582, 2837; normalised over the
+batch, not the minibatch, 1649, 2665, 3319. Bounds by tanh 4180, 3168, 3500, and HalfCheetah upright
+in every seed; by clipping 4798, 3300, 4050, and on its back in every second.
 
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
 Reproduce     python -m algos.ppo --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
@@ -88,7 +90,7 @@ class Config:
     target_kl: float = 0.0  # no further epoch once Eq. (12) exceeds this; 0: all epochs
     vf_coef: float = 0.25  # weight of the value loss
     ent_coef: float = 0.0  # weight of the entropy bonus
-    std_init: float = 0.6  # sigma at the start, where the box of actions is [-1, 1]
+    std_init: float = 1.0  # sigma at the start
     max_grad_norm: float = 0.5  # length to which a longer gradient is cut; 0: any
     norm_adv: bool = True  # advantages of a minibatch to mean 0, standard deviation 1
     norm_obs: bool = True  # vector observations likewise, by running statistics
@@ -96,7 +98,8 @@ class Config:
     orthogonal_init: bool = True  # else PyTorch's default
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch epochs", 1)
+        check_range(self, "total_steps num_envs num_procs torch_threads batch epochs", 1)
+        check_range(self, "minibatch", 2 if self.norm_adv else 1)  # one sample has no deviation
         check_range(self, "seed eval_every vf_coef ent_coef max_grad_norm target_kl", 0)
         check_range(self, "gamma lam", 0, 1)
         check_range(self, "hidden lr clip_ratio std_init", above=0)
@@ -117,14 +120,6 @@ def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
         nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
     n_flat = conv(torch.zeros(1, channels, height, width)).shape[1]
     return nn.Sequential(*conv, nn.Linear(n_flat, 512), nn.ReLU())
-
-
-def init_orthogonal(module: nn.Module, gain: float) -> None:
-    """Orthogonal weights keep the length of what passes through them; biases start at zero."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain)
-            nn.init.zeros_(layer.bias)
 
 
 class RunningStats(nn.Module):
@@ -161,9 +156,11 @@ class Agent(nn.Module):
         self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
         sizes = (512,) if self.images else (*shape, *cfg.hidden)
         self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
-        gains = (self, math.sqrt(2)), (self.actor[-1], 0.01), (self.critic[-1], 1.0)
-        for module, gain in gains if cfg.orthogonal_init else ():  # all, then the last ones anew
-            init_orthogonal(module, gain)
+        gains = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}  # at first no action is preferred
+        for layer in self.modules() if cfg.orthogonal_init else ():
+            if isinstance(layer, nn.Linear | nn.Conv2d):  # keep the length of what passes through
+                nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
+                nn.init.zeros_(layer.bias)
         self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
         self.ret_sum = torch.zeros(())  # G of Eq. (7), [N] once it runs; begins anew with the envs
 
@@ -172,7 +169,7 @@ class Agent(nn.Module):
         if self.images:
             return (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
         mean, var = self.obs_stats.mean, self.obs_stats.var
-        return normalize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
+        return standardize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Normalised observations [B, ...] -> outputs of the actor [B, k], values [B]."""
@@ -181,7 +178,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions of the policy, [N] or [N, d], not yet clipped."""
+        """Raw observations [N, ...] -> actions of the policy, [N] or [N, d], not yet bounded."""
         obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
         out = self.actor(self.encoder(self.normalize(obs)))
         if self.discrete:  # the largest of logits + Gumbel noise is a sample of their softmax
@@ -190,10 +187,10 @@ class Agent(nn.Module):
         return out if deterministic else out + self.log_std.exp() * torch.randn_like(out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """[-1, 1] is stretched to the box, dimension by dimension; what lies outside is clipped."""
+        """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.clamp(-1, 1).view(-1, *self.low.shape).to(self.low) / 2 + 0.5
+        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
@@ -260,7 +257,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 
 # ========================================= mathematics ==========================================
-def normalize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
+def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
     """Eq. (6), and (7) with mean 0. Cut, since while statistics are young a rare value is huge."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
@@ -280,7 +277,7 @@ def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
     delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
     adv, last = [], torch.zeros_like(rew[0])
     for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
-        last = delta_t + decay_t * last  # Eq. (2)
+        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2): delta_t + decay_t * last
         adv.append(last)
     adv = torch.stack(adv).flip(0)
     return adv, adv + val
@@ -295,7 +292,7 @@ def log_prob(out: Float32[Tensor, "B k"], log_std: Tensor | None, act: Tensor) -
 
 
 def entropy(out: Float32[Tensor, "B k"], log_std: Tensor | None) -> Float32[Tensor, ""]:
-    """Eq. (4) in nats; of the normal distribution, whatever the bounds then clip."""
+    """Eq. (4) in nats; of the normal distribution, before tanh."""
     if log_std is None:
         return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
@@ -325,61 +322,63 @@ def approx_kl(logp: Batch, logp_old: Batch) -> Float32[Tensor, ""]:
 
 
 # ============================================ update ============================================
-def ppo_loss(agent: Agent, obs: Tensor, act: Tensor, logp_old: Batch, adv: Batch,
-             ret: Batch) -> tuple[Float32[Tensor, ""], Float32[Tensor, "3"]]:
-    """Eq. (11) of one minibatch, and its terms."""
-    out, val = agent(obs)
+@torch.enable_grad()
+def ppo_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, logp_old: Batch,
+                 adv: Batch, ret: Batch) -> tuple[Float32[Tensor, ""], ...]:
+    """flat.grad becomes the gradient of Eq. (11) over one minibatch -> pi_loss, v_loss, entropy."""
+    cfg, (out, val) = agent.cfg, agent(obs)
     logp, bonus = log_prob(out, agent.log_std, act), entropy(out, agent.log_std)
-    pi_loss = ppo_clip_loss(logp, logp_old, adv, agent.cfg.clip_ratio)
-    v_loss = value_loss(val, ret)
-    loss = pi_loss + agent.cfg.vf_coef * v_loss - agent.cfg.ent_coef * bonus  # Eq. (11)
-    return loss, torch.stack([pi_loss, v_loss, bonus]).detach()
+    pi_loss, v_loss = ppo_clip_loss(logp, logp_old, adv, cfg.clip_ratio), value_loss(val, ret)
+    loss = pi_loss + cfg.vf_coef * v_loss - (cfg.ent_coef * bonus if cfg.ent_coef else 0)
+    flat.grad.zero_()
+    loss.backward()  # adds to each parameter's .grad, a part of flat.grad
+    return pi_loss.detach(), v_loss.detach(), bonus.detach()
 
 
-@torch.no_grad()  # the losses take advantages and targets as constants
 def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
     """val, adv and ret of normalised data, by the critic as it is now."""
-    cfg, inputs = agent.cfg, [obs.flatten(0, 1) for obs in (data.obs, data.next_obs)]
-    val, next_val = (agent.critic(agent.encoder(obs)).view_as(data.rew) for obs in inputs)
+    cfg, val = agent.cfg, agent.critic(agent.encoder(data.obs.flatten(0, 1))).view_as(data.rew)
+    ends, next_val = data.done > 0, val.roll(-1, 0)  # the value of the next row, ...
+    ends[-1] = True  # ... but where an episode or the rollout ends that of the true successor
+    next_val[ends] = agent.critic(agent.encoder(data.next_obs[ends])).squeeze(-1)
     return val, *gae(data.rew, val, next_val, data.terminated, data.done, cfg.gamma, cfg.lam)
 
 
-def update(agent: Agent, flat: nn.Parameter, optimizer: torch.optim.Optimizer, rollout: Rollout,
-           lr: float, loss_fn=ppo_loss) -> dict:
+@torch.no_grad()  # all but the loss, which takes advantages and targets as constants
+def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollout,
+           lr: float, gradient=ppo_gradient) -> dict:
     """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
-    cfg, optimizer.param_groups[0]["lr"] = agent.cfg, lr
-    rew = normalize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
+    cfg, terms = agent.cfg, []
+    rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
     data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
-    with torch.no_grad():  # the agent is still the one that acted
-        logp_old = log_prob(agent(obs)[0], agent.log_std, act)
+    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi has not moved
     val, adv, ret = estimate(agent, data)
-    explained, terms, norms = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8), [], []
+    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)
     for epoch in range(cfg.epochs):
         adv, ret = estimate(agent, data)[1:] if epoch > 0 else (adv, ret)  # the critic has moved
         order = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch, "minibatch"))
         adv, ret = adv.flatten()[order], ret.flatten()[order]  # [M, B']: M minibatches
         adv = normalize_adv(adv) if cfg.norm_adv else adv
         for minibatch in zip(obs[order], act[order], logp_old[order], adv, ret):
-            flat.grad.zero_()
-            loss, parts = loss_fn(agent, *minibatch)
-            loss.backward()
+            parts = gradient(agent, flat, *minibatch)
             mpi.average(flat.grad)
-            norms.append(nn.utils.clip_grad_norm_(flat, cfg.max_grad_norm or math.inf))
-            optimizer.step()
-            terms.append(parts)
+            norm = torch.linalg.vector_norm(flat.grad)
+            flat.grad.mul_(((cfg.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1))
+            optimizer.step(lr)
+            terms.append((*parts, norm))
         if cfg.target_kl or epoch == cfg.epochs - 1:
-            with torch.no_grad():
-                logp = log_prob(agent(obs)[0], agent.log_std, act)
+            logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
             kl = approx_kl(logp, logp_old)
             mpi.average(kl)
             if 0 < cfg.target_kl < kl:
                 break
     clip_frac = (logp - logp_old).expm1().abs().gt(cfg.clip_ratio).float().mean()
-    metrics = dict(zip(("pi_loss", "v_loss", "entropy"), torch.stack(terms).mean(0)))
-    return metrics | {"kl": kl, "clip_frac": clip_frac, "grad_norm": torch.stack(norms), "val": val,
-                      "explained_variance": explained, "epochs": epoch + 1, "lr": lr}
+    pi_loss, v_loss, bonus, norms = map(torch.stack, zip(*terms))
+    return {"pi_loss": pi_loss.mean(), "v_loss": v_loss.mean(), "entropy": bonus.mean(), "kl": kl,
+            "clip_frac": clip_frac, "grad_norm": norms, "val": val, "explained_variance": explained,
+            "epochs": epoch + 1, "lr": lr}
 
 
 # =========================================== evaluate ===========================================
@@ -407,14 +406,14 @@ def train(cfg: Config) -> Agent:
     agent.to(mpi.choose_device(cfg, agent.images))
     mpi.launch(cfg)  # --num-procs: starts the program anew under mpiexec, all refusals behind it
     flat = mpi.flatten(agent)  # one vector; all parameters and their .grad become views of it
-    optimizer = torch.optim.Adam([flat], cfg.lr, eps=1e-5, fused=True)
-    loss_fn = mpi.compiled(ppo_loss, cfg.compile)
+    optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
+    gradient = mpi.compiled(ppo_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer) as log:  # loads what --resume goes on with
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
             lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            metrics = update(agent, flat, optimizer, rollout, lr, loss_fn)
+            metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))

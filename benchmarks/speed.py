@@ -22,28 +22,33 @@ HERE = Path(__file__).resolve().parent
 ENV = "HalfCheetah-v4"
 
 
-def count_steps() -> dict[str, int]:
-    """Counts of the steps of all HalfCheetahs and of all optimizers, from now on."""
+def count_steps(library: str) -> dict[str, int]:
+    """Counts of the steps of all HalfCheetahs and of the library's optimizer, from now on."""
     from gymnasium.envs.mujoco.half_cheetah_v4 import HalfCheetahEnv
-    from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    counts, step = {"env": 0, "optimizer": 0}, HalfCheetahEnv.step
+    counts = {"env": 0, "optimizer": 0}
 
-    def counted(self, action):
-        counts["env"] += 1
-        return step(self, action)
+    def counted(name, step):
+        def wrapper(*inputs):
+            counts[name] += 1
+            return step(*inputs)
+        return wrapper
 
-    def hook(*_):
-        counts["optimizer"] += 1
+    HalfCheetahEnv.step = counted("env", HalfCheetahEnv.step)
+    if library == "sb3":
+        from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    HalfCheetahEnv.step = counted
-    register_optimizer_step_post_hook(hook)
+        register_optimizer_step_post_hook(counted("optimizer", lambda *_: None))
+    else:
+        from utils import mpi
+
+        mpi.Adam.step = counted("optimizer", mpi.Adam.step)
     return counts
 
 
 def child(library: str, args: argparse.Namespace) -> None:
     """One training run; the last line it prints is its counts."""
-    counts = count_steps()
+    counts = count_steps(library)
     if library == "sb3":
         sys.path.insert(0, str(HERE))
         import torch
@@ -117,7 +122,7 @@ def profile(args: argparse.Namespace) -> None:
     envs = ppo.make_envs(cfg, cfg.num_envs)
     agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     flat = mpi.flatten(agent)
-    optimizer = torch.optim.Adam([flat], cfg.lr, eps=1e-5, fused=True)
+    optimizer = mpi.Adam(flat, eps=1e-5)
     bare, actions = time.perf_counter(), envs.action_space.sample()
     obs, _ = envs.reset(seed=1)
     for _ in range(4000 // cfg.num_envs):

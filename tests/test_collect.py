@@ -150,7 +150,7 @@ def test_the_sampled_action_is_stored_and_the_environment_gets_it_in_its_box(
     assert stored.dtype == torch.float32 and stored.shape == (sum(SIZES), num_envs, 2)
     assert (stored > 1).any(dim=(0, 1)).all() and (stored < -1).any(dim=(0, 1)).all()
     half = (HIGH - LOW) / 2
-    expected = np.clip(stored.numpy(), -1, 1) * half + (LOW + half)
+    expected = np.tanh(stored.numpy()) * half + (LOW + half)
     np.testing.assert_allclose(sent, expected, atol=1e-6)
     assert (sent.min((0, 1)) == LOW).all() and (sent.max((0, 1)) == HIGH).all()
 
@@ -171,7 +171,7 @@ def test_ended_episodes(num_envs):
 @pytest.mark.parametrize("act", ["box", "discrete"])
 def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
     """Through `train`, so over updates of parameters and statistics, by torch's distributions."""
-    acted, updates, plain_act, plain_loss = [], [], ppo.Agent.act, ppo.ppo_loss
+    acted, updates, plain_act, plain_gradient = [], [], ppo.Agent.act, ppo.ppo_gradient
 
     def act_and_note(agent, obs, deterministic=False):
         outs = []
@@ -184,7 +184,7 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
         acted.append(logp.detach() if agent.discrete else logp.detach().sum(-1))
         return sampled
 
-    def loss_and_note(agent, obs, act, logp_old, adv, ret):
+    def gradient_and_note(agent, flat, obs, act, logp_old, adv, ret):
         if acted:                                               # the first since the rollout
             with torch.no_grad():
                 now = ppo.log_prob(agent(obs)[0], agent.log_std, act)
@@ -192,10 +192,10 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
             acted.clear()
         else:                                                   # of the second epoch
             assert torch.equal(logp_old.sort()[0], updates[-1][1].sort()[0])
-        return plain_loss(agent, obs, act, logp_old, adv, ret)
+        return plain_gradient(agent, flat, obs, act, logp_old, adv, ret)
 
     monkeypatch.setattr(ppo.Agent, "act", act_and_note)
-    monkeypatch.setattr(ppo, "ppo_loss", loss_and_note)
+    monkeypatch.setattr(ppo, "ppo_gradient", gradient_and_note)
     ppo.train(config(env_kwargs={"act": act}, lr=0.01, orthogonal_init=False))
     assert len(updates) == 4
     for logp, logp_old, now, acts in updates:

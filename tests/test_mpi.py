@@ -2,6 +2,7 @@
 import copy
 import dataclasses
 import json
+import math
 import os
 import signal
 import subprocess
@@ -164,16 +165,33 @@ def test_gradients_land_in_the_flat_gradient_and_are_summed():
 def test_one_fused_step_equals_the_step_of_every_parameter():
     net, twin, x = small_net(), small_net(), torch.ones(3)
     flat = mpi.flatten(net)
-    optimizers = torch.optim.Adam([flat], 0.1, fused=True), torch.optim.Adam(twin.parameters(), 0.1)
-    for _ in range(3):
+    ours, theirs = mpi.Adam(flat, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
+    for lr in (0.1, 0.1, 0.02, 0.0, 0.3):
         flat.grad.zero_()
-        optimizers[1].zero_grad()
+        theirs.zero_grad()
         net(x).square().sum().backward()
         twin(x).square().sum().backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        theirs.param_groups[0]["lr"] = lr
+        theirs.step()
+        ours.step(lr)
     torch.testing.assert_close(net(x), twin(x))
     assert not torch.allclose(net(x), small_net()(x))
+
+
+def test_adam_goes_on_from_its_state():
+    """Its two averages and its count are saved, and what is loaded is a copy."""
+    flats, gradients = [mpi.flatten(small_net()) for _ in range(2)], torch.randn(6, 1)
+    whole, saved, resumed = mpi.Adam(flats[0]), mpi.Adam(flats[1]), mpi.Adam(flats[1])
+    for i, gradient in enumerate(gradients):
+        if i == 3:
+            resumed.load_state_dict(saved.state_dict())
+            saved.mean.fill_(math.nan)
+        for flat, optimizer in zip(flats, (whole, saved if i < 3 else resumed)):
+            flat.grad.copy_(gradient * (1 + torch.arange(len(flat))))
+            optimizer.step(0.1)
+    assert torch.equal(*flats)
+    with pytest.raises(KeyError):
+        resumed.load_state_dict({"mean": saved.mean, "square": saved.square})
 
 
 def test_a_parameter_used_twice_stands_in_the_vector_once():

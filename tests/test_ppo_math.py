@@ -12,6 +12,7 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import ppo
+from utils import mpi
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -245,21 +246,22 @@ def test_value_loss_by_hand():
     (-1e9, 0, 4, -10, 0),
 ])
 def test_normalize_by_hand(value, mean, var, expected, slope):
-    actual, by_value = gradients(lambda x: ppo.normalize(x, vec(mean), vec(var)).sum(), vec(value))
+    mean, var = vec(mean), vec(var)
+    actual, by_value = gradients(lambda x: ppo.standardize(x, mean, var).sum(), vec(value))
     close(actual, expected)
     close(by_value, vec(slope))
 
 
 def test_normalize_subtracts_before_it_rounds():
     mean = torch.tensor(1e6 + 0.02, dtype=torch.float64)  # float32 would make it 1e6
-    close(ppo.normalize(torch.tensor(1e6), mean, torch.tensor(4e-4)), -1.0, rtol=1e-3)
+    close(ppo.standardize(torch.tensor(1e6), mean, torch.tensor(4e-4)), -1.0, rtol=1e-3)
 
 
 def test_normalize_takes_what_is_N_5_2_to_N_0_1_in_float32():
     rows = torch.randn(20000, 3) * torch.tensor([2.0, 2e-3, 2e3]) + torch.tensor([5.0, 5e2, 5e-3])
     stats = ppo.RunningStats((3,))
     stats.update(rows)
-    actual = ppo.normalize(rows, stats.mean, stats.var)
+    actual = ppo.standardize(rows, stats.mean, stats.var)
     assert actual.dtype == torch.float32
     close(actual.mean(0), torch.zeros(3), atol=1e-3)
     close(actual.std(0), torch.ones(3), rtol=1e-2)
@@ -395,11 +397,11 @@ def test_whole_loss_by_hand():
     act = vec((1,), (5,))  # 0 and 2 deviations off
     logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)
     logp_old = logp - vec(1.5, 1).log()  # the first is beyond the range
-    loss, terms = ppo.ppo_loss(agent, vec((3,), (4,)), act, logp_old, vec(1, -2), vec(5, 1))
-    bonus = math.log(2) + LOG_2PI / 2 + 0.5
-    close(terms, vec(0.4, 5, bonus))
-    close(loss.detach(), 0.4 + 0.5 * 5 - 0.1 * bonus)
-    loss.backward()
+    flat = mpi.flatten(agent)
+    obs, adv, ret = vec((3,), (4,)), vec(1, -2), vec(5, 1)
+    terms = ppo.ppo_gradient(agent, flat, obs, act, logp_old, adv, ret)
+    close(torch.stack(terms), vec(0.4, 5, math.log(2) + LOG_2PI / 2 + 0.5))
+    ppo.ppo_gradient(agent, flat, obs, act, logp_old, adv, ret)  # a second time adds nothing
     close(agent.actor[-1].bias.grad, vec(1))  # -mean of ratio A z / sigma
     close(agent.log_std.grad, vec(3 - 0.1))  # -mean of ratio A (z^2 - 1), less ent_coef
     close(agent.critic[-1].bias.grad, vec(-1))  # 0.5 mean of 2 (V - R)
@@ -408,7 +410,8 @@ def test_whole_loss_by_hand():
 def test_entropy_bonus_widens_the_policy():
     agent = tiny_agent(mu=0, log_std=0, val=0, ent_coef=0.3)
     zeros = torch.zeros(4)
-    ppo.ppo_loss(agent, torch.zeros(4, 1), torch.randn(4, 1), zeros, zeros, zeros)[0].backward()
+    ppo.ppo_gradient(agent, mpi.flatten(agent), torch.zeros(4, 1), torch.randn(4, 1), zeros, zeros,
+                     zeros)
     close(agent.log_std.grad, vec(-0.3))
 
 

@@ -63,30 +63,42 @@ def make_rollout(agent, seed=0):
 
 
 def adam(flat):
-    return torch.optim.Adam([flat], lr=123.0, eps=1e-5, fused=True)  # `update` sets the step size
+    return mpi.Adam(flat, eps=1e-5)
 
 
-def descent(flat):
+class Descent(mpi.Adam):
     """With a step size of 1, parameters move by the gradient."""
-    return torch.optim.SGD([flat], lr=123.0)
+
+    @torch.no_grad()
+    def step(self, lr):
+        self.flat -= lr * self.flat.grad
 
 
-def learn(agent, rollout, loss_fn=ppo.ppo_loss, lr=1e-3, optimizer=adam):
+def learn(agent, rollout, gradient=ppo.ppo_gradient, lr=1e-3, optimizer=adam):
     """One learning phase -> the agent's parameters after it, and the metrics."""
     flat = mpi.flatten(agent)
-    return flat.detach(), ppo.update(agent, flat, optimizer(flat), rollout, lr, loss_fn)
+    return flat.detach(), ppo.update(agent, flat, optimizer(flat), rollout, lr, gradient)
 
 
 class Spy:
-    """A loss that keeps what it was given, and a copy of the agent as it then was."""
+    """A gradient that keeps what it was given, and a copy of the agent as it then was."""
 
     def __init__(self):
         self.calls = []
 
-    def __call__(self, agent, obs, act, logp_old, adv, ret):
+    def __call__(self, agent, flat, obs, act, logp_old, adv, ret):
         self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), obs=obs, act=act,
                                           logp_old=logp_old, adv=adv, ret=ret))
-        return ppo.ppo_loss(agent, obs, act, logp_old, adv, ret)
+        return ppo.ppo_gradient(agent, flat, obs, act, logp_old, adv, ret)
+
+
+def gradient_of(agent, obs, act, logp_old, adv, ret):
+    """Of one minibatch: the gradients by name, and the terms of the loss [3]."""
+    twin = copy.deepcopy(agent)
+    flat = mpi.flatten(twin)
+    flat.grad.fill_(123)  # nothing is left of an earlier one
+    terms = ppo.ppo_gradient(twin, flat, obs, act, logp_old, adv, ret)
+    return {name: param.grad for name, param in twin.named_parameters()}, torch.stack(terms)
 
 
 def rows_of(call, agent, rollout):
@@ -223,12 +235,10 @@ def test_every_parameter_gets_a_gradient(kind):
 def test_policy_and_value_function_do_not_pull_at_each_other(kind, settings, adv, learns, rests):
     agent, spy = make_agent(kind, norm_adv=False, **settings), Spy()
     learn(agent, make_rollout(agent), spy)
-    for param in agent.parameters():
-        param.grad = torch.zeros_like(param)
     call = spy.calls[0]
-    ppo.ppo_loss(agent, call.obs, call.act, call.logp_old, adv * call.adv, call.ret)[0].backward()
-    assert all(param.grad.any() for param in agent.get_submodule(learns).parameters())
-    assert not any(param.grad.any() for param in agent.get_submodule(rests).parameters())
+    grads, _ = gradient_of(agent, call.obs, call.act, call.logp_old, adv * call.adv, call.ret)
+    assert all(grad.any() for name, grad in grads.items() if name.startswith(learns))
+    assert not any(grad.any() for name, grad in grads.items() if name.startswith(rests))
 
 
 @vectors
@@ -237,11 +247,10 @@ def test_gradient_of_a_batch_is_the_mean_over_its_parts(kind):
     learn(agent, make_rollout(agent), spy)
     call = spy.calls[0]
     batch = (call.obs, call.act, call.logp_old, call.adv, call.ret)
-    params = list(agent.parameters())
-    parts = [torch.autograd.grad(ppo.ppo_loss(agent, *(x[at] for x in batch))[0], params)
-             for at in (slice(24), slice(6), slice(6, 24))]
-    for whole, quarter, rest in zip(*parts):
-        close(whole, quarter / 4 + rest * 3 / 4, rtol=1e-4)
+    whole, quarter, rest = (gradient_of(agent, *(x[at] for x in batch))[0]
+                            for at in (slice(24), slice(6), slice(6, 24)))
+    for name in whole:
+        close(whole[name], quarter[name] / 4 + rest[name] * 3 / 4, rtol=1e-4)
 
 
 # ---- Acting
@@ -293,19 +302,20 @@ def test_an_observation_may_come_as_numpy_or_torch_in_either_precision():
         assert torch.equal(agent.act(other, deterministic=True), expected)
 
 
+HALF = math.atanh(0.5)
 SYMMETRIC = gym.spaces.Box(-0.4, 0.4, (2,), np.float32)
 BLOCK = gym.spaces.Box(np.float32([[0, -3, 1]] * 2), np.float32([[5, 3, 1.5]] * 2))
 DOUBLE = gym.spaces.Box(np.array([0.1, -3]), np.array([0.7, 3]), dtype=np.float64)
 
 
 @pytest.mark.parametrize("space,act,env_act", [
-    (BOX, (-1, -1), (0, -3)), (BOX, (1, 1), (5, 3)), (BOX, (0, 0), (2.5, 0)),
-    (BOX, (0.5, -0.5), (3.75, -1.5)), (BOX, (-9, 1.001), (0, 3)),
-    (SYMMETRIC, (-1, 1), (-0.4, 0.4)), (SYMMETRIC, (0.5, -7), (0.2, -0.4)),
-    (BLOCK, (-1, -1, -1, 1, 1, 1), ((0, -3, 1), (5, 3, 1.5))),
-    (DOUBLE, (-1, 1), (0.1, 3)), (DOUBLE, (1, -1), (0.7, -3)),
+    (BOX, (-99, -20), (0, -3)), (BOX, (20, 99), (5, 3)), (BOX, (0, 0), (2.5, 0)),
+    (BOX, (HALF, -HALF), (3.75, -1.5)), (BOX, (-HALF, math.inf), (1.25, 3)),
+    (SYMMETRIC, (-20, 20), (-0.4, 0.4)), (SYMMETRIC, (HALF, -math.inf), (0.2, -0.4)),
+    (BLOCK, (-20, -20, -20, 20, 20, 20), ((0, -3, 1), (5, 3, 1.5))),
+    (DOUBLE, (-20, 20), (0.1, 3)), (DOUBLE, (20, -20), (0.7, -3)),
 ])
-def test_actions_are_stretched_to_the_box_and_clipped(space, act, env_act):
+def test_actions_are_bounded_by_tanh_and_stretched_to_the_box(space, act, env_act):
     agent = ppo.Agent(VECTOR, space, ppo.Config())
     actual = agent.env_act(torch.tensor([act, act], dtype=torch.float32))
     expected = np.array([env_act, env_act], dtype=space.dtype)
@@ -507,10 +517,13 @@ def test_norm_adv_normalizes_each_minibatch(minibatch):
         close(call.adv, (own - own.mean()) / own.std(correction=0), rtol=1e-4, atol=1e-5)
 
 
-def test_minibatches_of_one_sample_are_no_nan():
-    agent = make_agent(minibatch=1)
+def test_minibatches_of_one_sample():
+    """Normalised, its advantage would be 0, or NaN: nothing would be learned, in silence."""
+    with pytest.raises(SystemExit):
+        make_agent(minibatch=1)
+    agent = make_agent(minibatch=1, norm_adv=False)
     flat, metrics = learn(agent, make_rollout(agent))
-    assert flat.isfinite().all() and metrics["pi_loss"] == 0
+    assert flat.isfinite().all() and metrics["pi_loss"] != 0
 
 
 @pytest.mark.eq("ppo", 7)
@@ -547,7 +560,7 @@ def test_the_order_of_environments_does_not_matter():
         agent = make_agent()
         rollout = make_rollout(agent)
         columns = {name: x[:, order] for name, x in vars(rollout).items()}
-        results.append(learn(agent, ppo.Rollout(**columns), optimizer=descent)[0])
+        results.append(learn(agent, ppo.Rollout(**columns), optimizer=Descent)[0])
     close(*results)
 
 
@@ -557,9 +570,9 @@ def test_the_order_of_environments_does_not_matter():
 def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
     free = make_agent(max_grad_norm=1e9)
     start, rollout = mpi.flatten(free).detach().clone(), make_rollout(free)
-    gradient = start - learn(free, rollout, lr=1.0, optimizer=descent)[0]
+    gradient = start - learn(free, rollout, lr=1.0, optimizer=Descent)[0]
     assert gradient.norm() > 0.1
-    flat, metrics = learn(make_agent(max_grad_norm=limit), rollout, lr=1.0, optimizer=descent)
+    flat, metrics = learn(make_agent(max_grad_norm=limit), rollout, lr=1.0, optimizer=Descent)
     close(metrics["grad_norm"], gradient.norm()[None], rtol=1e-4)  # as it was before the cut
     share = 0.05 / gradient.norm() if limit == 0.05 else 1
     close(start - flat, share * gradient, rtol=1e-3)
@@ -568,12 +581,10 @@ def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
 def test_each_minibatch_is_one_step_down_its_own_gradient():
     agent, spy = make_agent(minibatch=8, max_grad_norm=0.0), Spy()
     expected = mpi.flatten(agent).detach().clone()
-    flat, metrics = learn(agent, make_rollout(agent), spy, lr=0.1, optimizer=descent)
+    flat, metrics = learn(agent, make_rollout(agent), spy, lr=0.1, optimizer=Descent)
     for call in spy.calls:
-        params = list(call.agent.parameters())
-        loss, _ = ppo.ppo_loss(*vars(call).values())
-        gradient = torch.autograd.grad(loss, params)
-        expected -= 0.1 * torch.cat([part.flatten() for part in gradient])
+        grads, _ = gradient_of(*vars(call).values())
+        expected -= 0.1 * torch.cat([grad.flatten() for grad in grads.values()])
     close(flat, expected, rtol=1e-4)
     assert metrics["grad_norm"].shape == (3,)
 
@@ -622,7 +633,7 @@ def test_metrics_say_what_happened(kind):
     close(metrics["kl"], (ratio - 1 - ratio.log()).mean(), rtol=1e-3)
     with torch.no_grad():
         val = before(before.normalize(obs))[1]
-        terms = torch.stack([ppo.ppo_loss(*vars(call).values())[1] for call in spy.calls])
+    terms = torch.stack([gradient_of(*vars(call).values())[1] for call in spy.calls])
     _, ret = targets(before, rollout)
     close(metrics["val"].flatten(), val)
     explained = 1 - np.var((ret - val).numpy()) / np.var(ret.numpy())
@@ -645,7 +656,7 @@ def test_explained_variance_by_hand(weight, explained):
 
 
 def test_metrics_of_a_batch_of_one_are_finite():
-    agent = make_agent(num_envs=1, batch=1, minibatch=1)
+    agent = make_agent(num_envs=1, batch=1, minibatch=1, norm_adv=False)
     metrics = learn(agent, make_rollout(agent))[1]
     assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
 
@@ -686,9 +697,9 @@ def their_ppo(agent, lr):
 class Drifted(Spy):
     """A spy whose old policy is another one, so that ratios leave the range at once."""
 
-    def __call__(self, agent, obs, act, logp_old, adv, ret):
+    def __call__(self, agent, flat, obs, act, logp_old, adv, ret):
         noise = torch.linspace(-0.5, 0.5, len(ret))  # minibatches are shuffled: any order is random
-        return super().__call__(agent, obs, act, logp_old + noise, adv, ret)
+        return super().__call__(agent, flat, obs, act, logp_old + noise, adv, ret)
 
 
 def clipped_shares(call):
@@ -762,11 +773,12 @@ def test_two_ranks_equal_one(tmp_path):
 
 
 def learn_compiled(folder):
-    """The same learning phase with the loss as it is and compiled."""
-    for name, loss_fn in (("eager", ppo.ppo_loss), ("compiled", mpi.compiled(ppo.ppo_loss, True))):
+    """The same learning phase with the gradient as it is and compiled."""
+    compiled = mpi.compiled(ppo.ppo_gradient, True)
+    assert compiled is not ppo.ppo_gradient, "nothing was compiled"
+    for name, gradient in (("eager", ppo.ppo_gradient), ("compiled", compiled)):
         agent = make_agent(minibatch=8, epochs=2, ent_coef=0.01)
-        torch.save(learn(agent, make_rollout(agent), loss_fn), folder / f"{name}.pt")
-    assert loss_fn is not ppo.ppo_loss, "nothing was compiled"
+        torch.save(learn(agent, make_rollout(agent), gradient), folder / f"{name}.pt")
 
 
 @pytest.mark.slow
