@@ -152,7 +152,7 @@ def test_the_sampled_action_is_stored_and_the_environment_gets_it_in_its_box(
     half = (HIGH - LOW) / 2
     expected = np.tanh(stored.numpy()) * half + (LOW + half)
     np.testing.assert_allclose(sent, expected, atol=1e-6)
-    assert (sent.min((0, 1)) == LOW).all() and (sent.max((0, 1)) == HIGH).all()
+    assert (sent >= LOW).all() and (sent <= HIGH).all()
 
 
 @counters
