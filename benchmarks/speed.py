@@ -7,10 +7,14 @@ count that a short trial found quicker for it.
 
     python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
     python benchmarks/speed.py --num-envs 8 --profile      # where the time goes
+    python benchmarks/speed.py --scaling                   # one process against two
+    python benchmarks/speed.py --start                     # time to the first row, memory
 """
 
 import argparse
+import csv
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -144,6 +148,51 @@ def profile(args: argparse.Namespace) -> None:
         print(f"  {name:20s} {part / total:6.1%}")
 
 
+def run_ppo(folder: str, *flags: str) -> Path:
+    """Starts a run of PPO, as a user would, waits for its end, returns its progress.csv."""
+    command = [sys.executable, "-m", "algos.ppo", "--env", ENV, "--run-dir", folder, *flags]
+    subprocess.run(command, check=True, capture_output=True, cwd=HERE.parent)
+    return Path(folder, "progress.csv")
+
+
+def scaling(args: argparse.Namespace) -> None:
+    """Steps per second of two processes over one: with twice the work, and with the same.
+
+    In turn, `--pairs` times; of each run from its first report on, so that no start-up counts.
+    """
+    sizes = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
+             "strong, two": (2, 8, 2048, 64)}
+    rates = {name: [] for name in sizes}
+    for _ in range(args.pairs):
+        for name, (procs, num_envs, batch, minibatch) in sizes.items():
+            with tempfile.TemporaryDirectory() as folder:
+                path = run_ppo(f"{folder}/run", "--num-procs", str(procs), "--num-envs",
+                               str(num_envs), "--batch", str(batch), "--minibatch", str(minibatch),
+                               "--total-steps", str(args.steps * batch // 2048))
+                rows = list(csv.DictReader(path.open()))
+            first, last = ({key: float(row[key]) for key in ("step", "time")}
+                           for row in (rows[0], rows[-1]))
+            rates[name].append((last["step"] - first["step"]) / (last["time"] - first["time"]))
+    for name, found in rates.items():
+        ratios = [rate / one for rate, one in zip(found, rates["one process"])]
+        print(f"{name}: steps/s {' '.join(f'{rate:.0f}' for rate in found)}, over one process "
+              f"{' '.join(f'{ratio:.2f}' for ratio in ratios)}, "
+              f"median {statistics.median(ratios):.2f}")
+
+
+def start(args: argparse.Namespace) -> None:
+    """Seconds from the command to the first row with losses, and the memory of a whole run."""
+    for _ in range(args.pairs):
+        with tempfile.TemporaryDirectory() as folder:
+            began = time.perf_counter()
+            run_ppo(f"{folder}/run", "--total-steps", "2048")
+            print(f"a run of one report: {time.perf_counter() - began:.1f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        run_ppo(f"{folder}/run", "--total-steps", str(args.steps))
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    print(f"most memory of {args.steps} steps: {peak:.0f} MiB")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,11 +202,17 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=0, help="0: the quicker of 1 and 2")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--start", action="store_true")
     parser.add_argument("--child", choices=("plainrl", "sb3"))
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments)
     elif arguments.profile:
         profile(arguments)
+    elif arguments.scaling:
+        scaling(arguments)
+    elif arguments.start:
+        start(arguments)
     else:
         compare(arguments)

@@ -100,8 +100,10 @@ def program(*args, **env):
     ("--hidden 64 0", "--hidden is (64, 0)", "a whole number, above 0"),
     ("--hidden -1", "--hidden is (-1,)", "a whole number, above 0"),
     *((f"--{name} {value}", f"--{name} is {value}", "a whole number, at least 1")
-      for name in ("num-envs", "num-procs", "torch-threads", "batch", "minibatch", "epochs")
+      for name in ("num-envs", "num-procs", "torch-threads", "batch", "epochs")
       for value in (0, -8)),
+    ("--minibatch 1", "--minibatch is 1", "a whole number, at least 2"),
+    ("--minibatch 0 --no-norm-adv", "--minibatch is 0", "a whole number, at least 1"),
     *((f"--{name} -1", f"--{name} is -1", "at least 0")
       for name in ("seed", "eval-every", "vf-coef", "ent-coef", "max-grad-norm", "target-kl")),
     *((f"--{name} {value}", f"--{name} is {value}", "above 0")
