@@ -399,7 +399,7 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
     columns = min(count, 3)
     rows = -(-count // columns)
     figure = Figure(figsize=(4.6 * columns, 3.5 * rows + 0.4), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False).flat
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax, (panel, lines) in zip(axes, groups.items()):
         for line, runs in lines.items():
             draw_line(ax, runs, line, looks[line], plot.aggregate, f"{panel}, {line}")
