@@ -37,7 +37,7 @@ ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
 # Okabe & Ito's colours, which the colour-blind tell apart, without their yellow.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", ":", "-."]     # where there are more lines than colours
-POINTS, RESAMPLES = 200, 2000       # of a curve; of a bootstrap
+POINTS, RESAMPLES = 100, 2000       # of a curve; of a bootstrap
 TAUS = np.linspace(0, 1, 101)       # of a performance profile
 X_AXES = {"steps": "environment steps", "episodes": "episodes", "time": "minutes"}
 # Settings that say where and how fast a run went, not what it was.
@@ -244,7 +244,8 @@ def interval(samples: list[np.ndarray], statistic) -> tuple[np.ndarray, np.ndarr
         nothing = np.full(samples[0].shape[:-1], np.nan)
         return nothing, nothing
     ends = bootstrap(samples, statistic, vectorized=True, axis=-1, method="percentile",
-                     n_resamples=RESAMPLES, batch=200, rng=np.random.default_rng(0))
+                     n_resamples=RESAMPLES if samples[0].ndim > 1 else 5 * RESAMPLES,
+                     batch=200, rng=np.random.default_rng(0))
     return ends.confidence_interval.low, ends.confidence_interval.high
 
 
