@@ -285,7 +285,8 @@ def results(groups: Groups, how: str) -> list[dict]:
         train, final = (np.array([getattr(run, name) for run in runs], dtype=float)
                         for name in ("train100", "eval"))       # NaN, if one eval is not there
         rows.append({
-            "environment": panel, "line": line, "steps": min(run.steps for run in runs),
+            "environment": runs[0].env, "line": panel if line == runs[0].env else line,
+            "steps": min(run.steps for run in runs),
             "seeds": len(runs), "train100": estimate(train, STATISTICS[how]),
             "eval": estimate(final, STATISTICS[how]),
             "4 of 6": estimate(train[:6] if len(runs) >= 6 else np.array([np.nan]), TRIMMED)})
@@ -299,8 +300,9 @@ def estimate(values: np.ndarray, statistic) -> tuple[float, float, float]:
 
 def published(groups: Groups) -> list[dict]:
     """Figures of others for the same algorithm, environment and budget, beside ours."""
-    with open(ANCHORS, newline="", encoding="utf-8") as file:
-        anchors = list(csv.DictReader(file))
+    if not ANCHORS.exists():
+        raise UsageError(f"--anchors: there is no {ANCHORS}; it is part of a checkout")
+    anchors = list(csv.DictReader(ANCHORS.read_text(encoding="utf-8").splitlines()))
     rows = []
     for _, line, runs in flat(groups):
         run = runs[0]

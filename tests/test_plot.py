@@ -120,6 +120,11 @@ def test_a_line_for_each_setting_that_differs(capsys):
     assert len(runs) == 3 and "differ in lr are taken together" in capsys.readouterr().err
     assert {panel: list(lines) for panel, lines in read(by="env").items()} == {
         "ppo": ["Walker2d-v4"], "ppo lr=0.0003": ["Hopper-v4"], "ppo lr=0.001": ["Hopper-v4"]}
+    for by in ("", "env"):                          # the table has the same rows
+        lines = {(row["environment"], row["line"], row["seeds"])
+                 for row in plot.results(read(by=by), "mean")}
+        assert lines == {("Walker2d-v4", "ppo", 1), ("Hopper-v4", "ppo lr=0.0003", 1),
+                         ("Hopper-v4", "ppo lr=0.001", 2)}
 
 
 def test_a_result_names_only_settings_that_are_not_the_default():
@@ -324,7 +329,7 @@ def test_compare(six, capsys):
         write_run(f"runs/w{seed}", env="Walker2d-v4", seed=seed, returns=[1] * 100)
         write_run(f"runs/v{seed}", env="Walker2d-v4", algo="sac", seed=seed, returns=[7] * 100)
     write_run("runs/8", algo="sac", seed=2, returns=[35.0] * 150, total_steps=1500.0)
-    out, _ = table_of(capsys, "--compare", "ppo", "sac", "--out", "profile.svg")
+    out, _ = table_of(capsys, "--out", "profile.svg", "--compare", "ppo", "sac")
     hopper, walker, both = out.splitlines()[-3:]
     assert hopper.startswith("probability that ppo beats sac (train100), Hopper-v4: 0.75 [0.")
     assert walker.endswith("Walker2d-v4: 0.00 [0.00, 0.00]") and "all of these: 0.38 [0." in both
@@ -332,7 +337,7 @@ def test_compare(six, capsys):
     assert {"profile, ppo", "profile, sac"} <= gids and "performance profile" in texts
 
 
-def test_published_figures_stand_beside_ours(capsys):
+def test_published_figures_stand_beside_ours(capsys, monkeypatch):
     write_run("runs/a", env="HalfCheetah-v4", returns=[4000] * 100, steps=1_001_472,
               total_steps=1e6, result=5000.0)
     out, _ = table_of(capsys, "--anchors", "--table", "csv")
@@ -346,6 +351,9 @@ def test_published_figures_stand_beside_ours(capsys):
     write_run("runs/b", env="Hopper-v4", returns=[1] * 100)
     shutil.rmtree("runs/a")
     assert "nothing is published" in table_of(capsys, "--anchors").err
+    monkeypatch.setattr(plot, "ANCHORS", Path("nowhere.csv"))
+    with pytest.raises(UsageError):
+        cli("--anchors", "runs")
 
 
 # ---- Figures, by what they contain
