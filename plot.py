@@ -56,7 +56,7 @@ class Plot:
     smooth: Literal[1, 10, 100] = 100  # how many rows of y a point is the mean of
     by: str = ""  # a line for each algo, env or value of a setting; default: whatever differs
     aggregate: Literal["mean", "median", "iqm"] = "mean"  # the thick line, and the table's figure
-    compare: tuple[str, str] | None = None  # two lines by their names, such as: ppo trpo
+    compare: tuple[str, str] = ("", "")  # two lines by their names, such as: ppo trpo
     anchors: bool = False  # a second table: published figures beside these
     table: Literal["text", "markdown", "csv"] = "text"  # how tables are printed
     out: str = "curves.svg"  # .svg or .png
@@ -473,7 +473,7 @@ def main(plot: Plot) -> None:
     done = finished(groups)
     if done:
         print(table(results(done, plot.aggregate), plot.table))
-    compared = compare(done, *plot.compare) if plot.compare else {}
+    compared = compare(done, *plot.compare) if any(plot.compare) else {}
     others = published(done) if plot.anchors else []
     if others:
         print("\n" + table(others, plot.table))

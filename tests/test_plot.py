@@ -331,6 +331,8 @@ def test_compare(six, capsys):
     write_run("runs/8", algo="sac", seed=2, returns=[35.0] * 150, total_steps=1500.0)
     out, _ = table_of(capsys, "--out", "profile.svg", "--compare", "ppo", "sac")
     hopper, walker, both = out.splitlines()[-3:]
+    cli("--smooth", "1", "--compare", "ppo", "sac", "runs")         # in any order
+    assert capsys.readouterr().out == out
     assert hopper.startswith("probability that ppo beats sac (train100), Hopper-v4: 0.75 [0.")
     assert walker.endswith("Walker2d-v4: 0.00 [0.00, 0.00]") and "all of these: 0.38 [0." in both
     gids, texts = drawn("profile.svg")
