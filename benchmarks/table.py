@@ -1,78 +1,174 @@
-"""The tables of benchmarks/README.md, from the result files kept in benchmarks/results.
+"""Makes the tables and figures of benchmarks/README.md from the result files beside it.
 
-    python benchmarks/table.py [RESULTS]      prints Markdown: every seed, mean and 95% interval
+    python benchmarks/table.py              rewrites what stands between markers, and figures/
+    python benchmarks/table.py RESULTS      prints the table of other result files
+
+A marker says what follows it: which algorithms (default: all) and environments, and with the word
+`default` only runs of default settings, whatever their number of steps.
+
+    <!-- made: table ppo Hopper-v4 Walker2d-v4 -->
+    <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's
+    <!-- made: published ppo Hopper-v4 default -->       figures of others
+    <!-- made: curves mujoco.svg ppo Hopper-v4 -->
+    ...
+    <!-- end -->
 
 A result file is what `python -m utils.sweep --collect` writes for a run; the peer's are written by
-benchmarks/sb3_ppo.py. The interval of a mean is a percentile bootstrap over seeds.
+benchmarks/sb3_ppo.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
+the hash of the algorithm file that made a row. The row is stale if code that it names (of that
+file or of a helper, comments aside) has changed since.
 """
-
 import json
+import re
 import sys
 from collections import defaultdict
+from contextlib import redirect_stderr
+from functools import cache
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import bootstrap
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # it runs uninstalled, anywhere
+
+import plot
+from utils import sweep
 
 HERE = Path(__file__).resolve().parent
+README, RESULTS, FIGURES = HERE / "README.md", HERE / "results", HERE / "figures"
+PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Key = tuple[str, str, str, str]     # env, library, algo, settings
 
 
-def read(folder: Path) -> dict[tuple, list[dict]]:
-    """Result dicts by (env, library, algo, settings), each list sorted by seed."""
+# ---- Result files
+
+def read(folder: Path) -> dict[Key, list[dict]]:
+    """Results of the same environment, library, algorithm and settings, sorted by seed."""
     groups = defaultdict(list)
-    for path in folder.rglob("result*.json"):
-        result = json.loads(path.read_text())
+    for path in folder.rglob("result.json"):
+        result = json.loads(path.read_text(encoding="utf-8")) | {"folder": path.parent}
         settings = ",".join(f"{k}={v}" for k, v in sorted(result.get("settings", {}).items()))
         key = result["env"], result.get("library", "plainrl"), result["algo"], settings
         groups[key].append(result)
     return {key: sorted(groups[key], key=lambda result: result["seed"]) for key in sorted(groups)}
 
 
-def interval(values: list[float]) -> str:
-    """The mean, and its 95% bootstrap interval where there are seeds enough to speak of one."""
-    mean = f"{np.mean(values):.0f}"
-    if len(values) < 3 or np.ptp(values) == 0:
-        return mean
-    ends = bootstrap((values,), np.mean, method="percentile", rng=np.random.default_rng(0))
-    return f"{mean} [{ends.confidence_interval.low:.0f}, {ends.confidence_interval.high:.0f}]"
+def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[dict]]:
+    """The groups that a marker names."""
+    envs = {word for word in words if re.search(r"-v\d+$", word)}
+    algos = set(words) - envs - {"default"}
+    plain = re.compile(r"(total_steps=[^,]*)?$" if "default" in words else "")
+    return {key: results for key, results in groups.items()
+            if key[0] in (envs or key) and key[2] in (algos or key) and plain.match(key[3])}
 
 
-def table(groups: dict[tuple, list[dict]]) -> str:
+sources = cache(sweep.sources)      # of an algorithm, as its files are now
+
+
+def changed(result: dict) -> list[str] | None:
+    """Files that are no longer the code that made a result; None if that is not known."""
+    made, now = result.get("sources"), sources(result["algo"])
+    return sorted(name for name in now | made if made.get(name) != now.get(name)) if made else None
+
+
+def code(key: Key, results: list[dict]) -> str:
+    """The hashes behind a row, and what is stale about it."""
+    if key[1] != "plainrl":
+        return "-"
+    file = f"algos/{key[2]}.py"
+    hashes = {(result.get("sources") or {}).get(file, "")[:8] or "not known" for result in results}
+    stale = sorted({Path(name).name for result in results for name in changed(result) or []})
+    return " ".join(sorted(hashes)) + (f", **stale**: {' '.join(stale)}" if stale else "")
+
+
+# ---- Parts of the README
+
+def table(groups: dict[Key, list[dict]]) -> str:
     """One row a group: train100 and eval of each seed, and their means."""
-    rows = ["| environment | library | settings | steps | seeds | train100 of each seed | mean "
-            "| eval of each seed | mean |", "|---|---|---|---:|---|---|---|---|---|"]
-    for (env, library, _, settings), results in groups.items():
-        train = [result["train100"] for result in results]
-        final = [float(np.mean(result["eval"])) for result in results]
-        cells = [env, library, settings or "default", f"{results[0]['total_steps']:,}",
-                 " ".join(str(result["seed"]) for result in results),
-                 " ".join(f"{value:.0f}" for value in train), interval(train),
-                 " ".join(f"{value:.0f}" for value in final), interval(final)]
-        rows.append("| " + " | ".join(cells) + " |")
-    return "\n".join(rows)
+    rows = []
+    for key, results in groups.items():
+        train = np.array([result["train100"] for result in results])
+        final = np.array([np.mean(result["eval"]) for result in results])
+        rows.append({
+            "environment": key[0], "algorithm": key[2], "library": key[1],
+            "settings": key[3] or "default", "steps": int(results[0]["total_steps"]),
+            "seeds": " ".join(str(result["seed"]) for result in results),
+            "train100 of each": " ".join(f"{value:.0f}" for value in train),
+            "train100": mean(train), "eval of each": " ".join(f"{value:.0f}" for value in final),
+            "eval": mean(final), "code": code(key, results)})
+    return plot.table(rows, "markdown")
 
 
-def difference(groups: dict[tuple, list[dict]]) -> str:
+def mean(values: np.ndarray) -> str:
+    """With its interval where there are seeds enough to speak of one."""
+    few = len(values) < 3 or np.ptp(values) == 0
+    return plot.cell(float(values.mean()) if few else plot.estimate(values, np.mean))
+
+
+def difference(groups: dict[Key, list[dict]]) -> str:
     """Ours minus the peer's train100 at equal seeds, and the geometric mean of the ratios."""
     lines, ratios = [], []
     for (env, library, algo, settings), results in groups.items():
-        peer = next((v for k, v in groups.items() if k[0] == env and k[1] != library), None)
+        peer = next((v for k, v in groups.items() if (k[0], k[2]) == (env, algo)
+                     and k[1] != library), None)
         if library != "plainrl" or settings or peer is None:
             continue
         seeds = {result["seed"] for result in results} & {result["seed"] for result in peer}
-        ours, theirs = ([result["train100"] for result in each if result["seed"] in seeds]
+        ours, theirs = (np.array([result["train100"] for result in each if result["seed"] in seeds])
                         for each in (results, peer))
-        ratios.append(np.mean(ours) / np.mean(theirs))
-        ends = bootstrap((ours, theirs), lambda a, b, axis: a.mean(axis) - b.mean(axis),
-                         method="percentile", rng=np.random.default_rng(0), vectorized=True)
-        low, high = ends.confidence_interval
-        lines.append(f"{env}, seeds {sorted(seeds)}: ratio of means {ratios[-1]:.2f}, difference "
-                     f"{np.mean(ours) - np.mean(theirs):.0f} [{low:.0f}, {high:.0f}]")
+        ratios.append(ours.mean() / theirs.mean())
+        low, high = plot.interval([ours, theirs],
+                                  lambda a, b, axis: a.mean(axis) - b.mean(axis))
+        lines.append(f"{env}, {algo}, seeds {sorted(seeds)}: ratio of means {ratios[-1]:.2f}, "
+                     f"difference {ours.mean() - theirs.mean():.0f} [{low:.0f}, {high:.0f}]")
     if ratios:
         lines.append(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
-    return "\n".join(lines)
+    return "\n".join(["```", *lines, "```"])
+
+
+def grouped(groups: dict[Key, list[dict]]) -> plot.Groups:
+    """The same runs as plot.py knows them."""
+    asked = plot.Plot(tuple(str(result["folder"]) for results in groups.values()
+                            for result in results))
+    return plot.group(plot.load(asked))
+
+
+def published(groups: dict[Key, list[dict]]) -> str:
+    rows = plot.published(grouped(groups))
+    return plot.table(rows, "markdown") if rows else "Nothing is published for these."
+
+
+def curves(groups: dict[Key, list[dict]], path: Path) -> str:
+    """Write a figure; the line of the README that shows it."""
+    path.parent.mkdir(exist_ok=True)
+    found = grouped(groups)
+    plot.save(plot.draw(found, plot.Plot(()), {}), str(path))
+    return f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
+
+
+def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
+    """What stands under the marker `order`."""
+    kind, *words = order.split()
+    name = words.pop(0) if kind == "curves" else ""
+    chosen = choose(groups, words)
+    if not chosen:
+        return "Not run yet."
+    if kind == "curves":
+        return curves(chosen, figures / name)
+    return {"table": table, "difference": difference, "published": published}[kind](chosen)
+
+
+def rewrite(text: str, groups: dict[Key, list[dict]], figures: Path = FIGURES) -> str:
+    """The README with every part made anew."""
+    return PART.sub(lambda part: f"{part[1]}\n{made(part[2], groups, figures)}\n\n{part[3]}", text)
 
 
 if __name__ == "__main__":
-    found = read(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results")
-    print(table(found) + "\n\n" + difference(found))
+    if len(sys.argv) > 1:
+        print(table(read(Path(sys.argv[1]))))
+    else:
+        before = README.read_text(encoding="utf-8")
+        with redirect_stderr(StringIO()) as notes:      # that seeds end at other steps, and so on
+            after = rewrite(before, read(RESULTS))
+        README.write_text(after, encoding="utf-8")
+        print(notes.getvalue() + "\n".join(part[0] for part in PART.finditer(after)))

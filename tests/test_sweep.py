@@ -1,5 +1,6 @@
 """`utils.sweep`: which runs there are, that each ends in its result, whatever happens to them."""
 import csv
+import io
 import json
 import os
 import shlex
@@ -214,6 +215,108 @@ def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
         sweep.Crew().call([sys.executable, "-c", "import os; print(*os.environ)"], log)
     seen = Path("log").read_text().split()
     assert "PATH" in seen and not {"PMI_SIZE", "PLAINRL_PROCS"} & set(seen)
+
+
+# ---- What is shown
+
+def test_last_step():
+    run = Path("run")
+    assert sweep.last_step(run) == 0
+    run.mkdir()
+    for text, step in [("", 0), ("step,time\n", 0), ("step,time\n128,0.5\n", 128),
+                       ("step,time\n" + "128,0.5\n" * 9999 + "256,0.7\n384,", 256)]:
+        (run / "progress.csv").write_text(text)
+        assert sweep.last_step(run) == step
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_line_a_run_on_a_terminal_and_none_elsewhere(monkeypatch):
+    jobs = [sweep.Job("ppo", Path(f"seed{k}"), 1000, []) for k in range(3)]
+    for k, job in enumerate(jobs):
+        job.run_dir.mkdir()
+        (job.run_dir / "progress.csv").write_text(f"step\n{100 * k}\n")
+    for terminal in (FakeTerminal(), io.StringIO()):
+        monkeypatch.setattr(sys, "stderr", terminal)
+        live = sweep.Live(jobs)
+        Path("seed1/progress.csv").write_text("step\n100\n600\n")
+        live.show(jobs[1:])
+        assert list(live.bars) == ["all", Path("seed1"), Path("seed2")]
+        if terminal.isatty():
+            assert [bar.n for bar in live.bars.values()] == [800, 600, 200]
+            assert live.bars["all"].total == 3000 and live.bars["all"].initial in (300, 800)
+        live.show([jobs[2]])
+        assert list(live.bars) == ["all", Path("seed2")]
+        live.show([])
+        live.bars["all"].close()
+        assert ("seed1" in terminal.getvalue()) == terminal.isatty()
+        Path("seed1/progress.csv").write_text("step\n100\n")
+
+
+# ---- Many machines
+
+def test_plain_mpiexec_is_refused(monkeypatch):
+    """Each rank would run the whole sweep."""
+    monkeypatch.setattr(sweep.mpi, "size", lambda: 4)
+    monkeypatch.delitem(sys.modules, "mpi4py.futures", raising=False)
+    with pytest.raises(UsageError, match="-m mpi4py.futures -m utils.sweep"):
+        sweep.main(sweep.Sweep(("ppo",), ("CartPole-v1",), out="out"))
+    assert os.listdir() == []
+
+
+def processes_of(text):
+    """(pid, parent) of the runs whose command holds `text`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().split(b"\0")
+            if b"--run-dir" in words and any(text.encode() in word for word in words):
+                stat = (path / "stat").read_text().rpartition(")")[2].split()
+                found += [(int(path.name), int(stat[1]))] * (stat[0] != "Z")
+        except OSError:                         # it has ended meanwhile
+            pass
+    return found
+
+
+def until(condition, process):
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it finds processes in /proc")
+def test_two_hosts_a_killed_worker_and_a_restart(flaky, tmp_path):
+    """Each run on a host of its own; no run goes on unseen; the same command ends the sweep."""
+    out = tmp_path / "out"
+    launcher = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "fork", "-hosts",
+                "localhost:2,127.0.0.1:1", "-n", "3", sys.executable, "-m", "mpi4py.futures"]
+    command = ["-m", "utils.sweep", "--algos", "ppo", "--envs", "flaky:Flaky-v0", "--seeds", "2",
+               "--set", "total_steps=64000", *SMALL, "--out", str(out)]
+    process = subprocess.Popen([*launcher, *command], stdout=subprocess.PIPE, text=True,
+                               stderr=subprocess.STDOUT)
+    try:
+        until(lambda: len(list(out.rglob("resume-[1-9]*[0-9]"))) == 2, process)
+        (_, worker), (_, other) = processes_of(str(out))
+        assert worker != other                  # one run each
+        os.kill(worker, signal.SIGKILL)
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+        until(lambda: not processes_of(str(out)), None)
+    finally:
+        process.kill()
+    assert not list(out.rglob("result.json"))
+    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("resume ") == done.stdout.count("done  ") == 2
+    for run in (path.parent for path in out.rglob("result.json")):
+        steps = [int(row["step"]) for row in rows(run / "progress.csv")]
+        assert steps == list(range(128, 64001, 128))
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60)
+    assert "2 runs, 2 of them finished before" in done.stdout and done.returncode == 0
 
 
 # ---- Results

@@ -3,13 +3,16 @@
     python -m utils.sweep --algos ppo --envs Hopper-v4 Walker2d-v4 --seeds 6 --jobs 2
         --set lr=1e-4,3e-4 total_steps=1e5 --out DIR            (one line; --dry-run lists the runs)
     python -m utils.sweep --collect DIR                         (results of runs started otherwise)
+    mpiexec -n 9 python -m mpi4py.futures -m utils.sweep ...    (8 runs at a time, on any machines)
 
 A run stands in DIR/<env>/<algo>/<settings>/seed<k>, its output beside it in seed<k>.log, and its
 result in it: result.json, a few kB, is all that is needed to publish it. The same command again
-skips runs that are finished and resumes those that were interrupted.
+skips runs that are finished and resumes those that were interrupted. Several machines must see
+DIR and this project under the same paths; if one of them fails, the sweep ends as a whole.
 """
 import ast
 import csv
+import ctypes
 import difflib
 import hashlib
 import itertools
@@ -21,9 +24,10 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +35,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from tqdm import tqdm
 
 from utils import mpi, play
 from utils.logger import check_range, read_config
@@ -39,6 +44,7 @@ from utils.mpi import UsageError
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"env", "seed", "run_dir", "resume"}     # settings that the sweep gives
 HASHES = "# sources "                           # begins the line of a log that holds them
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None   # before any fork
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Sweep:
     seeds: int = 1  # how many, from the first seed on
     first_seed: int = 1  # 100 with --seeds 3: 100, 101, 102
     set: tuple[str, ...] = ()  # settings with one value or several: lr=1e-4,3e-4 "hidden=64 64"
-    jobs: int = 1  # runs at a time
+    jobs: int = 1  # runs at a time; under mpiexec it is the number of workers
     out: str = "runs/sweep"  # the folder of all runs
     dry_run: bool = False  # only print the commands
     collect: str = ""  # instead of training: write result.json for the runs in this folder
@@ -150,13 +156,19 @@ class Crew:
     def call(self, command: list[str], log) -> int:
         """The exit status of a process of its own, which writes to the open file `log`."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
-                                   stderr=subprocess.STDOUT, env=mpi.clean_env())
+                                   stderr=subprocess.STDOUT, env=mpi.clean_env(),
+                                   preexec_fn=end_with_parent if LIBC else None)
         self.processes.add(process)
         if self.signal:             # it came while the process was being made
             process.send_signal(self.signal)
         status = process.wait()
         self.processes.discard(process)
         return status
+
+
+def end_with_parent() -> None:
+    """In the new process: where the sweep is killed, it does not train on unseen."""
+    LIBC.prctl(1, signal.SIGKILL)               # PR_SET_PDEATHSIG
 
 
 def start_or_resume(job: Job) -> list[str]:
@@ -170,7 +182,6 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     if crew.signal:
         return job, "stopped", 0.0
     start, command = time.perf_counter(), start_or_resume(job)
-    print("resume" if "--resume" in command else "start ", job.run_dir, flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
         print(HASHES + json.dumps(sources(job.algo)), file=log, flush=True)
@@ -182,23 +193,88 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     return job, trouble if status else "", time.perf_counter() - start
 
 
+CREW = Crew()       # of a worker that MPI started
+
+
+def run_on_worker(job: Job) -> tuple[Job, str, float]:
+    """`run_job` in a worker, to which mpiexec passes signals on."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, CREW.on_signal)
+    return run_job(job, CREW)
+
+
+class Live:
+    """On a terminal, a line for each run that is training and one for all with the time left."""
+
+    def __init__(self, jobs: list[Job]):
+        self.steps = {job.run_dir: last_step(job.run_dir) for job in jobs}
+        self.bar = partial(tqdm, unit=" steps", disable=not sys.stderr.isatty(), leave=False)
+        self.bars = {"all": self.bar(desc="all", total=sum(job.total_steps for job in jobs),
+                                     initial=sum(self.steps.values()))}
+
+    def show(self, training: list[Job]) -> None:
+        for job in training:
+            run, step = job.run_dir, last_step(job.run_dir)
+            if run not in self.bars:
+                self.bars[run] = self.bar(desc=str(run), total=job.total_steps, initial=step)
+            self.bars[run].update(step - self.bars[run].n)
+            self.bars["all"].update(step - self.steps[run])
+            self.steps[run] = step
+        for run in set(self.bars) - {job.run_dir for job in training} - {"all"}:
+            self.bars.pop(run).close()
+
+
+def last_step(run: Path) -> int:
+    """Where the last line of progress.csv stands; 0 if there is none."""
+    try:
+        with open(run / "progress.csv", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
+            return int(file.read().split(b"\n")[-2].split(b",")[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def say(line: str) -> None:
+    tqdm.write(line)            # above the bars
+    sys.stdout.flush()
+
+
+def make_pool(workers: int, crew: Crew):
+    """What runs jobs: threads of this process, or the workers that mpiexec started; and how."""
+    if mpi.size() == 1:
+        return ThreadPoolExecutor(workers), partial(run_job, crew=crew)
+    from mpi4py.futures import MPIPoolExecutor
+
+    return MPIPoolExecutor(), run_on_worker
+
+
 def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     """Run what is not finished; one line when a run starts and ends; the exit status."""
     todo = [job for job in jobs if not finished(job.run_dir, job.total_steps)]
-    print(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before", flush=True)
-    start, failed = time.perf_counter(), []
-    with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(run_job, job, crew) for job in todo]
-        for ended, future in enumerate(as_completed(futures), 1):
-            job, trouble, seconds = future.result()
-            if trouble == "stopped":
-                continue
-            if trouble:
-                failed.append((job, trouble))
-            left = (time.perf_counter() - start) / ended * (len(todo) - ended)
-            print(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
-                  f"{trouble or summary(job.run_dir)}; {len(todo) - ended} to go, "
-                  f"{timedelta(seconds=round(left))} left", flush=True)
+    say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
+    start, failed, live = time.perf_counter(), [], Live(todo)
+    verbs = {job.run_dir: "resume" if "--resume" in start_or_resume(job) else "start "
+             for job in todo}
+    pool, work = make_pool(workers, crew)
+    with pool:
+        futures = {pool.submit(work, job): job for job in todo}
+        left = set(futures)
+        while left:
+            ended, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
+            if crew.signal:
+                left = {future for future in left if not future.cancel()}
+            ended = [future.result() for future in ended if not future.cancelled()]
+            training = [futures[future] for future in left if future.running()]
+            for job in [job for job, *_ in ended] + training:
+                if job.run_dir in verbs:
+                    say(f"{verbs.pop(job.run_dir)} {job.run_dir}")
+            for job, trouble, seconds in ended:
+                if trouble != "stopped":
+                    failed += [(job, trouble)] * bool(trouble)
+                    say_end(job, trouble, seconds, start, len(todo), len(left))
+            live.show(training)
+        live.show([])
+        live.bars["all"].close()
     for job, trouble in failed:
         lines = Path(f"{job.run_dir}.log").read_text(errors="replace").splitlines()
         print(f"\n{job.run_dir}: {trouble}; the end of {job.run_dir}.log:")
@@ -206,6 +282,12 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     if crew.signal:
         print("stopped; the same command goes on from here")
     return 128 + crew.signal if crew.signal else int(bool(failed))
+
+
+def say_end(job: Job, trouble: str, seconds: float, start: float, runs: int, left: int) -> None:
+    rest = (time.perf_counter() - start) / (runs - left) * left
+    say(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
+        f"{trouble or summary(job.run_dir)}; {left} to go, {timedelta(seconds=round(rest))} left")
 
 
 # ---- Results
@@ -329,6 +411,9 @@ def main(sweep: Sweep) -> int:
     """The exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
     if sweep.collect:
         return collect_all(Path(sweep.collect))
+    if mpi.size() > 1 and "mpi4py.futures" not in sys.modules:
+        raise UsageError("mpiexec would run the sweep several times: mpiexec -n W python -m "
+                         "mpi4py.futures -m utils.sweep ...")
     jobs = plan(sweep)
     if sweep.dry_run:
         for job in jobs:

@@ -1,0 +1,539 @@
+"""`plot.py`: what it finds, what it computes, what a figure and a table show, what it skips."""
+import csv
+import io
+import json
+import re
+import shutil
+import struct
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tyro
+from scipy.stats import binom, bootstrap, norm
+
+import plot
+from algos import ppo
+from utils import sweep
+from utils.logger import UsageError
+
+SETTINGS = {"total_steps": 1000.0, "lr": 0.0003, "hidden": [64, 64], "device": "auto"}
+
+
+def write_run(folder, *, env="Hopper-v4", algo="ppo", seed=1, returns=range(100), result=None,
+              steps=None, **settings):
+    """A run directory whose episode k of returns[k] ends at step 10 (k + 1), a minute each."""
+    folder, returns = Path(folder), list(returns)
+    folder.mkdir(parents=True)
+    config = SETTINGS | {"env": env, "seed": seed, "run_dir": str(folder)} | settings
+    (folder / "config.json").write_text(json.dumps({"algo": algo, "settings": config}))
+    rows = [f"{10 * k},{60.0 * k},0,{float(ret)},10" for k, ret in enumerate(returns, 1)]
+    (folder / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *rows, ""]))
+    last = steps or 10 * len(returns)
+    rows = [f"{last // 2},{3.0 * last},0.5,", f"{last},{6.0 * last},0.25,7.0"]
+    (folder / "progress.csv").write_text("\n".join(["step,time,kl,late", *rows, ""]))
+    if result is not None:
+        (folder / "result.json").write_text(json.dumps({"eval": [result], "sources": {}}))
+    return folder
+
+
+def write_result(folder, *, env="Hopper-v4", algo="ppo", seed=1, train100=1.0, **more):
+    """What is kept of a published run."""
+    result = {"algo": algo, "env": env, "seed": seed, "settings": {}, "total_steps": 1000,
+              "steps": 1024, "train100": train100, "eval": [2.0, 4.0],
+              "curve": [[10 * k, float(k)] for k in range(1, 101)]}
+    Path(folder).mkdir(parents=True)
+    Path(folder, "result.json").write_text(json.dumps(result | more))
+
+
+def arguments(*runs, **more):
+    return plot.Plot(tuple(map(str, runs or ["runs"])), **more)
+
+
+def read(**more):
+    """The runs in `runs`, by line; curves as they are."""
+    return plot.group(plot.load(arguments(**{"smooth": 1} | more)), more.get("by", ""))
+
+
+def figure(**more):
+    asked = arguments(**{"smooth": 1} | more)
+    return plot.draw(read(**more), asked, {})
+
+
+def cli(*args):
+    plot.main(tyro.cli(plot.Plot, args=args))
+
+
+def rows_of(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+# ---- What is found
+
+def test_real_runs_of_this_project(capsys):
+    """The formats of the logger and of the sweep, not this file's idea of them."""
+    for seed in (1, 2):
+        ppo.train(ppo.Config("CartPole-v1", '{"max_episode_steps": 20}', seed=seed, hidden=(8,),
+                             total_steps=512, batch=256, minibatch=64, epochs=1, num_envs=2,
+                             run_dir=f"runs/{seed}"))
+    assert sweep.main(sweep.Sweep(collect="runs")) == 0
+    Path("kept").mkdir()
+    shutil.copy("runs/1/result.json", "kept")
+    capsys.readouterr()
+    cli("runs", "--smooth", "10", "--table", "csv")
+    out, err = capsys.readouterr()
+    assert err.splitlines() == ["curves.svg: 2 runs"]
+    results = [json.loads(Path(f"runs/{seed}/result.json").read_text()) for seed in (1, 2)]
+    (row,) = rows_of(out)
+    assert (row["environment"], row["line"], row["seeds"]) == ("CartPole-v1", "ppo", "2")
+    for name in ("train100", "eval"):
+        mean = np.mean([np.mean(result[name]) for result in results])
+        assert float(row[name]) == pytest.approx(mean, abs=1e-3)
+    cli("runs", "--smooth", "1", "--y", "explained_variance", "--x", "time", "--table", "csv")
+    assert capsys.readouterr().out == out           # the table is of returns, whatever the figure
+    cli("kept", "--table", "csv")
+    (row,) = rows_of(capsys.readouterr().out)
+    assert float(row["eval"]) == pytest.approx(np.mean(results[0]["eval"]))
+
+
+def test_environment_and_algorithm_are_of_the_config():
+    """A folder can be moved and renamed."""
+    write_run("runs/Walker2d-v4/td3/seed9", env="Hopper-v4", algo="sac", seed=4)
+    groups = read()
+    assert list(groups) == ["Hopper-v4"] and list(groups["Hopper-v4"]) == ["sac"]
+    assert groups["Hopper-v4"]["sac"][0].seed == 4
+
+
+def test_a_line_for_each_setting_that_differs(capsys):
+    for k, (lr, seed) in enumerate([(1e-3, 2), (1e-3, 1), (3e-4, 1)]):
+        write_run(f"runs/{k}", lr=lr, seed=seed, torch_threads=k)
+    write_run("runs/3", env="Walker2d-v4", seed=1)
+    groups = read()
+    assert list(groups["Hopper-v4"]) == ["ppo lr=0.0003", "ppo lr=0.001"]
+    assert [run.seed for run in groups["Hopper-v4"]["ppo lr=0.001"]] == [1, 2]
+    assert list(groups["Walker2d-v4"]) == ["ppo"]   # nothing differs there
+    assert list(read(by="lr")["Walker2d-v4"]) == ["ppo lr=0.0003"]
+    assert capsys.readouterr().err == ""
+    (runs,) = read(by="algo")["Hopper-v4"].values()
+    assert len(runs) == 3 and "differ in lr are taken together" in capsys.readouterr().err
+    assert {panel: list(lines) for panel, lines in read(by="env").items()} == {
+        "ppo": ["Walker2d-v4"], "ppo lr=0.0003": ["Hopper-v4"], "ppo lr=0.001": ["Hopper-v4"]}
+    for by in ("", "env"):                          # the table has the same rows
+        lines = {(row["environment"], row["line"], row["seeds"])
+                 for row in plot.results(read(by=by), "mean")}
+        assert lines == {("Walker2d-v4", "ppo", 1), ("Hopper-v4", "ppo lr=0.0003", 1),
+                         ("Hopper-v4", "ppo lr=0.001", 2)}
+
+
+def test_a_result_names_only_settings_that_are_not_the_default():
+    write_result("runs/a", seed=1)
+    write_result("runs/b", seed=1, settings={"total_steps": 1e5})
+    write_result("runs/c", seed=1, library="stable-baselines3")
+    assert list(read()["Hopper-v4"]) == ["ppo total_steps=100000", "ppo total_steps=default",
+                                         "stable-baselines3 ppo"]
+    shutil.rmtree("runs/b")
+    write_run("runs/d", seed=2)                     # which names them all
+    assert list(read()["Hopper-v4"]) == ["ppo", "stable-baselines3 ppo"]
+
+
+def test_a_seed_counts_once(capsys):
+    write_run("runs/a", seed=1)
+    write_run("runs/b", seed=2)
+    shutil.copytree("runs/a", "runs/copy")
+    (runs,) = plot.group(plot.load(arguments("runs", "runs/a", "./runs")))["Hopper-v4"].values()
+    assert [run.seed for run in runs] == [1, 2]
+    err = capsys.readouterr().err
+    assert err == "runs/copy: runs/a is seed 1 of ppo already; skipped\n"
+
+
+# ---- Curves
+
+@pytest.mark.parametrize("window", [1, 10, 100])
+def test_smoothing_of_a_ramp(window):
+    """A window stands where it is full and ends at its point: the mean lags by half of it."""
+    write_run("runs/a", returns=range(150))
+    (run,) = plot.load(arguments(smooth=window))
+    assert run.x.tolist() == [10 * k for k in range(window, 151)]
+    np.testing.assert_allclose(run.y, run.x / 10 - 1 - (window - 1) / 2)
+
+
+def test_smoothing_does_not_look_ahead():
+    y = np.random.default_rng(0).normal(size=60)
+    later = np.where(np.arange(60) < 40, y, 1e6)
+    np.testing.assert_array_equal(plot.smooth(y, 10)[:31], plot.smooth(later, 10)[:31])
+    assert plot.smooth(later, 10)[31] > 1e4
+
+
+def test_between_two_points_the_earlier_holds():
+    write_run("runs/a", returns=[5, 6, 7])
+    (run,) = plot.load(arguments(smooth=1))
+    assert plot.at(run, np.array([10, 19.9, 20, 30, 35])).tolist() == [5, 5, 6, 7, 7]
+
+
+@pytest.mark.parametrize("x, first, end", [
+    ("steps", 10, 1000), ("episodes", 1, 100), ("time", 1, 100)])
+def test_x_axes(x, first, end):
+    write_run("runs/a")
+    (run,) = plot.load(arguments(smooth=1, x=x))
+    assert (run.x[0], run.end) == (first, end)
+    (run,) = plot.load(arguments(smooth=1, x=x, y="kl"))
+    assert run.x.tolist() == [end / 2, end] and run.y.tolist() == [0.5, 0.25]
+
+
+def test_rows_without_the_quantity_are_passed_over():
+    write_run("runs/a")
+    (run,) = plot.load(arguments(smooth=1, y="late"))
+    assert run.x.tolist() == [1000] and run.y.tolist() == [7]
+
+
+def test_seeds_are_cut_to_what_all_have(capsys):
+    write_run("runs/a", seed=1, returns=range(100))
+    write_run("runs/b", seed=2, returns=range(60))
+    fig = figure()
+    assert {line.get_xdata()[-1] for line in fig.axes[0].lines} == {600}
+    assert "Hopper-v4, ppo: seeds end between 600 and 1,000; cut" in capsys.readouterr().err
+    write_run("runs/c", seed=2, algo="sac", returns=range(90))
+    figure()
+    assert "sac" not in capsys.readouterr().err     # another line may be shorter
+    # The last episode of a run ends before the run does: nothing is cut for that.
+    write_run("runs/d", seed=1, algo="sac", returns=range(89), steps=900)
+    fig = figure()
+    assert "sac" not in capsys.readouterr().err
+    assert max(line.get_xdata()[-1] for line in fig.axes[0].lines) == 900
+
+
+def test_seeds_that_have_nothing_in_common(capsys):
+    write_run("runs/a", seed=1, returns=range(1))
+    write_run("runs/b", seed=2)
+    text = Path("runs/b/episodes.csv").read_text().splitlines()
+    Path("runs/b/episodes.csv").write_text("\n".join([text[0], *text[50:], ""]))
+    assert not figure().axes[0].lines
+    assert "no stretch in common; skipped" in capsys.readouterr().err
+
+
+# ---- Statistics
+
+def test_interquartile_mean_by_hand():
+    assert plot.STATISTICS["iqm"]([900.0, 3, 5, 1, 4, 6, 2, -70], axis=-1) == (2 + 3 + 4 + 5) / 4
+    assert plot.STATISTICS["iqm"]([1.0, 2, 3, 4, 5, 90], axis=-1) == 3.5
+    assert plot.TRIMMED([1.0, 2, 3, 4, 5, 90], axis=-1) == 3.5
+    assert plot.TRIMMED([7.0, 1, 1, 2, 90, 5], axis=-1) == (7 + 1 + 2 + 5) / 4
+
+
+def test_interval_of_a_share_is_binomial():
+    """A resample of k ones and n - k zeros has Binomial(n, k / n) ones."""
+    sample = np.repeat([0.0, 1.0], [8, 12])
+    low, high = plot.interval([sample], np.mean)
+    assert (low, high) == tuple(binom.ppf([0.025, 0.975], 20, 0.6) / 20)
+
+
+def test_interval_of_a_mean_is_normal():
+    sample = np.random.default_rng(1).normal(5, 2, 400)
+    low, high = plot.interval([sample], np.mean)
+    expected = sample.mean() + norm.ppf([0.025, 0.975]) * sample.std() / 20
+    np.testing.assert_allclose([low, high], expected, atol=0.02)
+
+
+@pytest.mark.parametrize("how", ["mean", "median", "iqm"])
+def test_interval_is_scipys(how):
+    sample, statistic = np.random.default_rng(2).normal(size=12), plot.STATISTICS[how]
+    ours = plot.interval([np.stack([sample, 3 * sample])], statistic)
+    other = bootstrap((sample,), statistic, n_resamples=20_000, method="percentile",
+                      rng=np.random.default_rng(7)).confidence_interval
+    np.testing.assert_allclose([each[0] for each in ours], other, atol=0.07)
+    np.testing.assert_allclose([each[1] for each in ours], np.multiply(other, 3), atol=0.21)
+
+
+def test_interval_is_stratified():
+    """Seeds of one environment never stand for another's: only those that differ give a width."""
+    easy, hard = np.full(3, 1000.0), np.full(5, 1.0)
+    assert plot.interval([easy, hard], plot.mean_of_means) == (500.5, 500.5)
+    low, high = plot.interval([easy, np.array([0.0, 2.0] * 5)], plot.mean_of_means)
+    assert 500 < low < 500.5 < high < 501
+
+
+def test_one_seed_has_no_interval():
+    assert np.isnan(plot.interval([np.array([3.0])], np.mean)).all()
+    centre, low, _ = plot.band(np.array([[1.0], [2.0]]), "mean")
+    assert centre.tolist() == [1, 2] and np.isnan(low).all()
+
+
+def test_band_of_the_mean_is_a_standard_deviation():
+    centre, low, high = plot.band(np.array([[1.0, 2, 6], [4, 4, 4]]), "mean")
+    assert centre.tolist() == [3, 4]
+    np.testing.assert_allclose(high - centre, [7 ** 0.5, 0])    # (4 + 1 + 9) / (3 - 1)
+    np.testing.assert_allclose(centre - low, [7 ** 0.5, 0])
+
+
+def test_probability_of_improvement_by_hand():
+    a, b = np.array([1.0, 3.0]), np.array([2.0, 3.0])
+    assert plot.improvement(a, b) == (0 + 0 + 1 + 0.5) / 4
+    assert plot.improvement(b, a) == 1 - 1.5 / 4
+    better, worse = np.array([9.0, 8.0, 7.0]), np.array([1.0])
+    assert plot.improvement(a, better, b, worse) == (1.5 / 4 + 1) / 2
+
+
+def test_profile_by_hand():
+    share, low, high = plot.profile([np.array([0.0, 5, 10]), np.array([200.0, 200])],
+                                    [(0, 10), (100, 200)])
+    at = {0: (2 / 3 + 1) / 2, 30: (2 / 3 + 1) / 2, 50: (1 / 3 + 1) / 2, 100: 0}
+    for k, expected in at.items():
+        assert share[k] == pytest.approx(expected)
+    assert (low <= share).all() and (share <= high).all() and (high - low).max() > 0.1
+
+
+# ---- Tables
+
+def table_of(capsys, *args):
+    cli("runs", "--smooth", "1", *args)
+    return capsys.readouterr()
+
+
+@pytest.fixture
+def six():
+    for seed, ret in enumerate([10, 20, 30, 40, 50, 900], 1):
+        write_run(f"runs/{seed}", seed=seed, returns=[ret] * 100, result=ret / 10)
+    write_run("runs/7", algo="sac", returns=[-1.0] * 50 + [2.0] * 100, total_steps=1500.0)
+
+
+def test_three_protocols(six, capsys):
+    ppo, sac = rows_of(table_of(capsys, "--table", "csv").out)
+    assert [float(ppo[name]) for name in ("train100", "eval", "4 of 6")] == [175, 17.5, 35]
+    assert 20 < float(ppo["train100_low"]) < 40 and 300 < float(ppo["train100_high"]) < 700
+    assert float(sac["train100"]) == 2 and sac["eval"] == sac["4 of 6"] == "nan"
+    (ppo, _) = rows_of(table_of(capsys, "--table", "csv", "--aggregate", "median").out)
+    assert [float(ppo[name]) for name in ("train100", "eval", "4 of 6")] == [35, 3.5, 35]
+
+
+def test_text_and_markdown(six, capsys):
+    text = table_of(capsys).out.splitlines()
+    assert text[0].split() == "environment line steps seeds train100 eval 4 of 6".split()
+    assert text[2].split() == ["Hopper-v4", "sac", "1,500", "1", "2.00", "-", "-"]
+    assert len({line.index(cell) for line, cell in zip(text, ["steps", "1,000", "1,500"])}) == 1
+    head, rule, first, _ = table_of(capsys, "--table", "markdown").out.splitlines()
+    assert head.count("|") == rule.count("|") == first.count("|") == 8
+    assert first.startswith("| Hopper-v4 | ppo | 1,000 | 6 | 175 [")
+
+
+def test_unfinished_runs_are_drawn_but_not_in_the_table(six, capsys):
+    write_run("runs/8", algo="sac", seed=2, returns=[5.0] * 140, total_steps=1500.0)
+    out, err = table_of(capsys, "--table", "csv")
+    assert rows_of(out)[1]["seeds"] == "1"
+    assert "runs/8: at step 1,400 of 1500; not in the table" in err and "cut to what all" in err
+
+
+def test_compare(six, capsys):
+    for seed in (1, 2):
+        write_run(f"runs/w{seed}", env="Walker2d-v4", seed=seed, returns=[1] * 100)
+        write_run(f"runs/v{seed}", env="Walker2d-v4", algo="sac", seed=seed, returns=[7] * 100)
+    write_run("runs/8", algo="sac", seed=2, returns=[35.0] * 150, total_steps=1500.0)
+    out, _ = table_of(capsys, "--out", "profile.svg", "--compare", "ppo", "sac")
+    hopper, walker, both = out.splitlines()[-3:]
+    cli("--smooth", "1", "--compare", "ppo", "sac", "runs")         # in any order
+    assert capsys.readouterr().out == out
+    assert hopper.startswith("probability that ppo beats sac (train100), Hopper-v4: 0.75 [0.")
+    assert walker.endswith("Walker2d-v4: 0.00 [0.00, 0.00]") and "all of these: 0.38 [0." in both
+    gids, texts = drawn("profile.svg")
+    assert {"profile, ppo", "profile, sac"} <= gids and "performance profile" in texts
+
+
+def test_published_figures_stand_beside_ours(capsys, monkeypatch):
+    write_run("runs/a", env="HalfCheetah-v4", returns=[4000] * 100, steps=1_001_472,
+              total_steps=1e6, result=5000.0)
+    out, _ = table_of(capsys, "--anchors", "--table", "csv")
+    rows = rows_of(out.split("\n\n")[1])
+    (vel,) = [row for row in rows if row["source"] == "Vel"]
+    assert (vel["published for"], vel["mean"]) == ("HalfCheetah-v2", "2139")
+    assert vel["metric"].startswith("train_last100ep;4_of_6")
+    assert (vel["train100"], vel["eval"], vel["ours"]) == ("4000.0", "5000.0",
+                                                           "ppo on HalfCheetah-v4")
+    assert all(row["steps"] == "1000000" and row["source"] and row["metric"] for row in rows)
+    write_run("runs/b", env="Hopper-v4", returns=[1] * 100)
+    shutil.rmtree("runs/a")
+    assert "nothing is published" in table_of(capsys, "--anchors").err
+    monkeypatch.setattr(plot, "ANCHORS", Path("nowhere.csv"))
+    with pytest.raises(UsageError):
+        cli("--anchors", "runs")
+
+
+# ---- Figures, by what they contain
+
+def drawn(path):
+    """The ids of what an SVG draws, and its texts."""
+    tree = ElementTree.parse(path)
+    return ({node.get("id") for node in tree.iter()} - {None},
+            [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")])
+
+
+def test_what_a_figure_holds():
+    for env in ("Hopper-v4", "Walker2d-v4"):
+        for algo in ("ppo", "sac"):
+            for seed in (1, 2, 3):
+                write_run(f"runs/{env}{algo}{seed}", env=env, algo=algo, seed=seed,
+                          returns=np.arange(100) * seed)
+    write_run("runs/last", env="Swimmer-v4", algo="sac")
+    fig = figure()
+    assert [ax.get_title() for ax in fig.axes] == ["Hopper-v4", "Swimmer-v4", "Walker2d-v4"]
+    hopper, swimmer, walker = fig.axes
+    assert hopper.get_xlabel() == "environment steps" and hopper.get_ylabel() == "ep_ret"
+    assert [text.get_text() for text in hopper.get_legend().get_texts()] == [
+        "ppo (3 seeds)", "sac (3 seeds)"]
+    assert [text.get_text() for text in swimmer.get_legend().get_texts()] == ["sac (1 seed)"]
+    lines = {line.get_gid(): line for line in hopper.lines}
+    assert set(lines) == {f"Hopper-v4, {algo}, {what}" for algo in ("ppo", "sac")
+                          for what in ("seed 1", "seed 2", "seed 3", "mean")}
+    mean, seed = lines["Hopper-v4, ppo, mean"], lines["Hopper-v4, ppo, seed 3"]
+    assert mean.get_linewidth() > 2 * seed.get_linewidth()
+    np.testing.assert_allclose(seed.get_ydata()[[0, -1]], [0, 297])
+    np.testing.assert_allclose(mean.get_ydata()[[0, -1]], [0, 198])
+    assert len(hopper.collections) == 2 and len(swimmer.collections) == 0   # bands
+    colours = [{line.get_color() for line in ax.lines if ", sac" in line.get_gid()}
+               for ax in (hopper, walker, swimmer)]
+    assert colours[0] == colours[1] == colours[2] and len(colours[0]) == 1
+    assert mean.get_color() not in colours[0]
+
+
+def test_labels_say_what_a_point_is():
+    write_run("runs/a", seed=1, returns=range(150))
+    assert figure(smooth=100).axes[0].get_ylabel() == "ep_ret, mean of last 100 episodes"
+    assert figure(y="kl", x="time").axes[0].get_ylabel() == "kl"
+    assert figure(y="kl", x="time").axes[0].get_xlabel() == "minutes"
+    shutil.rmtree("runs/a")
+    write_result("runs/b")
+    assert figure(smooth=100).axes[0].get_ylabel() == "ep_ret, mean of 1% of the steps"
+    assert "iqm" in figure(aggregate="iqm").get_suptitle()
+
+
+def test_many_lines_can_be_told_apart():
+    for k in range(20):
+        write_run(f"runs/{k}", lr=(k + 1) / 1000)
+    lines = [line for line in figure().axes[0].lines if line.get_gid().endswith("mean")]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
+
+
+def test_svg_and_png(capsys):
+    write_run("runs/a", seed=1)
+    write_run("runs/b", seed=2)
+    for name in ("first.svg", "second.svg", "third.png"):
+        cli("runs", "--smooth", "10", "--out", name)
+    assert Path("first.svg").read_bytes() == Path("second.svg").read_bytes()
+    gids, texts = drawn("first.svg")
+    assert {"Hopper-v4, ppo, seed 1", "Hopper-v4, ppo, seed 2", "Hopper-v4, ppo, mean",
+            "Hopper-v4, ppo, band"} <= gids
+    assert {"Hopper-v4", "environment steps", "ppo (2 seeds)", "1k"} <= set(texts)
+    data = Path("third.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert min(struct.unpack(">II", data[16:24])) > 500
+
+
+def test_two_hundred_runs_take_seconds():
+    rng = np.random.default_rng(0)
+    for k in range(200):
+        write_run(f"runs/{k}", env=f"Env{k % 4}-v0", algo=f"algo{k // 4 % 5}", seed=k // 20,
+                  returns=rng.normal(size=3000).round(3))
+    start = time.process_time()
+    cli("runs", "--aggregate", "iqm")
+    assert time.process_time() - start < 15
+    assert len(drawn("curves.svg")[0] & {f"Env{k}-v0, algo{j}, iqm"
+                                         for k in range(4) for j in range(5)}) == 20
+
+
+# ---- What is skipped, what is refused
+
+def torn(folder):
+    path = folder / "episodes.csv"
+    path.write_text(path.read_text() + "1010,1.0,0,3")
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+@pytest.mark.parametrize("damage, said", [
+    (remove("episodes.csv"), "damaged"),
+    (remove("progress.csv"), "damaged"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n"), "episodes.csv has no rows yet"),
+    (write("episodes.csv", "step,time,env,ep"), "episodes.csv has no rows yet"),
+    (write("episodes.csv", ""), "episodes.csv has no rows yet"),
+    (write("progress.csv", "step,time\n"), "progress.csv has no rows yet"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2\n3,4,0,5,6\n"), "not equally long"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,x,1\n"), "damaged"),
+    (write("episodes.csv", "step,time,env,length\n1,2,0,1\n"), "no column ep_ret"),
+    (write("episodes.csv", "time,ep_ret\n" + "1,2\n" * 20), "damaged, or no run .*step"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,nan,1\n"), "fewer than --smooth"),
+    (write("config.json", '{"architectures": ["BertModel"]}'), "no run of this project"),
+    (write("config.json", '{"algo": "ppo", "settings": {"env"'), "damaged"),
+    (write("config.json", "[1, 2]"), "no run of this project"),
+    (write("result.json", "{}"), "damaged"),
+])
+def test_what_cannot_be_read_is_named_and_skipped(damage, said, capsys):
+    write_run("runs/good")
+    damage(write_run("runs/bad", seed=2))
+    assert len(plot.load(arguments(smooth=10))) == 1
+    *_, line = capsys.readouterr().err.splitlines()
+    assert re.search(said, line)
+    assert line.startswith("runs/bad") and line.endswith("skipped")
+
+
+@pytest.mark.parametrize("damage", [
+    write("result.json", '{"algo": "ppo"'), write("result.json", '{"loss": 3}'),
+    write("result.json", '{"algo": "ppo", "env": "A", "curve": []}')])
+def test_results_of_others(damage, capsys):
+    write_result("runs/good")
+    write_result("runs/bad", seed=2)
+    damage(Path("runs/bad"))
+    assert len(plot.load(arguments())) == 1
+    assert capsys.readouterr().err.startswith("runs/bad")
+    assert plot.load(arguments(x="time")) == []     # a result knows nothing of it
+    assert "runs/good: result.json knows ep_ret against steps" in capsys.readouterr().err
+
+
+def test_half_written_last_line(capsys):
+    folder = write_run("runs/a")
+    (before,) = plot.load(arguments(smooth=1))
+    torn(folder)
+    (run,) = plot.load(arguments(smooth=1))
+    np.testing.assert_array_equal(run.y, before.y)
+    assert capsys.readouterr().err == (
+        "runs/a/episodes.csv: its last line is half-written; skipped\n")
+
+
+def test_not_a_byte_of_text(capsys):
+    (write_run("runs/a") / "episodes.csv").write_bytes(b"\xff\xfe\x00" * 50)
+    assert plot.load(arguments()) == [] and "damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args, said", [
+    (["empty"], "error: nothing to plot in empty"),
+    (["nowhere", "empty"], "nowhere: there is no run in it; skipped"),
+    ([], "error: nothing to plot in no folder"),
+    (["runs", "--y", "kll"], "there is no column kll"),
+    (["runs", "--y", "late", "--smooth", "10"], "1 rows with late are fewer than --smooth 10"),
+    (["runs", "--smooth", "7"], "--smooth"),
+    (["runs", "--x", "frames"], "--x"),
+    (["runs", "--out", "curves.pdf"], "--out is curves.pdf; it takes a name that ends in .svg"),
+    (["runs", "--out", "nowhere/curves.svg"], "error: --out nowhere/curves.svg cannot be written"),
+    (["runs", "--by", "gama"], "error: --by gama: no run has such a setting; nearest:"),
+    (["runs", "--compare", "ppo", "sac"], "--compare ppo sac: no panel has .* there are: ppo"),
+    (["runs", "--colour", "red"], "--colour"),
+])
+def test_status_two_and_one_message(args, said, capsys):
+    Path("empty").mkdir()
+    write_run("runs/a")
+    with pytest.raises(SystemExit) as caught:
+        cli(*args)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert re.search(said, err) and "Traceback" not in err
+    assert not list(Path().glob("curves.*"))
+
+
+def test_refusals_are_usage_errors():
+    with pytest.raises(UsageError):
+        plot.main(arguments("nowhere"))

@@ -1,0 +1,186 @@
+"""benchmarks/README.md holds what its result files say, and marks what is no longer the code."""
+import csv
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plot
+from benchmarks import table
+from utils import sweep
+
+SVG = "{http://www.w3.org/2000/svg}"
+AGAIN = "run: python benchmarks/table.py"
+
+
+@pytest.fixture(scope="module")
+def published():
+    return table.read(table.RESULTS)
+
+
+@pytest.fixture(scope="module")
+def remade(published, tmp_path_factory):
+    """The README and the folder of its figures, made anew."""
+    figures = tmp_path_factory.mktemp("made") / "figures"
+    with redirect_stderr(StringIO()):
+        text = table.rewrite(table.README.read_text(encoding="utf-8"), published, figures)
+    return text, figures
+
+
+# ---- What is published
+
+def test_readme_is_what_the_results_say(remade):
+    assert remade[0] == table.README.read_text(encoding="utf-8"), AGAIN
+
+
+def numbers(path):
+    return np.array([float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", path)]).reshape(-1, 2)
+
+
+def plotted(path):
+    """(axes, id of a line) -> its points as shares of the axes' box; and all texts.
+
+    Shares, since other fonts would move the boxes.
+    """
+    lines, root = {}, ElementTree.parse(path).getroot()
+    for axes in root.iter(f"{SVG}g"):
+        if not axes.get("id", "").startswith("axes_"):
+            continue
+        box = numbers(axes.find(f"{SVG}g/{SVG}path").get("d"))
+        low, size = box.min(0), np.ptp(box, 0)
+        for group in axes.iter(f"{SVG}g"):
+            shape = group.find(f"{SVG}path")
+            if ", " in group.get("id", "") and shape is not None:
+                lines[axes.get("id"), group.get("id")] = (numbers(shape.get("d")) - low) / size
+    return lines, [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_figures_are_what_the_results_say(remade):
+    names = {path.name for path in remade[1].glob("*")}
+    assert names == {path.name for path in table.FIGURES.glob("*")}, AGAIN
+    for name in names:
+        (old, texts), (new, new_texts) = plotted(table.FIGURES / name), plotted(remade[1] / name)
+        assert texts == new_texts and old.keys() == new.keys(), f"{name}; {AGAIN}"
+        assert sum(key.endswith(", mean") for _, key in old) >= 2
+        for key in old:
+            np.testing.assert_allclose(old[key], new[key], atol=2e-3, err_msg=f"{name}: {key}")
+
+
+def test_a_figure_of_other_data_is_seen(remade, published, tmp_path):
+    """What the test above rests on."""
+    asked = plot.Plot(tuple(str(result["folder"]) for key, results in published.items()
+                            for result in results if key[0] == "CartPole-v1"))
+    runs = plot.load(asked)
+    plot.save(plot.draw(plot.group(runs), asked, {}), str(tmp_path / "a.svg"))
+    moved = [run._replace(y=np.where(run.y == 500, 480, run.y)) for run in runs]
+    plot.save(plot.draw(plot.group(moved), asked, {}), str(tmp_path / "b.svg"))
+    a, b = plotted(tmp_path / "a.svg")[0], plotted(tmp_path / "b.svg")[0]
+    assert len(a) == len(runs) + 1
+    assert all(a[key].shape != b[key].shape or np.abs(a[key] - b[key]).max() > 0.02 for key in a)
+
+
+def test_rows_of_changed_code_are_marked_stale(published):
+    """A published row whose algorithm file or helper has changed is marked, or run again."""
+    rows = [line for line in table.README.read_text(encoding="utf-8").splitlines()
+            if re.match(r"\| [\w/-]+-v\d+ \|.*\| plainrl \|", line)]
+    stale = {}
+    for key, results in published.items():
+        files = {file for result in results for file in table.changed(result) or []}
+        if key[1] == "plainrl" and files:
+            stale[key] = sorted(files)
+    print("\n".join(f"{' '.join(key)}: changed since: {' '.join(stale[key])}" for key in stale))
+    for env, _, algo, settings in stale:
+        start = f"| {env} | {algo} | plainrl | {settings or 'default'} |"
+        found = [row for row in rows if row.startswith(start)]
+        assert all("**stale**" in row for row in found), f"{start}: {AGAIN}"
+    assert sum("**stale**" in row for row in rows) <= len(stale), AGAIN
+
+
+def test_every_result_names_its_code_and_is_small(published):
+    for key, results in published.items():
+        seeds = [result["seed"] for result in results]
+        assert len(set(seeds)) == len(seeds), key
+        for result in results:
+            assert (result["folder"] / "result.json").stat().st_size < 10_000
+            assert key[1] != "plainrl" or f"algos/{key[2]}.py" in result["sources"], key
+
+
+def test_anchors():
+    with open(plot.ANCHORS, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["source"] and row["metric"] and row["where"] and float(row["budget_steps"]) > 0
+               and np.isfinite(float(row["mean"])) for row in rows)
+    vel = {(row["algo"], row["env"]): float(row["mean"]) for row in rows if row["source"] == "Vel"}
+    assert len(vel) == 14                       # PPO and TRPO on seven environments
+    assert vel["PPO", "Walker2d"] == 2952 and vel["TRPO", "HalfCheetah"] > 0
+
+
+# ---- How it is made
+
+def write(folder, train100, **more):
+    result = {"algo": "ppo", "env": "Hopper-v4", "seed": 1, "settings": {}, "total_steps": 1000,
+              "steps": 1024, "train100": train100, "eval": [train100 + 1, train100 + 3],
+              "curve": [[10, 1.0], [1000, 2.0]], "sources": sweep.sources("ppo")} | more
+    Path(folder).mkdir(parents=True)
+    Path(folder, "result.json").write_text(json.dumps(result))
+
+
+def test_table_and_its_marks():
+    write("r/b", 30.0, seed=2)
+    write("r/a", 10.0, seed=1)
+    write("r/c", 5.0, library="peer", sources=None)
+    write("r/d", 5.0, env="Walker2d-v4", sources=sweep.sources("ppo") | {"utils/mpi.py": "0"})
+    write("r/e", 5.0, env="Walker2d-v4", seed=2, sources={})
+    write("r/f", 7.0, settings={"lr": 0.1})
+    lines = table.table(table.read(Path("r"))).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    ours = sweep.sources("ppo")["algos/ppo.py"][:8]
+    assert cells == [
+        ["Hopper-v4", "ppo", "peer", "default", "1,000", "1", "5", "5.00", "7", "7.00", "-"],
+        ["Hopper-v4", "ppo", "plainrl", "default", "1,000", "1 2", "10 30", "20.0", "12 32", "22.0",
+         ours],
+        ["Hopper-v4", "ppo", "plainrl", "lr=0.1", "1,000", "1", "7", "7.00", "9", "9.00", ours],
+        ["Walker2d-v4", "ppo", "plainrl", "default", "1,000", "1 2", "5 5", "5.00", "7 7", "7.00",
+         f"{ours} not known, **stale**: mpi.py"]]
+
+
+def test_difference_by_hand():
+    for seed, ours, theirs in [(1, 30, 10), (2, 50, 10), (3, 99, None)]:
+        write(f"r/ours{seed}", ours, seed=seed)
+        if theirs:
+            write(f"r/theirs{seed}", theirs, seed=seed, library="peer")
+    lines = table.difference(table.read(Path("r"))).splitlines()
+    assert lines[1:-1] == [
+        "Hopper-v4, ppo, seeds [1, 2]: ratio of means 4.00, difference 30 [20, 40]",
+        "geometric mean of the ratios: 4.00"]
+
+
+def test_a_marker_chooses():
+    write("r/a", 1.0)
+    write("r/b", 1.0, env="Walker2d-v4")
+    write("r/c", 1.0, algo="sac")
+    write("r/d", 1.0, settings={"lr": 0.1})
+    write("r/e", 1.0, settings={"total_steps": 1e5})
+    groups = table.read(Path("r"))
+    count = {order: len(table.choose(groups, order.split())) for order in (
+        "", "ppo", "sac", "Hopper-v4", "ppo Hopper-v4", "ppo Hopper-v4 default", "td3")}
+    assert list(count.values()) == [5, 4, 1, 4, 3, 2, 0]
+
+
+def test_only_what_stands_between_markers_changes(tmp_path):
+    write("r/a", 1.0, algo="toy", sources={})
+    text = ("before <!-- not a marker -->\n<!-- made: curves a.svg toy -->\nold\nlines\n"
+            "<!-- end -->\nmiddle\n<!-- made: curves b.svg td3 -->\n<!-- end -->\nafter\n")
+    with redirect_stderr(StringIO()):
+        once = table.rewrite(text, table.read(Path("r")), tmp_path / "figures")
+        assert table.rewrite(once, table.read(Path("r")), tmp_path / "figures") == once
+    assert once == ("before <!-- not a marker -->\n<!-- made: curves a.svg toy -->\n\n"
+                    "![Learning curves on Hopper-v4](figures/a.svg)\n\n<!-- end -->"
+                    "\nmiddle\n<!-- made: curves b.svg td3 -->\n\nNot run yet.\n\n<!-- end -->\n"
+                    "after\n")
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["a.svg"]
