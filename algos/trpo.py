@@ -101,9 +101,9 @@ class Config:
     def __post_init__(self):
         check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch v_steps", 1)
         check_range(self, "cg_steps backtracks", 1)
-        check_range(self, "seed eval_every", 0)
+        check_range(self, "seed eval_every damping", 0)
         check_range(self, "gamma lam", 0, 1)
-        check_range(self, "hidden delta damping v_lr std_init", above=0)
+        check_range(self, "hidden delta v_lr std_init", above=0)
         check_range(self, "minibatch", high=self.batch)
         check_divides(self, "batch/num_envs num_envs/num_procs minibatch/num_procs")
 
@@ -391,7 +391,8 @@ def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv:
         k, found = cfg.backtracks, torch.zeros(2)
         policy.copy_(start)
     return {"kl": found[1], "improvement": found[0], "improvement_expected": 0.8**k * (g @ step),
-            "backtracks": k, "cg_residual": residual, "grad_norm": g.norm()}
+            "backtracks": k, "cg_residual": residual, "grad_norm": g.norm(),
+            "entropy": entropy(*old)}
 
 
 @torch.no_grad()  # all but the losses, which take advantages and targets as constants
@@ -412,8 +413,7 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
         v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
         mpi.average(flat.grad)
         v_optimizer.step(cfg.v_lr)
-    bonus = entropy(agent.actor(features), agent.log_std)
-    return {"v_loss": torch.stack(v_losses).mean(), "entropy": bonus,
+    return {"v_loss": torch.stack(v_losses).mean(),
             "val": val, "explained_variance": explained, **metrics}
 
 
