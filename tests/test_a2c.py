@@ -21,6 +21,7 @@ from tests.test_onpolicy import (
     Descent,
     close,
     every_kind,
+    fitting,
     gradients,
     learn,
     make_agent,
@@ -158,7 +159,7 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind):
         calls.append(batch)
         return a2c.a2c_gradient(agent, flat, *batch)
 
-    metrics = a2c.update(agent, flat, Descent(flat), rollout, 0.1, gradient)
+    metrics = a2c.update(agent, flat, fitting(a2c, Descent)(flat), rollout, 0.1, gradient)
     ((obs, act, given_adv, given_ret),) = calls
     close(obs, agent.normalize(rollout.obs).flatten(0, 1))
     assert torch.equal(act, rollout.act.flatten(0, 1))

@@ -87,10 +87,16 @@ def optimizers(algo, flat):
     return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
 
 
+def fitting(algo, optimizer):
+    """The class as one that the algorithm's annotations let pass."""
+    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
+    return type(optimizer.__name__, bases, {})
+
+
 def learn(algo, agent, rollout, given=None, lr=1e-3):
     """One learning phase -> the agent's parameters after it, and the metrics."""
     flat = mpi.flatten(agent)
-    given = [make(flat) for make in given] if given else optimizers(algo, flat)
+    given = [fitting(algo, make)(flat) for make in given] if given else optimizers(algo, flat)
     rest = [rollout] if algo is trpo else [rollout, lr]
     return flat.detach(), algo.update(agent, flat, *given, *rest)
 
@@ -371,8 +377,8 @@ def test_resume_goes_on_with_all_that_was_saved(name, monkeypatch):
 
 
 PROBED = {  # settings with which each learns the probes in a second or two
-    "vpg": {"lr": 3e-2, "v_lr": 1e-2, "v_steps": 20, "batch": 128, "minibatch": 128,
-            "total_steps": 5120},
+    "vpg": {"lr": 3e-2, "v_lr": 1e-2, "v_steps": 10, "batch": 128, "minibatch": 128,
+            "total_steps": 5120, "std_init": 0.3},
     "a2c": {"lr": 1e-2, "batch": 64, "rmsprop": "torch", "eps": 1e-3, "total_steps": 10240,
             "report_every": 40},
     "trpo": {"delta": 0.05, "v_lr": 1e-2, "v_steps": 20, "batch": 256, "minibatch": 256,
@@ -443,13 +449,12 @@ class Still(mpi.Adam):
 def learn_share(name, folder):
     """Two learning phases with this rank's environments, all of them if it is alone."""
     algo = ALGOS[name]
-    agent = make_agent(algo, num_envs=4, batch=64, minibatch=64)
-    if mpi.rank() > 0:
-        agent.load_state_dict(make_agent(algo, seed=9, num_envs=4).state_dict())  # rank 0's count
+    sizes = {"num_envs": 4, "batch": 64, "minibatch": 64}
+    agent = make_agent(algo, seed=9 * mpi.rank(), **sizes)  # rank 0's parameters are taken
     flat = mpi.flatten(agent)
     given = optimizers(algo, flat)
     for seed in range(2):
-        columns = vars(make_rollout(algo, make_agent(algo, num_envs=4, batch=64), seed))
+        columns = vars(make_rollout(algo, make_agent(algo, **sizes), seed))
         columns["rew"] *= torch.tensor([1.0, 2.0, 5.0, 9.0])  # a rank alone would be misled
         columns["obs"] += torch.tensor([0.0, 0.1, 0.5, 1.0]).view(4, 1)
         envs = torch.arange(4).chunk(mpi.size())[mpi.rank()]

@@ -383,7 +383,7 @@ def test_the_step_is_that_of_sb3_contrib(kind):
         close(metrics["improvement"], logged["train/policy_objective"] - adv.mean(), rtol=1e-2,
               atol=1e-4)
         close(metrics["v_loss"], logged["train/value_loss"], rtol=1e-3)
-        moved = max((our - old).abs().max() for our, old in zip(agent.parameters(),
+        moved = max((our - old).detach().abs().max() for our, old in zip(agent.parameters(),
                                                                 before.parameters()))
         assert moved > 1e-2
         for our, their in pairs(agent, model.policy):
