@@ -66,7 +66,7 @@ class Config:
     env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
     env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
     seed: int = 1  # of everything random in the run
-    total_steps: float = 1e6  # environment steps; rounded up to whole rollouts
+    total_steps: float = 1e6  # environment steps; rounded up to whole reports
     num_envs: int = 16  # environments stepped together, over all processes
     num_procs: int = 1  # MPI processes that share the environments and each batch
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)

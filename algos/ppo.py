@@ -39,6 +39,7 @@ advantages anew every epoch 4798, 3300, 4050; once an update 1517, 1582, 2837; n
 batch, not the minibatch, 1649, 2665, 3319. Bounds by tanh 4180, 3168, 3500, and HalfCheetah upright
 in every seed; by clipping 4798, 3300, 4050, and on its back in every second.
 
+Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
 Reproduce     python -m algos.ppo --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """

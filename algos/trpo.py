@@ -31,10 +31,13 @@ TRPO's own, pi_old being the policy that acted:
               and S > 0; where there is none the policy stays as it was                   (12)
 
 F is never made: it would have a row for each parameter. (10) differentiates the gradient of KL once
-more, in one direction. sigma's parameters are the policy's, like all others. The unit of A does not
-matter, since delta decides how far a step goes. The value function is fitted as in VPG, by v_steps
-of Adam, after the policy. With images both look through one encoder, which is the policy's: value
-steps leave it as it is, since they would move the policy without regard to delta.
+more, in one direction. sigma's parameters are the policy's, like all others. KL sums over the
+dimensions of an action; where it is averaged over d of them, as in some libraries, the same delta
+allows d times as much. The unit of A does not matter, since delta decides how far a step goes.
+
+The value function is fitted as in VPG, by v_steps of Adam, after the policy. With images both look
+through one encoder, which is the policy's: value steps leave it as it is, since they would move the
+policy without regard to delta.
 
 Departs from the paper: GAE; x' F x holds the damping too, so that a step is a little shorter; tanh
 takes an action a to the bounds of the environment (the density that (3) then lacks is the same in
