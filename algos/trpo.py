@@ -95,7 +95,7 @@ class Config:
     damping: float = 0.1  # added to the Fisher matrix's diagonal
     backtracks: int = 10  # steps that the line search tries, each 0.8 times the one before
     v_lr: float = 1e-3  # step size of the value function's Adam, all the time
-    lam: float = 0.97  # GAE: from most bias (0) to most variance (1)
+    lam: float = 0.95  # GAE: from most bias (0) to most variance (1)
     std_init: float = 1.0  # sigma at the start
     norm_obs: bool = True  # vector observations to mean 0, deviation 1, by running statistics
     scale_rew: bool = True  # divide rewards by the running deviation of discounted returns

@@ -1,6 +1,5 @@
 """algos/a2c.py: its loss, both rules of RMSProp, and stable-baselines3's step."""
 import csv
-import json
 import math
 
 import gymnasium as gym
@@ -204,6 +203,14 @@ def test_report_every_changes_nothing_but_the_reports():
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
+def test_lr_falls_to_zero_from_report_to_report(monkeypatch):
+    given, plain = [], a2c.update
+    monkeypatch.setattr(a2c, "update", lambda *args: given.append(args[4]) or plain(*args))
+    a2c.train(a2c.Config("CartPole-v1", total_steps=64, num_envs=2, batch=8, report_every=2, lr=0.1,
+                         run_dir="run"))
+    close(given, [0.1, 0.1, 0.075, 0.075, 0.05, 0.05, 0.025, 0.025])
+
+
 @pytest.mark.parametrize("settings", [{"rmsprop": "adam"}, {"eps": 0.0}, {"report_every": 0},
                                       {"batch": 81}, {"ent_coef": -0.1}])
 def test_settings_that_are_refused(settings):
@@ -261,10 +268,3 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(kind, tf, rule):
             close(our.grad, their.grad, rtol=2e-3, atol=1e-5)
             close(our.data, their.data, rtol=0, atol=1e-5 if tf else 1e-3)
     assert (flat.detach() - start).abs().max() > 1e-3
-
-
-def test_json_of_the_config_holds_the_rule():
-    a2c.train(a2c.Config("CartPole-v1", num_envs=2, batch=8, total_steps=8, report_every=1,
-                         rmsprop="torch", run_dir="run"))
-    with open("run/config.json") as file:
-        assert json.load(file)["settings"]["rmsprop"] == "torch"
