@@ -40,7 +40,7 @@ gamma^t; tanh takes an action a to the bounds of the environment (the density th
 does not depend on the parameters, and leaves the gradient as it is).
 
 Read next     algos/a2c.py, algos/trpo.py:  diff algos/vpg.py algos/a2c.py
-Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5 --batch 512
+Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.vpg --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """
 
@@ -81,9 +81,9 @@ class Config:
     resume: bool = False  # go on from the last checkpoint of the run directory
     init_from: str = ""  # a run whose weights and statistics to start from
     eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
-    batch: int = 2048  # steps collected for each update, over all environments
+    batch: int = 512  # steps collected for each update, over all environments
     minibatch: int = 256  # samples of a value step, over all processes
-    v_steps: int = 80  # value steps an update
+    v_steps: int = 20  # value steps an update
     lr: float = 3e-3  # step size of the policy's Adam at the start
     v_lr: float = 1e-3  # step size of the value function's Adam, all the time
     anneal_lr: bool = True  # lr linearly to zero at the end of the run
@@ -387,7 +387,7 @@ def train(cfg: Config) -> Agent:
     flat = mpi.flatten(agent)  # one vector; all parameters and their .grad become views of it
     optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
     losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]
-    with Logger(cfg, agent, optimizer=optimizer, v_optimizer=v_optimizer) as log:  # --resume loads
+    with Logger(cfg, agent, optimizer=optimizer, v_optimizer=v_optimizer) as log:  # may resume
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
