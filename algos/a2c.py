@@ -37,7 +37,7 @@ Departs from the paper: rollouts are taken in step, not by threads that overwrit
 (3) then lacks does not depend on the parameters, and leaves the gradient as it is).
 
 Read after    algos/vpg.py:  diff algos/vpg.py algos/a2c.py
-Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5
+Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5 --ent-coef 0.01
 Reproduce     python -m algos.a2c --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """
 
@@ -84,7 +84,7 @@ class Config:
     anneal_lr: bool = True  # linearly to zero at the end of the run
     lam: float = 0.95  # GAE: from most bias (0) to most variance (1)
     vf_coef: float = 0.5  # weight of the value loss
-    ent_coef: float = 0.01  # weight of the entropy bonus
+    ent_coef: float = 0.0  # weight of the entropy bonus
     rmsprop: Literal["tf", "torch"] = "tf"  # Eq. (10) or Eq. (11)
     eps: float = 1e-5  # of RMSProp
     std_init: float = 1.0  # sigma at the start

@@ -90,7 +90,7 @@ class Config:
     batch: int = 2048  # steps collected for each update, over all environments
     minibatch: int = 256  # samples of a value step, over all processes
     v_steps: int = 80  # value steps an update
-    delta: float = 0.01  # what KL of an update may be at most
+    delta: float = 0.04  # what KL of an update may be at most
     cg_steps: int = 15  # iterations of the conjugate gradient
     damping: float = 0.1  # added to the Fisher matrix's diagonal
     backtracks: int = 10  # steps that the line search tries, each 0.8 times the one before
