@@ -386,9 +386,10 @@ PROBED = {  # settings with which each learns the probes in a second or two
 }
 
 
+# The late reward needs values and their discount, the policy that sees needs all the rest.
 @pytest.mark.parametrize("name", PROBED)
-@pytest.mark.parametrize("case,box", [*((case, False) for case in probe.CASES),
-                                      (probe.CASES[-1], True)], ids=lambda x: getattr(x, "env", x))
+@pytest.mark.parametrize("case,box", [(probe.CASES[2], False), (probe.CASES[4], False),
+                                      (probe.CASES[4], True)], ids=lambda x: getattr(x, "env", x))
 def test_probe(name, case, box):
     rows = probe.probe(ALGOS[name], case, box, **PROBED[name])
     assert probe.passed(rows), f"look at {case.hint}: {rows}"
