@@ -40,6 +40,7 @@ minibatch 1649, 2665, 3319. Then, over two seeds: bounded by clipping 3285, 3063
 once on its back), by tanh 4357, 3070, 3749. With sigma 0.6 and clipping, the value loss clipped as
 well 3118, 2268, 4041, not clipped 4113, 2590, 3880.
 
+Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
 Reproduce     python -m algos.ppo --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """

@@ -1,0 +1,404 @@
+"""Vanilla Policy Gradient (VPG): REINFORCE (Williams 1992, doi:10.1007/BF00992696) with a baseline.
+
+Nobody can differentiate an environment, and there is no need to. The gradient of the expected
+return is the expectation of grad log pi(a | s) times what followed the action a, and that can be
+measured: act, see what followed, and make likelier what did better than expected. What to expect
+is told by a second network, the value function V, which is fitted to the returns that were seen.
+To subtract it leaves the gradient's mean as it is, and takes most of its noise away.
+
+The advantage A says how much better an action did than V expected. s' is the true successor of s,
+also where a time limit cuts the episode, since what would have followed has a value; "terminated"
+is a true end, "done" an end of any kind. lam chooses how far (2) looks before it trusts V: at 1 it
+sums up all that was seen, free of bias if episodes are whole, but noisy; at 0 it believes V after
+one step. (1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                              (1)
+    A_t     = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)               (2)
+    log pi  = sum_i -((a_i - mu_i(s)) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2       (3)
+    H       = sum_i log sigma_i + log(2 pi e) / 2,  or  -mean sum_a pi(a|s) log pi(a|s)    (4)
+    L_V     = mean (V(s) - R)^2                                                            (5)
+    x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r <- clip(r / sd(G), -10, 10)        (7)
+    L_pi    = -mean log pi(a | s) A,   in which A is a constant                            (8)
+
+(3) is for continuous actions; of discrete ones log pi is the log of a softmax. H measures how much
+the policy still tries, and is only reported. (6) and (7) keep numbers near 1, whatever the units of
+an environment; norm_obs and scale_rew switch them off.
+
+Each update collects a batch, takes one step on (8), then v_steps steps on (5), each on a random
+minibatch. One step, since (8) has the right gradient only for the policy that collected the data.
+The value function comes second: fitted first, it would have seen the returns that it is to predict,
+and A would be too small.
+
+Policy and value function lie in one vector, and each has an Adam of its own. Where a gradient has
+always been zero Adam stands still, so that neither step moves the other's part. With images both
+look through one encoder. It is the policy's: value steps leave it as it is, since they would move
+the policy too.
+
+Departs from the theory: a state counts the same however late in an episode it comes, instead of
+gamma^t; tanh takes an action a to the bounds of the environment (the density that (3) then lacks
+does not depend on the parameters, and leaves the gradient as it is).
+
+Read next     algos/a2c.py, algos/trpo.py:  diff algos/vpg.py algos/a2c.py
+Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
+Reproduce     python -m algos.vpg --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
+"""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from jaxtyping import Float32, Shaped
+from torch import Tensor, nn
+
+from utils import mpi
+from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+
+Steps = Float32[Tensor, "T N"]  # one number for each of T steps of N environments
+Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
+
+
+# ============================================ config ============================================
+@dataclass(frozen=True)
+class Config:
+    env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
+    seed: int = 1  # of everything random in the run
+    total_steps: float = 1e6  # environment steps; rounded up to whole rollouts
+    num_envs: int = 8  # environments stepped together, over all processes
+    num_procs: int = 1  # MPI processes that share the environments and each batch
+    hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
+    gamma: float = 0.99  # discount factor
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
+    compile: bool = False  # torch.compile the losses: quicker steps, a slower start
+    torch_threads: int = 1  # threads of PyTorch in each process
+    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
+    resume: bool = False  # go on from the last checkpoint of the run directory
+    init_from: str = ""  # a run whose weights and statistics to start from
+    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    batch: int = 512  # steps collected for each update, over all environments
+    minibatch: int = 256  # samples of a value step, over all processes
+    v_steps: int = 20  # value steps an update
+    lr: float = 3e-3  # step size of the policy's Adam at the start
+    v_lr: float = 1e-3  # step size of the value function's Adam, all the time
+    anneal_lr: bool = True  # lr linearly to zero at the end of the run
+    lam: float = 0.97  # GAE: from most bias (0) to most variance (1)
+    std_init: float = 1.0  # sigma at the start
+    norm_obs: bool = True  # vector observations to mean 0, deviation 1, by running statistics
+    scale_rew: bool = True  # divide rewards by the running deviation of discounted returns
+    orthogonal_init: bool = True  # else PyTorch's default
+
+    def __post_init__(self):
+        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch v_steps", 1)
+        check_range(self, "seed eval_every", 0)
+        check_range(self, "gamma lam", 0, 1)
+        check_range(self, "hidden lr v_lr std_init", above=0)
+        check_range(self, "minibatch", high=self.batch)
+        check_divides(self, "batch/num_envs num_envs/num_procs minibatch/num_procs")
+
+
+# ============================================ agent =============================================
+def mlp(*sizes: int) -> nn.Sequential:
+    pairs = zip(sizes[:-1], sizes[1:], strict=True)
+    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.Tanh())]
+    return nn.Sequential(*layers[:-1])
+
+
+def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
+    """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
+    conv = nn.Sequential(
+        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
+    n_flat = conv(torch.zeros(1, channels, height, width)).shape[1]
+    return nn.Sequential(*conv, nn.Linear(n_flat, 512), nn.ReLU())
+
+
+class RunningStats(nn.Module):
+    """Mean and variance of all rows so far, on all ranks, merged group by group in float64."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
+
+    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
+        count, mean, var = mpi.moments(rows)
+        self.count += count
+        share, delta = count / self.count, mean - self.mean
+        self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
+        self.mean += share * delta
+
+
+class Agent(nn.Module):
+    """Policy, value function and the statistics they rest on: its state dict is the whole agent."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # or exit
+        shape, self.cfg, self.log_std = obs_space.shape, cfg, None
+        self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
+        self.channels_last = self.images and shape[2] < shape[0]
+        num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(cfg.std_init)))
+            self.register_buffer("low", torch.tensor(act_space.low))
+            self.register_buffer("high", torch.tensor(act_space.high))
+        chw = (shape[2], *shape[:2]) if self.channels_last else shape
+        self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
+        sizes = (512,) if self.images else (*shape, *cfg.hidden)
+        self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
+        gains = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}  # at first no action is preferred
+        for layer in self.modules() if cfg.orthogonal_init else ():
+            if isinstance(layer, nn.Linear | nn.Conv2d):  # keep the length of what passes through
+                nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
+                nn.init.zeros_(layer.bias)
+        self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
+        self.ret_sum = torch.zeros(())  # G of Eq. (7), [N]; not saved: environments begin anew
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        """Raw observations -> what the networks take, float32: vectors or [..., C, H, W]."""
+        if self.images:
+            return (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
+        mean, var = self.obs_stats.mean, self.obs_stats.var
+        return standardize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised observations [B, ...] -> outputs of the actor [B, k], values [B]."""
+        features = self.encoder(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)  # [B, 1] -> [B]
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions of the policy, [N] or [N, d], not yet bounded."""
+        obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
+        out = self.actor(self.encoder(self.normalize(obs)))
+        if self.discrete:  # the largest of logits + Gumbel noise is a sample of their softmax
+            gumbel = 0 if deterministic else -torch.empty_like(out).exponential_().log()
+            return (out + gumbel).argmax(-1)
+        return out if deterministic else out + self.log_std.exp() * torch.randn_like(out)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
+        if self.discrete:
+            return act.cpu().numpy()
+        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5
+        return torch.lerp(self.low, self.high, share).cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
+        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+    def observe(self, rollout: "Rollout") -> None:
+        """The one place where statistics change: after learning, before the next collection."""
+        ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
+        self.ret_stats.update(ret.flatten())
+        if not self.images:
+            self.obs_stats.update(rollout.obs.flatten(0, 1))
+
+
+# ============================================= data =============================================
+def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
+    """Environments that reset in the step that ends an episode; as some reuse arrays, copied."""
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
+    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
+    if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
+        kwargs = same_step | {"reward_clipping": False}
+    with env_errors(cfg):
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+@dataclass(frozen=True)
+class Rollout:
+    obs: Shaped[Tensor, "T N *obs"]
+    act: Shaped[Tensor, "T N *act"]
+    rew: Steps  # as it came, not yet scaled
+    next_obs: Shaped[Tensor, "T N *obs"]
+    terminated: Steps
+    done: Steps
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            steps: int) -> tuple[Rollout, np.ndarray, list]:
+    """T = `steps` from `obs` on -> rollout, next obs, ended episodes (t, env, ep_ret, ep_len)."""
+    rows, episodes = [], []
+    for t in range(steps):
+        act = agent.act(obs)
+        next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        rows.append((obs, act.cpu(), rew, true_next_obs(next_obs, done, infos), terminated, done))
+        if not all(np.isfinite(part).all() for part in (obs, rew, rows[-1][3])):
+            raise FloatingPointError(f"NaN or infinity from the environment, step {t} of a rollout")
+        for i in np.flatnonzero(done):
+            episodes.append((t, i, infos["episode"]["r"][i], infos["episode"]["l"][i]))
+        obs = next_obs
+    columns = [torch.as_tensor(np.stack(column), device=act.device) for column in zip(*rows)]
+    as_is = (torch.uint8, torch.int64)  # images, discrete actions
+    return Rollout(*(c if c.dtype in as_is else c.float() for c in columns)), obs, episodes
+
+
+# ========================================= mathematics ==========================================
+def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
+    """Eq. (6), and (7) with mean 0. Cut, since while statistics are young a rare value is huge."""
+    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
+
+
+def running_returns(rew: Steps, done: Steps, last: Tensor, gamma: float) -> tuple[Steps, Tensor]:
+    """Eq. (7) from `last` on, [N], and what goes on into the next rollout, [N]."""
+    sums = []
+    for rew_t, done_t in zip(rew, done, strict=True):
+        sums.append(rew_t + gamma * last)
+        last = sums[-1] * (1 - done_t)
+    return torch.stack(sums), last
+
+
+def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
+        gamma: float, lam: float) -> tuple[Steps, Steps]:
+    """Eqs. (1), (2). A terminal state has no future; any end of an episode ends the sum."""
+    delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
+    adv, last = [], torch.zeros_like(rew[0])
+    for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
+        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2): delta_t + decay_t * last
+        adv.append(last)
+    adv = torch.stack(adv).flip(0)
+    return adv, adv + val
+
+
+def log_prob(out: Float32[Tensor, "B k"], log_std: Tensor | None, act: Tensor) -> Batch:
+    """Eq. (3) of actions as they were drawn, [B, k]; without deviations logits, actions [B]."""
+    if log_std is None:
+        return out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - out) / log_std.exp()
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def entropy(out: Float32[Tensor, "B k"], log_std: Tensor | None) -> Float32[Tensor, ""]:
+    """Eq. (4) in nats; of the normal distribution, before tanh."""
+    if log_std is None:
+        return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+
+def value_loss(val: Batch, ret: Batch) -> Float32[Tensor, ""]:
+    assert val.shape == ret.shape  # [B] against [B, 1] would compare each with all
+    return (val - ret).square().mean()  # Eq. (5)
+
+
+def policy_loss(logp: Batch, adv: Batch) -> Float32[Tensor, ""]:
+    """Eq. (8). Its gradient counts, not its value, which no training brings down."""
+    assert logp.shape == adv.shape
+    return -(logp * adv).mean()  # Eq. (8)
+
+
+# ============================================ update ============================================
+@torch.enable_grad()
+def pi_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor,
+                adv: Batch) -> tuple[Float32[Tensor, ""], ...]:
+    """flat.grad becomes the gradient of Eq. (8), 0 in the critic's part -> pi_loss, entropy."""
+    out = agent.actor(agent.encoder(obs))
+    pi_loss = policy_loss(log_prob(out, agent.log_std, act), adv)
+    flat.grad.zero_()
+    pi_loss.backward()  # adds to each parameter's .grad, a part of flat.grad
+    return pi_loss.detach(), entropy(out, agent.log_std).detach()
+
+
+@torch.enable_grad()
+def v_gradient(agent: Agent, flat: nn.Parameter, features: Tensor, ret: Batch) -> Tensor:
+    """flat.grad becomes the gradient of Eq. (5), 0 outside of the critic's part -> v_loss."""
+    v_loss = value_loss(agent.critic(features).squeeze(-1), ret)  # [B, 1] -> [B]
+    flat.grad.zero_()
+    v_loss.backward()
+    return v_loss.detach()
+
+
+def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
+    """val, adv and ret of normalised data, by the critic as it is now."""
+    cfg, val = agent.cfg, agent.critic(agent.encoder(data.obs.flatten(0, 1))).view_as(data.rew)
+    ends, next_val = data.done > 0, val.roll(-1, 0)  # the value of the next row, ...
+    ends[-1] = True  # ... but where an episode or the rollout ends that of the true successor
+    next_val[ends] = agent.critic(agent.encoder(data.next_obs[ends])).squeeze(-1)
+    return val, *gae(data.rew, val, next_val, data.terminated, data.done, cfg.gamma, cfg.lam)
+
+
+@torch.no_grad()  # all but the losses, which take advantages and targets as constants
+def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: mpi.Adam,
+           rollout: Rollout, lr: float, gradient=pi_gradient, v_gradient=v_gradient) -> dict:
+    """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
+    cfg, v_losses = agent.cfg, []
+    rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
+    obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
+    data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
+    val, adv, ret = estimate(agent, data)
+    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)
+    pi_loss, bonus = gradient(agent, flat, obs, act, adv.flatten())
+    mpi.average(flat.grad)
+    norm = torch.linalg.vector_norm(flat.grad)
+    optimizer.step(lr)
+    features = agent.encoder(obs)  # the encoder has moved, and now stays
+    for _ in range(cfg.v_steps):
+        rows = torch.randperm(len(obs))[:mpi.share(cfg.minibatch, "minibatch")]
+        v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
+        mpi.average(flat.grad)
+        v_optimizer.step(cfg.v_lr)
+    return {"pi_loss": pi_loss, "v_loss": torch.stack(v_losses).mean(), "entropy": bonus,
+            "grad_norm": norm, "val": val, "explained_variance": explained, "lr": lr}
+
+
+# =========================================== evaluate ===========================================
+def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
+    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    envs = make_envs(cfg, episodes)
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
+    while not ended.all():
+        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
+        if "episode" in infos:
+            first = infos["_episode"] & ~ended
+            returns[first], ended = infos["episode"]["r"][first], ended | first
+    envs.close()
+    return returns
+
+
+# ============================================ train =============================================
+def train(cfg: Config) -> Agent:
+    """Runs `cfg` to its end, or resumes it, and returns the agent."""
+    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    agent.to(mpi.choose_device(cfg, agent.images))
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
+    flat = mpi.flatten(agent)  # rank 0's weights, one vector; parameters and .grad are its views
+    optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
+    losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]
+    with Logger(cfg, agent, optimizer=optimizer, v_optimizer=v_optimizer) as log:  # may resume
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        while log.step < cfg.total_steps:
+            rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
+            lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            metrics = update(agent, flat, optimizer, v_optimizer, rollout, lr, *losses)
+            agent.observe(rollout)
+            if log.eval_due(cfg.batch) and mpi.rank() == 0:
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+            log.report(cfg.batch, episodes, **metrics)  # adds to log.step, saves now and then
+    return agent
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,494 @@
+"""What vpg, a2c, ppo and trpo share, in each of them: data, equations, statistics, saving, MPI.
+
+Their own equations are in test_vpg.py, test_a2c.py, test_trpo.py and test_ppo_math.py. Run as a
+program, this file is one of the processes that `test_two_ranks_equal_one` starts.
+"""
+import copy
+import csv
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from torch.distributions import Categorical, Independent, Normal
+
+from algos import a2c, ppo, trpo, vpg
+from tests import envs as scripted
+from tests import probe
+from tests.envs import Counter
+from utils import mpi
+
+ALGOS = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
+VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+IMAGES = gym.spaces.Box(0, 255, (44, 36, 3), np.uint8)  # height, width, channels
+BOX = gym.spaces.Box(np.float32([0, -3]), np.float32([5, 3]))
+DISCRETE = gym.spaces.Discrete(4)
+SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
+# Those that the algorithm's Config has.
+SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3, "hidden": (8, 8),
+         "report_every": 1, "device": "cpu"}
+LOG_2PI = math.log(2 * math.pi)
+
+every_algo = pytest.mark.parametrize("name", ALGOS)
+every_kind = pytest.mark.parametrize("kind", SPACES)
+
+
+@pytest.fixture(autouse=True)
+def numbered_from_0():
+    Counter.made.clear()
+
+
+def config(algo, **settings):
+    """A small Config of a module; what it does not know is left out."""
+    known = {field.name for field in dataclasses.fields(algo.Config)}
+    return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
+
+
+def make_agent(algo, kind="box", seed=0, **settings):
+    """A small agent that has seen something: neither weights nor statistics are the first ones."""
+    torch.manual_seed(seed)
+    agent = algo.Agent(*SPACES[kind], config(algo, **settings))
+    for param in agent.parameters():
+        param.data += 0.05 * torch.randn_like(param)
+    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
+        stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
+    return agent
+
+
+def make_rollout(algo, agent, seed=0):
+    """What `collect` could return: V(s') is that of the next row unless the episode ends."""
+    torch.manual_seed(seed)
+    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
+    if agent.images:
+        rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
+    else:
+        rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)
+    obs, successor, final_obs = rows[:steps], rows[1:steps + 1], rows[steps + 1:]
+    act = agent.act(obs.flatten(0, 1)).unflatten(0, (steps, envs))
+    terminated, truncated = (torch.rand(2, steps, envs) < 0.15).float()
+    done = torch.maximum(terminated, truncated)
+    ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
+    next_obs = torch.where(ended, final_obs, successor)
+    return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
+
+
+def optimizers(algo, flat):
+    """Those that `update` takes, as `train` makes them."""
+    if algo is a2c:
+        return [a2c.RMSProp(flat, 1e-5, True)]
+    return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
+
+
+def fitting(algo, optimizer):
+    """The class as one that the algorithm's annotations let pass."""
+    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
+    return type(optimizer.__name__, bases, {})
+
+
+def learn(algo, agent, rollout, given=None, lr=1e-3):
+    """One learning phase -> the agent's parameters after it, and the metrics."""
+    flat = mpi.flatten(agent)
+    given = [fitting(algo, make)(flat) for make in given] if given else optimizers(algo, flat)
+    rest = [rollout] if algo is trpo else [rollout, lr]
+    return flat.detach(), algo.update(agent, flat, *given, *rest)
+
+
+def targets(algo, agent, rollout):
+    """adv and ret [T N] by the values of an agent as it is."""
+    with torch.no_grad():
+        val, next_val = (agent(agent.normalize(obs).flatten(0, 1))[1].view_as(rollout.rew)
+                         for obs in (rollout.obs, rollout.next_obs))
+    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
+    cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
+    return [x.flatten() for x in algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+
+
+def distribution(agent, raw_obs):
+    """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
+    with torch.no_grad():
+        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
+    if agent.discrete:
+        return Categorical(logits=out)
+    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
+
+
+def vec(*numbers):
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def column(*numbers):
+    """Steps of one environment, [T, 1]."""
+    return vec(*numbers)[:, None]
+
+
+def close(actual, expected, rtol=1e-5, atol=1e-6):
+    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
+    torch.testing.assert_close(actual, expected.to(actual), rtol=rtol, atol=atol)
+
+
+def gradients(function, *inputs):
+    """A function's value and its gradient in each of the inputs."""
+    inputs = [value.clone().requires_grad_() for value in inputs]
+    value = function(*inputs)
+    return value.detach(), *torch.autograd.grad(value, inputs)
+
+
+def statistics(agent):
+    """A copy of whatever the agent remembers of data, parameters aside."""
+    names = {name for name, _ in agent.named_parameters()}
+    kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
+    return kept | {"ret_sum": agent.ret_sum.clone()}
+
+
+def same(first, second):
+    return first.keys() == second.keys() and all(map(torch.equal, first.values(), second.values()))
+
+
+# ---- Equations (1) to (7), as in every file
+
+@pytest.mark.eq("vpg", 1, 2)
+@pytest.mark.eq("a2c", 1, 2)
+@pytest.mark.eq("trpo", 1, 2)
+@every_algo
+@pytest.mark.parametrize("terminated,done,adv", [
+    ((0, 0, 0, 0), (0, 0, 0, 0), (-1.1640625, -0.65625, -2.625, -2.5)),
+    ((0, 0, 0, 0), (0, 1, 0, 0), (-1, 0, -2.625, -2.5)),  # a time limit: V(s') counts
+    ((0, 1, 0, 0), (0, 1, 0, 0), (-2.25, -5, -2.625, -2.5)),  # a death: it does not
+    ((0, 0, 0, 1), (0, 0, 0, 1), (-1.234375, -0.9375, -3.75, -7)),
+])
+def test_gae_by_hand(name, terminated, done, adv):
+    val, next_val = column(5, 6, 7, 8), column(6, 10, 8, 9)
+    actual, ret = ALGOS[name].gae(column(1, 1, 1, 1), val, next_val, column(*terminated),
+                                  column(*done), 0.5, 0.5)
+    close(actual, column(*adv))
+    close(ret, column(*adv) + val)
+
+
+@pytest.mark.eq("vpg", 3, 4)
+@pytest.mark.eq("a2c", 3, 4)
+@pytest.mark.eq("trpo", 3, 4)
+@every_algo
+def test_log_prob_and_entropy_by_hand(name):
+    algo, log_std = ALGOS[name], vec(0, math.log(2))
+    logp, by_out, by_log_std = gradients(  # 1 and 2 deviations off
+        lambda *x: algo.log_prob(*x, vec((1, 5))).sum(), vec((0, 1)), log_std)
+    close(logp, -0.5 - 2 - math.log(2) - LOG_2PI)
+    close(by_out, vec((1, 1)))  # z / sigma
+    close(by_log_std, vec(0, 3))  # z^2 - 1
+    close(algo.entropy(vec((5, -5), (1, 2)), log_std), math.log(2) + LOG_2PI + 1)
+    out, act = vec((0, math.log(3)), (0, math.log(3))), torch.tensor([1, 0])
+    close(algo.log_prob(out, None, act), vec(math.log(0.75), math.log(0.25)))
+    close(algo.entropy(out, None), 2 * math.log(2) - 0.75 * math.log(3))
+
+
+@every_algo
+@pytest.mark.parametrize("discrete", [True, False])
+def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
+    torch.manual_seed(0)
+    algo, out = ALGOS[name], 3 * torch.randn(6, 4)
+    log_std = None if discrete else torch.randn(4)
+    act = torch.randint(4, (6,)) if discrete else 5 * torch.randn(6, 4)
+    library = (Categorical(logits=out) if discrete
+               else Independent(Normal(out, log_std.exp()), 1))
+    close(algo.log_prob(out, log_std, act), library.log_prob(act))
+    close(algo.entropy(out, log_std), library.entropy().mean())
+
+
+@pytest.mark.eq("vpg", 5)
+@pytest.mark.eq("a2c", 5)
+@pytest.mark.eq("trpo", 5)
+@every_algo
+def test_value_loss_by_hand(name):
+    loss, by_val = gradients(lambda x: ALGOS[name].value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
+    close(loss, 13 / 3)
+    close(by_val, vec(0, -4 / 3, 2))
+
+
+@pytest.mark.eq("vpg", 6, 7)
+@pytest.mark.eq("a2c", 6, 7)
+@pytest.mark.eq("trpo", 6, 7)
+@every_algo
+@pytest.mark.parametrize("value,mean,var,expected", [
+    (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
+])
+def test_standardize_and_running_returns_by_hand(name, value, mean, var, expected):
+    close(ALGOS[name].standardize(vec(value), vec(mean), vec(var)), vec(expected))
+    sums, last = ALGOS[name].running_returns(column(1, 2, 3), column(0, 1, 0), vec(4), 0.5)
+    close(sums, column(3, 3.5, 3))  # an episode's last reward counts, and then no more
+    close(last, vec(3))
+
+
+# ---- What is collected
+
+def script(number, steps):
+    """What environment `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
+    rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0
+    for step in range(steps):
+        time += 1
+        rew = scripted.reward(number, episode, time)
+        ep_ret += rew
+        how = scripted.end(number, episode) if time == scripted.length(number, episode) else ""
+        rows.append(((number, episode, time - 1), rew, (number, episode, time),
+                     float(how in ("terminated", "both")), float(how != "")))
+        if how:
+            ended.append((step, number, ep_ret, time))
+            episode, time, ep_ret = episode + 1, 0, 0.0
+    return rows, ended
+
+
+@every_algo
+@pytest.mark.parametrize("obs,act", [("vector", "box"), ("image", "discrete")])
+def test_every_row_is_as_scripted(name, obs, act):
+    algo = ALGOS[name]
+    cfg = config(algo, env="tests.envs:Counter-v0", env_kwargs=json.dumps({"obs": obs, "act": act}))
+    envs = algo.make_envs(cfg, 3)
+    agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    last, rollouts, ended = envs.reset(seed=7)[0], [], []
+    for start, steps in ((0, 5), (5, 1), (6, 9)):  # cut where an episode ends, and elsewhere
+        rollout, last, episodes = algo.collect(agent, envs, last, steps)
+        rollouts.append(rollout)
+        ended += [(start + t, *rest) for t, *rest in episodes]
+    rows = [script(number, 16)[0] for number in range(3)]
+    for i, field in enumerate(["obs", "rew", "next_obs", "terminated", "done"]):
+        expected = torch.tensor([[row[i] for row in env[:15]] for env in rows]).transpose(0, 1)
+        got = torch.cat([getattr(rollout, field) for rollout in rollouts]).float()
+        got = got[:, :, 20, 20] if field.endswith("obs") and obs == "image" else got
+        assert torch.equal(got, expected.float()), field
+    assert sorted(tuple(map(float, end)) for end in ended) == sorted(
+        tuple(map(float, end)) for number in range(3) for end in script(number, 15)[1])
+    sent = np.stack([env.acts for env in Counter.made], axis=1)
+    stored = torch.cat([rollout.act for rollout in rollouts])
+    np.testing.assert_allclose(sent, np.stack([agent.env_act(row) for row in stored]), atol=1e-6)
+
+
+# ---- What an update changes
+
+@every_algo
+@every_kind
+def test_update_moves_every_parameter_and_leaves_statistics_alone(name, kind):
+    algo = ALGOS[name]
+    agent = make_agent(algo, kind)
+    kept, before = statistics(agent), copy.deepcopy(agent)
+    flat, metrics = learn(algo, agent, make_rollout(algo, agent), lr=0.1)
+    assert same(statistics(agent), kept)
+    for (param_name, param), old in zip(agent.named_parameters(), before.parameters()):
+        assert not torch.equal(param, old), f"{param_name} did not move"
+    assert flat.isfinite().all()
+    assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
+    assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
+
+
+@every_algo
+def test_metrics_say_what_was_believed_before(name):
+    """val and the explained variance are those of the critic that acted, not of the fitted one."""
+    algo = ALGOS[name]
+    agent = make_agent(algo)
+    rollout, before = make_rollout(algo, agent), copy.deepcopy(agent)
+    _, metrics = learn(algo, agent, rollout, lr=1e-2)
+    adv, ret = targets(algo, before, rollout)
+    close(metrics["val"].flatten(), ret - adv, rtol=1e-4, atol=1e-5)
+    close(metrics["explained_variance"], 1 - np.var(adv.numpy()) / np.var(ret.numpy()), rtol=1e-4)
+
+
+@every_algo
+def test_the_order_of_environments_does_not_matter(name):
+    algo, results = ALGOS[name], []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        agent = make_agent(algo)
+        columns = vars(make_rollout(algo, agent))
+        rollout = algo.Rollout(**{field: x[:, order] for field, x in columns.items()})
+        results.append(learn(algo, agent, rollout)[0])
+    close(*results, rtol=1e-3, atol=2e-5)
+
+
+@every_algo
+def test_training_observes_after_it_has_learned_and_before_it_collects_again(name, monkeypatch):
+    algo, calls = ALGOS[name], []
+    for owner, function in ((algo, "collect"), (algo, "update"), (algo.Agent, "observe")):
+        monkeypatch.setattr(owner, function, noted(calls, getattr(owner, function)))
+    algo.train(config(algo, env="CartPole-v1", total_steps=72))
+    assert calls == ["collect", "update", "observe"] * 3
+
+
+def noted(calls, function):
+    """The function, which first adds its name to the calls."""
+    def call(*args, **kwargs):
+        calls.append(function.__name__)
+        return function(*args, **kwargs)
+    return call
+
+
+# ---- Whole runs
+
+def columns_of(run_dir):
+    """progress.csv without the wall clock."""
+    with open(Path(run_dir, "progress.csv")) as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in ("time", "steps_per_second")} for row in rows]
+
+
+@every_algo
+def test_a_seed_is_a_run(name):
+    algo, runs = ALGOS[name], []
+    for number, (seed, every) in enumerate([(1, 0), (1, 24), (2, 0)]):
+        algo.train(config(algo, env="Hopper-v4", total_steps=72, seed=seed, eval_every=every,
+                          env_kwargs='{"max_episode_steps": 9}', run_dir=f"run{number}"))
+        runs.append(columns_of(f"run{number}"))
+    evaluated = [{k: v for k, v in row.items() if "eval" not in k} for row in runs[1]]
+    assert evaluated == runs[0] != runs[2] and len(runs[0]) == 3
+    assert runs[1][-1]["eval_ret_mean"]
+
+
+@every_algo
+def test_resume_goes_on_with_all_that_was_saved(name, monkeypatch):
+    """Parameters, statistics and what the optimizers remember, as they were after the last step."""
+    algo, ended, begun = ALGOS[name], [], []
+    plain = algo.update
+
+    def note(kept, before):
+        def call(agent, flat, *rest):
+            known = [x.state_dict() for x in rest if hasattr(x, "step")]
+            if before:
+                kept.append(copy.deepcopy([agent.state_dict(), *known]))
+            result = plain(agent, flat, *rest)
+            if not before:
+                kept.append(copy.deepcopy([flat.detach(), *known]))
+            return result
+        return call
+
+    run = {"env": "CartPole-v1", "run_dir": "run"}
+    monkeypatch.setattr(algo, "update", note(ended, before=False))
+    agent = algo.train(config(algo, total_steps=48, **run))
+    monkeypatch.setattr(algo, "update", note(begun, before=True))
+    algo.train(algo.Config(**run, total_steps=96, resume=True))
+    assert len(ended) == len(begun) == 2 and len(columns_of("run")) == 4
+    assert same(begun[0][0], agent.state_dict())
+    assert len(ended[-1]) == len(begun[0]) == (3 if algo is vpg else 2)
+    for last, first in zip(ended[-1][1:], begun[0][1:]):
+        assert same(last, first) and last["square"].any()
+
+
+PROBED = {  # settings with which each learns the probes in a second or two
+    "vpg": {"lr": 3e-2, "v_lr": 1e-2, "v_steps": 10, "batch": 128, "minibatch": 128,
+            "total_steps": 5120, "std_init": 0.3},
+    "a2c": {"lr": 1e-2, "batch": 64, "rmsprop": "torch", "eps": 1e-3, "total_steps": 10240,
+            "report_every": 40},
+    "trpo": {"delta": 0.05, "v_lr": 1e-2, "v_steps": 20, "batch": 256, "minibatch": 256,
+             "total_steps": 6144},
+}
+
+
+# The late reward needs values and their discount, the policy that sees needs all the rest.
+@pytest.mark.parametrize("name", PROBED)
+@pytest.mark.parametrize("case,box", [(probe.CASES[2], False), (probe.CASES[4], False),
+                                      (probe.CASES[4], True)], ids=lambda x: getattr(x, "env", x))
+def test_probe(name, case, box):
+    rows = probe.probe(ALGOS[name], case, box, **PROBED[name])
+    assert probe.passed(rows), f"look at {case.hint}: {rows}"
+
+
+# ---- The ladder
+
+class Descent(mpi.Adam):
+    """With a step size of 1, parameters move by the gradient."""
+
+    @torch.no_grad()
+    def step(self, lr):
+        self.flat -= lr * self.flat.grad
+
+
+@every_kind
+@pytest.mark.parametrize("optimizer", [mpi.Adam, Descent])
+def test_ppo_of_one_epoch_one_minibatch_and_no_clipping_is_a2c(kind, optimizer):
+    """At the first step the ratio is 1, so that the two losses have one gradient."""
+    shared = {"ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5, "lam": 0.9}
+    results = []
+    for algo, own in ((a2c, {}), (ppo, {"clip_ratio": 1e9, "norm_adv": False})):
+        agent = make_agent(algo, kind, **shared, **own)
+        start = mpi.flatten(agent).detach().clone()
+        results.append(learn(algo, agent, make_rollout(algo, agent), [optimizer], lr=1e-2))
+    (ours, metrics), (theirs, expected) = results
+    assert (ours - start).abs().max() > 1e-4
+    close(ours, theirs, rtol=1e-4, atol=2e-5 if optimizer is mpi.Adam else 1e-6)
+    for key in ("v_loss", "entropy", "explained_variance"):
+        close(metrics[key], expected[key], rtol=1e-4)
+    close(metrics["grad_norm"], expected["grad_norm"][0], rtol=1e-4)
+
+
+@every_kind
+def test_vpg_and_a2c_have_one_policy_gradient(kind):
+    """Where V counts nothing, and nor does the entropy."""
+    shared = {"lam": 0.9, "vf_coef": 0.0, "ent_coef": 0.0, "max_grad_norm": 0.0, "v_steps": 1}
+    moved = []
+    for algo in (vpg, a2c):
+        agent = make_agent(algo, kind, **shared)
+        start = mpi.flatten(agent).detach().clone()
+        given = [Descent, Still] if algo is vpg else [Descent]
+        flat, _ = learn(algo, agent, make_rollout(algo, agent), given, lr=1.0)
+        moved.append(flat - start)
+    assert moved[0].abs().max() > 1e-3
+    close(moved[0], moved[1], rtol=1e-4, atol=1e-6)
+
+
+class Still(mpi.Adam):
+    """Goes nowhere."""
+
+    def step(self, lr):
+        pass
+
+
+# ---- Other processes
+
+def learn_share(name, folder):
+    """Two learning phases with this rank's environments, all of them if it is alone."""
+    algo = ALGOS[name]
+    sizes = {"num_envs": 4, "batch": 64, "minibatch": 64}
+    agent = make_agent(algo, seed=9 * mpi.rank(), **sizes)  # rank 0's parameters are taken
+    flat = mpi.flatten(agent)
+    given = optimizers(algo, flat)
+    for seed in range(2):
+        columns = vars(make_rollout(algo, make_agent(algo, **sizes), seed))
+        columns["rew"] *= torch.tensor([1.0, 2.0, 5.0, 9.0])  # a rank alone would be misled
+        columns["obs"] += torch.tensor([0.0, 0.1, 0.5, 1.0]).view(4, 1)
+        envs = torch.arange(4).chunk(mpi.size())[mpi.rank()]
+        rollout = algo.Rollout(**{field: x[:, envs] for field, x in columns.items()})
+        rest = [rollout] if algo is trpo else [rollout, 1e-3]
+        metrics = algo.update(agent, flat, *given, *rest)
+        agent.observe(rollout)
+    names = ("kl", "grad_norm", "improvement", "improvement_expected", "backtracks", "cg_residual")
+    result = {"flat": flat.detach(), **{k: metrics[k] for k in names if k in metrics}}
+    torch.save(result, Path(folder, f"{name}{mpi.rank()}of{mpi.size()}.pt"))
+    return result
+
+
+@pytest.fixture(scope="module")
+def shares(tmp_path_factory):
+    """Two processes that learn together, by one algorithm after the other."""
+    folder = tmp_path_factory.mktemp("shares")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, folder]
+    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    subprocess.run(command, env=env, check=True, timeout=240)
+    return folder
+
+
+@every_algo
+def test_two_ranks_equal_one(name, shares, tmp_path):
+    one = learn_share(name, tmp_path)
+    first, second = (torch.load(shares / f"{name}{k}of2.pt") for k in (0, 1))
+    assert torch.equal(first["flat"], second["flat"])
+    for key in one:
+        close(first[key], one[key], rtol=2e-3, atol=1e-4 if name == "trpo" else 1e-5)
+
+
+if __name__ == "__main__":
+    for each in ALGOS:
+        learn_share(each, sys.argv[1])

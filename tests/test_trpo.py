@@ -1,0 +1,390 @@
+"""algos/trpo.py: Fisher matrix, conjugate gradient, line search, and sb3-contrib's step."""
+import copy
+import math
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from sb3_contrib import TRPO
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from torch.distributions import Categorical, Independent, Normal, kl_divergence
+
+from algos import trpo
+from tests.test_onpolicy import (
+    SPACES,
+    close,
+    distribution,
+    every_kind,
+    gradients,
+    learn,
+    make_agent,
+    make_rollout,
+    targets,
+    vec,
+)
+from utils import mpi
+
+vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
+
+
+def policy_params(agent):
+    """The policy's parameters in their order, by name."""
+    return [param for name, param in agent.named_parameters() if not name.startswith("critic")]
+
+
+def tiny_agent(mu=0.0, log_std=0.0, **settings):
+    """A policy of one action dimension that sees nothing: only its bias and its sigma matter."""
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    agent = trpo.Agent(space, space, trpo.Config(hidden=(), norm_obs=False, **settings))
+    for param in agent.parameters():
+        param.data.zero_()
+    agent.actor[-1].bias.data.fill_(mu)
+    agent.log_std.data.fill_(log_std)
+    return agent
+
+
+# ---- Equations (8) and (9)
+
+@pytest.mark.eq("trpo", 8)
+def test_surrogate_by_hand():
+    logp_old = vec(-1, 0.5, -3)
+    gain, by_logp = gradients(lambda x: trpo.surrogate(x, logp_old, vec(2, -1, 4)),
+                              logp_old + vec(1.5, 0.5, 1).log())
+    close(gain, (1 + 0.5 + 0) / 3)  # (ratio - 1) A
+    close(by_logp, vec(3, -0.5, 4) / 3)  # ratio A
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_surrogate_refuses_a_column_for_a_batch(at):
+    with pytest.raises(TypeCheckError):
+        trpo.surrogate(*(torch.zeros(4, 1) if i == at else torch.zeros(4) for i in range(3)))
+
+
+@pytest.mark.eq("trpo", 9)
+def test_kl_of_normals_by_hand():
+    """sigma 1 to 2 and mean 0 to 4 in the first dimension; the second stays. The mean of two."""
+    old, new = vec((0, 7), (0, 7)), vec((4, 7), (0, 7))
+    log_std_old, log_std = vec(0, 0.3), vec(math.log(2), 0.3)
+    kl, by_new, by_log_std = gradients(
+        lambda out, log_std: trpo.kl_divergence(old, log_std_old, out, log_std), new, log_std)
+    first, second = (1 + 16) / 8 - 0.5 + math.log(2), 1 / 8 - 0.5 + math.log(2)
+    close(kl, (first + second) / 2)
+    close(by_new, vec((0.5, 0), (0, 0)))  # (mu - mu_old) / sigma^2, of a mean over two
+    close(by_log_std, vec(1 - (17 / 4 + 1 / 4) / 2, 0))
+
+
+@pytest.mark.eq("trpo", 9)
+def test_kl_of_softmaxes_by_hand():
+    old, new = vec((0, 0), (0, math.log(3))), vec((0, math.log(3)), (5, 5 + math.log(3)))
+    kl, by_new = gradients(lambda x: trpo.kl_divergence(old, None, x, None), new)
+    close(kl, 0.5 * (math.log(2) + 0.5 * math.log(1 / 3)))  # (1/2, 1/2) against (1/4, 3/4)
+    close(by_new, vec((-0.125, 0.125), (0, 0)))  # pi - pi_old, of a mean over two
+
+
+@vectors
+def test_kl_is_that_of_the_library_and_of_the_old_from_the_new(kind):
+    torch.manual_seed(0)
+    old, new = torch.randn(2, 6, 4)
+    if kind == "discrete":
+        expected = kl_divergence(Categorical(logits=old), Categorical(logits=new))
+        actual = trpo.kl_divergence(old, None, new, None)
+    else:
+        stds = torch.randn(2, 4)
+        expected = kl_divergence(*(Independent(Normal(mu, std.exp()), 1)
+                                   for mu, std in zip((old, new), stds)))
+        actual = trpo.kl_divergence(old, stds[0], new, stds[1])
+    close(actual, expected.mean())
+
+
+# ---- Equation (10): the Fisher matrix
+
+def fisher_matrix(agent, obs):
+    """The mean over states of the expectation of grad log pi (grad log pi)', as it stands."""
+    params, rows = policy_params(agent), []
+    out = agent.actor(agent.encoder(obs))
+    for row in out:
+        if agent.discrete:
+            terms = [(prob, logp) for prob, logp in zip(row.softmax(-1).detach(),
+                                                        row.log_softmax(-1))]
+        else:  # of a normal, sigma given, by its mean; that of log sigma is 2, and they are apart
+            terms = [(1.0, mu / agent.log_std.detach()[i].exp()) for i, mu in enumerate(row)]
+        for weight, term in terms:
+            grads = torch.autograd.grad(term, params, retain_graph=True, allow_unused=True)
+            grad = torch.cat([(torch.zeros_like(p) if g is None else g).flatten()
+                              for g, p in zip(grads, params)])
+            rows.append(weight**0.5 * grad)
+    matrix = torch.stack(rows).T @ torch.stack(rows) / len(obs)
+    if not agent.discrete:
+        own = range(agent.log_std.numel())  # log_std comes first
+        matrix[own, own] += 2.0
+    return matrix
+
+
+def product_of(agent, obs, damping=0.0):
+    """`fisher_product` as `policy_step` makes it."""
+    params, out = policy_params(agent), agent.actor(agent.encoder(obs))
+    old = out.detach(), None if agent.discrete else agent.log_std.detach().clone()
+    kl = trpo.kl_divergence(*old, out, agent.log_std)
+    kl_grad = torch.cat([g.flatten() for g in torch.autograd.grad(kl, params, create_graph=True)])
+    return partial(trpo.fisher_product, kl_grad, params, damping)
+
+
+@pytest.mark.parametrize("kind,damping", [("box", 0.0), ("discrete", 0.0), ("box", 0.3)])
+def test_fisher_product_is_that_with_the_explicit_matrix(kind, damping):
+    agent = make_agent(trpo, kind, hidden=(3,))
+    obs = torch.randn(5, 3)
+    matrix, product = fisher_matrix(agent, obs), product_of(agent, obs, damping)
+    actual = torch.stack([product(row) for row in torch.eye(len(matrix))])
+    close(actual, matrix + damping * torch.eye(len(matrix)), rtol=1e-4, atol=1e-5)
+    assert matrix.abs().sum() > 1
+
+
+@pytest.mark.eq("trpo", 10)
+def test_fisher_product_by_hand():
+    """Of (log sigma, weight, bias), sigma = 1/2 and an input of 3: 2; 4 (3, 1) (3, 1)'."""
+    agent = tiny_agent(log_std=math.log(0.5))
+    product = product_of(agent, vec((3,), (3,)), damping=0.1)
+    close(product(vec(1, 0, 0)), vec(2.1, 0, 0))
+    close(product(vec(0, 1, 0)), vec(0, 36.1, 12))
+    close(product(vec(0, 0, 2)), vec(0, 24, 8.2))
+
+
+# ---- Equation (11): the conjugate gradient
+
+@pytest.mark.eq("trpo", 11)
+@pytest.mark.parametrize("steps,x,residual", [(0, (0, 0), 1), (1, (0.8, 0.8), 0.6),
+                                              (2, (0.5, 2), 0)])
+def test_conjugate_gradient_by_hand(steps, x, residual):
+    matrix = torch.diag(vec(2, 0.5))  # alpha = 2 / 2.5; what is left is (-0.6, 0.6)
+    actual, left = trpo.conjugate_gradient(partial(torch.mv, matrix), vec(1, 1), steps)
+    close(actual, vec(*x))
+    close(left, residual, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 5, 20])
+def test_conjugate_gradient_is_solve(size):
+    torch.manual_seed(size)
+    root, g = torch.randn(size, size), torch.randn(size)
+    matrix = root @ root.T / size + torch.eye(size)
+    x, residual = trpo.conjugate_gradient(partial(torch.mv, matrix), g, 3 * size)
+    close(x, torch.linalg.solve(matrix, g), rtol=1e-3, atol=1e-4)
+    assert residual < 1e-4
+
+
+def test_conjugate_gradient_says_what_is_left():
+    torch.manual_seed(0)
+    root, g = torch.randn(30, 30), torch.randn(30)
+    matrix, lefts = root @ root.T / 30 + 0.1 * torch.eye(30), []
+    for steps in (2, 8, 30):
+        x, left = trpo.conjugate_gradient(partial(torch.mv, matrix), g, steps)
+        close(left, (g - matrix @ x).norm() / g.norm(), rtol=1e-2, atol=1e-4)
+        lefts.append(left)
+    assert lefts[0] > lefts[1] > lefts[2]
+
+
+def test_conjugate_gradient_of_nothing_is_nothing():
+    x, residual = trpo.conjugate_gradient(partial(torch.mv, torch.eye(3)), torch.zeros(3), 9)
+    assert not x.any() and residual == 0
+
+
+# ---- Equation (12): the step
+
+@torch.no_grad()
+def step(agent, rollout=None, adv=None):
+    """`policy_step` on a rollout's rows -> the vector before and after, and the metrics."""
+    rollout = rollout or make_rollout(trpo, agent)
+    flat = mpi.flatten(agent)
+    before = flat.detach().clone()
+    obs, act = agent.normalize(rollout.obs).flatten(0, 1), rollout.act.flatten(0, 1)
+    adv = targets(trpo, agent, rollout)[0] if adv is None else adv
+    return before, flat.detach(), trpo.policy_step(agent, flat, obs, act, adv)
+
+
+def true_kl(before, agent, rollout):
+    """KL of the policy from the one before, by the library."""
+    return kl_divergence(*(distribution(x, rollout.obs.flatten(0, 1)) for x in (before, agent)))
+
+
+@pytest.mark.eq("trpo", 12)
+def test_step_by_hand():
+    """Actions 2 and 0 deviations off and A = (1, -1): g = (2, 0, 1) of (log sigma, weight, bias)
+
+    and F = diag(2, 0, 1), so that x = (1, 0, 1), x' F x = 3, and delta = 0.015 gives 0.1 x.
+    """
+    agent = tiny_agent(delta=0.015, damping=0.0, cg_steps=9)
+    flat = mpi.flatten(agent)
+    metrics = torch.no_grad()(trpo.policy_step)(agent, flat, torch.zeros(2, 1), vec((2,), (0,)),
+                                                vec(1, -1))
+    close(flat.detach()[:3], vec(0.1, 0, 0.1), rtol=1e-4)
+    close(metrics["improvement_expected"], 0.3, rtol=1e-4)  # g' step
+    first, second = 2 - 1.9**2 / math.exp(0.2) / 2 - 0.1, -0.01 / math.exp(0.2) / 2 - 0.1
+    close(metrics["improvement"], (math.expm1(first) - math.expm1(second)) / 2, rtol=1e-4)
+    close(metrics["kl"], (1 + 0.01) / (2 * math.exp(0.2)) - 0.5 + 0.1, rtol=1e-3)
+    close(metrics["grad_norm"], 5**0.5)
+    assert metrics["backtracks"] == 0 and metrics["cg_residual"] < 1e-4
+
+
+@pytest.mark.eq("trpo", 12)
+def test_a_step_that_goes_too_far_is_drawn_back_by_hand():
+    """The other way sigma shrinks, which the estimate of KL takes too lightly: 0.8^k of it fits."""
+    agent = tiny_agent(delta=1.5, damping=0.0, cg_steps=9)  # the whole step is (-1, 0, -1)
+    flat = mpi.flatten(agent)
+    metrics = torch.no_grad()(trpo.policy_step)(agent, flat, torch.zeros(2, 1), vec((2,), (0,)),
+                                                vec(-1, 1))
+    kls = [(1 + size**2) * math.exp(2 * size) / 2 - 0.5 - size
+           for size in (0.8**k for k in range(10))]
+    k = next(k for k, kl in enumerate(kls) if kl <= 1.5)
+    assert k == metrics["backtracks"] > 0
+    close(flat.detach()[:3], vec(-1, 0, -1) * 0.8**k, rtol=1e-4)
+    close(metrics["kl"], kls[k], rtol=1e-3)
+    close(metrics["improvement_expected"], 3 * 0.8**k, rtol=1e-4)
+
+
+@every_kind
+@pytest.mark.parametrize("delta", [0.001, 0.02, 0.5])
+def test_the_divergence_stays_within_delta_and_something_is_gained(kind, delta):
+    for seed in range(3):
+        agent = make_agent(trpo, kind, seed, delta=delta)
+        before, rollout = copy.deepcopy(agent), make_rollout(trpo, agent, seed)
+        _, _, metrics = step(agent, rollout)
+        kl = true_kl(before, agent, rollout).mean()
+        assert 0 < kl <= delta * 1.001 and metrics["improvement"] > 0
+        close(metrics["kl"], kl, rtol=1e-2, atol=1e-6)
+        assert kl > 0.2 * delta  # it goes as far as it may
+
+
+@vectors
+def test_small_steps_gain_what_was_expected(kind):
+    agent = make_agent(trpo, kind, delta=1e-5)
+    _, _, metrics = step(agent)
+    close(metrics["improvement"], metrics["improvement_expected"], rtol=0.05)
+    assert metrics["backtracks"] == 0
+
+
+@every_kind
+def test_the_step_is_the_policys_and_sigma_takes_part(kind):
+    agent = make_agent(trpo, kind)
+    before = copy.deepcopy(agent)
+    step(agent)
+    for (name, param), old in zip(agent.named_parameters(), before.parameters()):
+        assert torch.equal(param, old) == name.startswith("critic"), name
+
+
+def test_the_unit_of_advantages_does_not_matter():
+    results = []
+    for unit in (1.0, 1000.0):
+        agent = make_agent(trpo)
+        rollout = make_rollout(trpo, agent)
+        results.append(step(agent, rollout, unit * targets(trpo, agent, rollout)[0])[1])
+    close(*results, rtol=1e-3, atol=1e-4)
+
+
+@every_kind
+@pytest.mark.parametrize("why", ["the divergence", "no gain"])
+def test_a_failed_line_search_leaves_every_bit_as_it_was(kind, why, monkeypatch):
+    """The search is forced to fail. A zero keeps its sign, too."""
+    agent = make_agent(trpo, kind, backtracks=4)
+    agent.actor[-1].bias.data = torch.zeros_like(agent.actor[-1].bias) * -1.0
+    name = "kl_divergence" if why == "the divergence" else "surrogate"
+    plain, searched = getattr(trpo, name), []
+
+    def spoiled(*args):
+        value = plain(*args)
+        if torch.is_grad_enabled():  # the step's own gradients
+            return value
+        searched.append(name)
+        return value + 1e9 if why == "the divergence" else value - 1e9
+
+    monkeypatch.setattr(trpo, name, spoiled)
+    before, after, metrics = step(agent)
+    assert len(searched) == 4
+    assert before.numpy().tobytes() == after.numpy().tobytes()
+    assert metrics["kl"] == metrics["improvement"] == 0 and metrics["backtracks"] == 4
+
+
+def test_without_advantages_nothing_moves_and_nothing_is_nan():
+    agent = make_agent(trpo)
+    before, after, metrics = step(agent, adv=torch.zeros(24))
+    assert before.numpy().tobytes() == after.numpy().tobytes()
+    assert all(math.isfinite(float(x)) for x in metrics.values())
+
+
+@every_kind
+def test_value_steps_leave_the_policy_to_the_bit(kind):
+    """That of images too, though both look through one encoder."""
+    agents = []
+    for v_steps in (1, 20):
+        agent = make_agent(trpo, kind, v_steps=v_steps, v_lr=0.1)
+        learn(trpo, agent, make_rollout(trpo, agent))
+        agents.append(agent)
+    for (name, first), second in zip(agents[0].named_parameters(), agents[1].parameters()):
+        assert torch.equal(first, second) != name.startswith("critic"), name
+
+
+@pytest.mark.parametrize("settings", [{"delta": 0.0}, {"damping": -0.1}, {"cg_steps": 0},
+                                      {"backtracks": 0}, {"minibatch": 4096}, {"v_lr": 0.0}])
+def test_settings_that_are_refused(settings):
+    with pytest.raises(SystemExit):
+        trpo.Config(**settings)
+
+
+# ---- sb3-contrib
+
+class Nowhere(gym.Env):
+    """Spaces, for a library that wants an environment."""
+
+    def __init__(self, kind):
+        self.observation_space, self.action_space = SPACES[kind]
+
+
+def pairs(agent, policy):
+    """Our parameters beside theirs."""
+    nets = policy.mlp_extractor
+    theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
+    layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
+    found = [(getattr(our, name), getattr(their, name))
+             for our, their in layers for name in ("weight", "bias")]
+    return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
+
+
+@vectors
+def test_the_step_is_that_of_sb3_contrib(kind):
+    """Their KL is a mean over dimensions, ours the sum: of d, delta and damping are d times ours.
+
+    With actions drawn from the policy, and values that follow; three updates, optimizer included.
+    """
+    dims = 2 if kind == "box" else 1
+    agent = make_agent(trpo, kind, num_envs=4, batch=64, minibatch=64, v_steps=5, v_lr=1e-2,
+                       delta=0.005 * dims, damping=0.05 * dims, cg_steps=12)
+    policy = {"net_arch": [8, 8], "optimizer_kwargs": {"eps": 1e-8}}
+    model = TRPO("MlpPolicy", Nowhere(kind), 1e-2, n_steps=64, batch_size=64, cg_max_steps=12,
+                 cg_damping=0.05, target_kl=0.005, n_critic_updates=5, normalize_advantage=False,
+                 line_search_shrinking_factor=0.8, policy_kwargs=policy, device="cpu")
+    model.set_logger(configure(None, []))
+    for our, their in pairs(agent, model.policy):
+        their.data.copy_(our.data)
+    flat = mpi.flatten(agent)
+    optimizer = mpi.Adam(flat)
+    for seed in range(3):
+        rollout, before = make_rollout(trpo, agent, seed), copy.deepcopy(agent)
+        adv, ret = targets(trpo, agent, rollout)
+        obs, act = agent.normalize(rollout.obs).flatten(0, 1), rollout.act.flatten(0, 1)
+        logp = distribution(agent, rollout.obs.flatten(0, 1)).log_prob(act)
+        sample = RolloutBufferSamples(obs, act, torch.zeros(64), logp, adv, ret)
+        model.rollout_buffer.get = lambda batch_size, sample=sample: iter([sample])
+        model.train()
+        metrics = trpo.update(agent, flat, optimizer, rollout)
+        logged = model.logger.name_to_value
+        assert metrics["backtracks"] < 5 and logged["train/is_line_search_success"] == 1
+        close(metrics["improvement"], logged["train/policy_objective"] - adv.mean(), rtol=1e-2,
+              atol=1e-4)
+        close(metrics["v_loss"], logged["train/value_loss"], rtol=1e-3)
+        moved = max((our - old).detach().abs().max() for our, old in zip(agent.parameters(),
+                                                                before.parameters()))
+        assert moved > 1e-2
+        for our, their in pairs(agent, model.policy):
+            close(our.data, their.data, rtol=0, atol=2e-3 * float(moved) * (seed + 1))

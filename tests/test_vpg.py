@@ -1,0 +1,266 @@
+"""algos/vpg.py: the policy gradient against one that is known, and who moves what."""
+import copy
+import itertools
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from algos import vpg
+from tests.test_onpolicy import (
+    Descent,
+    close,
+    column,
+    every_kind,
+    gradients,
+    make_agent,
+    make_rollout,
+    targets,
+    vec,
+)
+from utils import mpi
+
+# ---- Equation (8)
+
+
+@pytest.mark.eq("vpg", 8)
+def test_policy_loss_by_hand():
+    loss, by_logp, by_adv = gradients(vpg.policy_loss, vec(-1, -2, -0.5), vec(3, -1, 2))
+    close(loss, (3 - 2 + 1) / 3)
+    close(by_logp, -vec(3, -1, 2) / 3)  # what did better than expected becomes likelier
+    close(by_adv, vec(1, 2, 0.5) / 3)
+
+
+@pytest.mark.parametrize("shapes", [((4,), (4, 1)), ((4, 1), (4,)), ((4,), (5,))])
+def test_policy_loss_refuses_a_column_for_a_batch(shapes):
+    with pytest.raises(TypeCheckError):
+        vpg.policy_loss(*map(torch.zeros, shapes))
+
+
+# ---- A chain of two states, whose policy gradient is known
+
+# In state 0 action 1 pays 1 and leads to state 1, where action 1 pays 3; the others pay nothing
+# and lead nowhere. An episode has two steps. With p = pi(1 | 0) and q = pi(1 | 1) its return is
+# p (1 + 3 q) + (1 - p) p.
+SEEN = torch.eye(2)
+
+
+def expected_return(logits):
+    """Of logits [state, action]."""
+    p, q = logits.softmax(-1)[:, 1]
+    return p * (1 + 3 * q) + (1 - p) * p
+
+
+def closed_form(logits):
+    """The gradient of the expected return in the logits, by hand."""
+    p, q = logits.softmax(-1)[:, 1]
+    by_p, by_q = (2 + 3 * q - 2 * p) * p * (1 - p), 3 * p * q * (1 - q)
+    return torch.stack([torch.stack([-by_p, by_p]), torch.stack([-by_q, by_q])])
+
+
+def chain_agent(val=(0.0, 0.0), lam=1.0):
+    """Linear in what it sees, so that the weights' gradient is that of the logits."""
+    space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    cfg = vpg.Config(hidden=(), gamma=1.0, lam=lam, batch=2, minibatch=1, num_envs=1, v_steps=1,
+                     norm_obs=False, scale_rew=False)
+    agent = vpg.Agent(space, gym.spaces.Discrete(2), cfg)
+    agent.actor[-1].weight.data = vec((0.3, -0.4), (0.9, 0.2))  # [action, state]
+    agent.critic[-1].weight.data = vec(val)
+    agent.critic[-1].bias.data.zero_()
+    return agent
+
+
+def chain_rollout(first, second):
+    """Whole episodes in which these actions, [N], were taken."""
+    where, none, one = first, torch.zeros(len(first)), torch.ones(len(first))
+    rew = torch.stack([first.float(), second * torch.where(where == 1, 3.0, 1.0)])
+    obs = torch.stack([SEEN[torch.zeros_like(first)], SEEN[where]])
+    ends = torch.stack([none, one])
+    return vpg.Rollout(obs, torch.stack([first, second]), rew, obs.roll(-1, 0), ends, ends)
+
+
+class Kept(Descent):
+    """Stands still, and keeps the gradients that it was given."""
+
+    def step(self, lr):
+        self.kept = [*getattr(self, "kept", []), self.flat.grad.clone()]
+
+
+def estimated(agent, rollout):
+    """The gradient of the expected return [state, action] by what `update` hands to Adam."""
+    flat = mpi.flatten(agent)
+    first, second = Kept(flat), Kept(flat)
+    vpg.update(agent, flat, first, second, rollout, 0.0)
+    (grad,) = first.kept
+    flat.grad.copy_(grad)
+    return -2 * agent.actor[-1].weight.grad.T.clone()  # the loss is a mean over two steps
+
+
+def exact_expectation(agent):
+    """The mean of the estimate over the four courses of an episode, by their probabilities."""
+    probs = agent.actor[-1].weight.detach().T.softmax(-1)
+    total = torch.zeros(2, 2)
+    for first, second in itertools.product(range(2), repeat=2):
+        likely = probs[0, first] * probs[first, second]
+        acts = torch.tensor([first]), torch.tensor([second])
+        total += likely * estimated(agent, chain_rollout(*acts))
+    return total
+
+
+def test_closed_form_is_the_finite_difference():
+    logits, h = chain_agent().actor[-1].weight.detach().T.double(), 1e-5
+    for at in itertools.product(range(2), repeat=2):
+        shift = torch.zeros(2, 2, dtype=torch.float64)
+        shift[at] = h
+        slope = (expected_return(logits + shift) - expected_return(logits - shift)) / (2 * h)
+        close(slope, closed_form(logits)[at], rtol=1e-7)
+
+
+@pytest.mark.parametrize("val", [(0.0, 0.0), (2.0, -5.0)], ids=["no baseline", "a wrong one"])
+def test_the_estimate_has_the_gradient_as_its_mean_whatever_the_baseline(val):
+    agent = chain_agent(val)
+    close(exact_expectation(agent), closed_form(agent.actor[-1].weight.detach().T), rtol=1e-4)
+
+
+def test_the_estimate_is_biased_where_a_wrong_value_function_is_believed():
+    agent = chain_agent((2.0, -5.0), lam=0.0)
+    right = closed_form(agent.actor[-1].weight.detach().T)
+    assert (exact_expectation(agent) - right).abs().max() > 0.3 * right.abs().max()
+
+
+def test_the_mean_over_many_batches_is_within_its_error_bars():
+    """By the agent's own actions. What lam = 0 makes of them is far outside."""
+    torch.manual_seed(0)
+    z = {}
+    for lam in (1.0, 0.0):
+        agent, samples = chain_agent((2.0, -5.0), lam), []
+        for _ in range(100):
+            first = agent.act(SEEN[torch.zeros(100, dtype=torch.long)])
+            samples.append(estimated(agent, chain_rollout(first, agent.act(SEEN[first]))))
+        samples = torch.stack(samples)
+        error = samples.std(0) / math.sqrt(len(samples))
+        right = closed_form(agent.actor[-1].weight.detach().T)
+        z[lam] = ((samples.mean(0) - right) / error).abs().max()
+    assert z[1.0] < 4 and z[0.0] > 8
+
+
+# ---- Who moves what
+
+class Watched(mpi.Adam):
+    """Notes which parameters each step changed, to the bit."""
+
+    log, agent = [], None
+
+    def step(self, lr):
+        before = copy.deepcopy(self.agent.state_dict())
+        super().step(lr)
+        moved = {name for name, x in self.agent.named_parameters()
+                 if not torch.equal(x, before[name])}
+        self.log.append((self, moved))
+
+
+@every_kind
+def test_one_policy_step_moves_the_policy_and_then_value_steps_the_critic(kind):
+    """In the second and third update too, when both remember gradients of before."""
+    agent = make_agent(vpg, kind, v_steps=3)
+    flat = mpi.flatten(agent)
+    Watched.log, Watched.agent = [], agent
+    optimizer, v_optimizer = Watched(flat), Watched(flat)
+    for seed in range(3):
+        rollout = make_rollout(vpg, agent, seed)
+        vpg.update(agent, flat, optimizer, v_optimizer, rollout, 1e-2)
+    critic = {name for name, _ in agent.named_parameters() if name.startswith("critic")}
+    policy = {name for name, _ in agent.named_parameters()} - critic
+    assert [who is optimizer for who, _ in Watched.log] == [True, False, False, False] * 3
+    for who, moved in Watched.log:
+        assert moved == (policy if who is optimizer else critic)
+
+
+@every_kind
+def test_what_the_two_losses_are_given(kind):
+    """The advantages of the critic that was; features of the policy that is; rows that belong."""
+    agent = make_agent(vpg, kind, minibatch=8, v_steps=30)
+    rollout, before, policy_calls, value_calls = make_rollout(vpg, agent), None, [], []
+
+    def gradient(agent, flat, obs, act, adv):
+        policy_calls.append((obs, act, adv))
+        return vpg.pi_gradient(agent, flat, obs, act, adv)
+
+    def v_gradient(agent, flat, features, ret):
+        value_calls.append((features, ret))
+        return vpg.v_gradient(agent, flat, features, ret)
+
+    flat, before = mpi.flatten(agent), copy.deepcopy(agent)
+    vpg.update(agent, flat, mpi.Adam(flat), mpi.Adam(flat), rollout, 1e-2, gradient, v_gradient)
+    adv, ret = targets(vpg, before, rollout)
+    ((obs, act, given),) = policy_calls
+    close(obs, agent.normalize(rollout.obs).flatten(0, 1))
+    assert torch.equal(act, rollout.act.flatten(0, 1))
+    close(given, adv, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        features = agent.encoder(obs)  # as it is now
+    seen = torch.zeros(len(obs))
+    for rows, rets in value_calls:
+        equal = (rows[:, None] == features).flatten(2).all(-1)
+        assert (equal.sum(1) == 1).all() and not rows.requires_grad
+        at = equal.int().argmax(1)
+        close(rets, ret[at], rtol=1e-4, atol=1e-5)
+        assert len(set(at.tolist())) == 8  # none twice in a minibatch
+        seen[at] += 1
+    assert len(value_calls) == 30 and seen.min() > 0 and seen.std() > 0
+
+
+def test_step_sizes():
+    results = []
+    for lr, v_lr in ((1e-4, 1e-3), (2e-4, 1e-3)):
+        agent = make_agent(vpg, v_steps=1, v_lr=v_lr)
+        flat = mpi.flatten(agent)
+        before = copy.deepcopy(agent)
+        metrics = vpg.update(agent, flat, mpi.Adam(flat), mpi.Adam(flat), make_rollout(vpg, agent),
+                             lr)
+        assert metrics["lr"] == lr
+        for part, size in (("actor", lr), ("critic", v_lr)):  # Adam's first step is of length lr
+            old, new = (torch.nn.utils.parameters_to_vector(getattr(x, part).parameters())
+                        for x in (before, agent))
+            results.append(((new - old).abs().max() / size).item())
+    close(results, [1.0] * 4, rtol=0.02)
+
+
+def test_value_steps_fit_the_returns():
+    agent = make_agent(vpg, v_steps=400, v_lr=1e-2, hidden=(32,))
+    rollout = make_rollout(vpg, agent)
+    _, ret = targets(vpg, agent, rollout)
+    flat = mpi.flatten(agent)
+    vpg.update(agent, flat, mpi.Adam(flat), mpi.Adam(flat), rollout, 1e-3)
+    with torch.no_grad():
+        val = agent(agent.normalize(rollout.obs).flatten(0, 1))[1]
+    assert (val - ret).square().mean() < 0.05 * ret.var()
+
+
+def test_lr_falls_to_zero_and_v_lr_stays(monkeypatch):
+    given, plain = [], vpg.update
+    monkeypatch.setattr(vpg, "update", lambda *args: given.append(args[5]) or plain(*args))
+    for anneal in (True, False):
+        vpg.train(vpg.Config("CartPole-v1", total_steps=96, num_envs=2, batch=24, minibatch=24,
+                             v_steps=1, lr=0.1, anneal_lr=anneal, run_dir=f"run{anneal}"))
+    close(given, [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("settings", [{"minibatch": 4096}, {"v_steps": 0}, {"v_lr": 0.0},
+                                      {"num_procs": 3, "num_envs": 9, "batch": 2304},
+                                      {"lam": 1.1}, {"batch": 2047}])
+def test_settings_that_are_refused(settings):
+    with pytest.raises(SystemExit):
+        vpg.Config(**settings)
+
+
+def test_gae_of_the_chain():
+    """What the gradient is made of: with lam = 1 and no baseline, the reward to go."""
+    agent = chain_agent()
+    rollout = chain_rollout(torch.tensor([1]), torch.tensor([1]))
+    _, adv, ret = vpg.estimate(agent, rollout)
+    close(adv.detach(), column(4, 3))
+    close(ret.detach(), column(4, 3))
