@@ -211,10 +211,10 @@ class ReplayBuffer:
         columns = {name: column[:self.filled].clone() for name, column in self.columns.items()}
         return {"columns": columns, "filled": self.filled, "next": self.next}
 
-    def load_state_dict(self, state: dict) -> None:
-        self.filled, self.next = state["filled"], state["next"]
+    def load_state_dict(self, saved: dict) -> None:
+        self.filled, self.next = saved["filled"], saved["next"]
         for name, column in self.columns.items():
-            column[:self.filled] = state["columns"][name]
+            column[:self.filled] = saved["columns"][name]
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer, obs: np.ndarray,
@@ -283,10 +283,11 @@ def ddpg_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[
 
 
 @torch.no_grad()  # all but the losses
-def update(agent: Agent, actor_opt: mpi.Adam, critic_opt: mpi.Adam, targets: list,
-           batch: Transitions, gradients=(ddpg_critic_gradient, ddpg_actor_gradient)) -> dict:
+def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
+           gradients=(ddpg_critic_gradient, ddpg_actor_gradient)) -> dict:
     """One step of the critic, the actor and the targets, pairs (target, flat) -> metrics."""
-    cfg, (critic_gradient, actor_gradient) = agent.cfg, gradients
+    cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
+    critic_gradient, actor_gradient = gradients
     loss, q = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
                               batch.next_obs, batch.terminated)
     mpi.average(critic_opt.flat.grad)
@@ -333,21 +334,20 @@ def train(cfg: Config) -> Agent:
     mpi.launch(cfg)  # --num-procs: starts the program anew under mpiexec, all refusals behind it
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # all weights in one vector
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
-    actor_opt, critic_opt = mpi.Adam(actor), mpi.Adam(critic)
+    optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     gradients = tuple(mpi.compiled(gradient, cfg.compile)
                       for gradient in (ddpg_critic_gradient, ddpg_actor_gradient))
-    state = {"actor_opt": actor_opt, "critic_opt": critic_opt, "buffer": buffer}
-    with Logger(cfg, agent, **state) as log:  # loads what --resume goes on with
+    with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads what --resume goes on with
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         step, episodes = log.step, []
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
             episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
-            step += cfg.num_envs
-            for _ in range(updates_by(step - cfg.num_envs, cfg), updates_by(step, cfg)):
+            for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"))
-                log.store(**update(agent, actor_opt, critic_opt, targets, batch, gradients))
+                log.store(**update(agent, optimizers, targets, batch, gradients))
+            step += cfg.num_envs
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:
