@@ -307,7 +307,7 @@ def td3_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[T
 @torch.no_grad()  # all but the losses
 def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(td3_critic_gradient, td3_actor_gradient), count: int = 0) -> dict:
-    """The critics' step after `count` others, now and then those of actor and targets -> metrics."""
+    """The critics' step after `count` others; some with the actor's and the targets' -> metrics."""
     cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
     critic_gradient, actor_gradient = gradients
     loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
