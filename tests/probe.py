@@ -74,7 +74,10 @@ def probe(algo, case, box, **settings):
 
 @torch.no_grad()
 def value(agent, obs):
-    """V of one raw observation, [1, 1]."""
+    """V of one raw observation, [1, 1]; of a Q-function that of the best action."""
+    if hasattr(agent, "critic_targ"):
+        q = agent.critic(obs, agent.act(obs, deterministic=True))
+        return (q[0] if isinstance(q, tuple) else q).item()
     return agent(agent.normalize(obs))[1].item()
 
 
