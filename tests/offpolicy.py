@@ -2,11 +2,11 @@
 import importlib.util
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import torch
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from tests.envs import HIGH, LOW
@@ -125,8 +125,26 @@ def quick(algo, env="tests.envs:Reach-v0", **settings):
         "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
 
 
-class Noise(SimpleNamespace):
-    """Hands out prepared tensors, one a call, in place of random ones."""
+# ---- stable-baselines3
 
-    def __call__(self, *args, **kwargs):
-        return self.prepared.pop(0)
+class Nowhere(gym.Env):
+    """Spaces alone, for a model that is given its batches."""
+
+    observation_space, action_space = VECTOR, UNIT
+
+
+def as_it_is(obs, *args, **kwargs):
+    """In place of stable-baselines3's preprocessing, which makes float32 of observations."""
+    return obs
+
+
+class TheirBuffer:
+    """Hands stable-baselines3 prepared batches, one a call."""
+
+    def __init__(self, batches):
+        self.left = iter(batches)
+
+    def sample(self, batch_size, env=None):
+        batch = next(self.left)
+        return ReplayBufferSamples(batch.obs, batch.act, batch.next_obs,
+                                   batch.terminated[:, None], batch.rew[:, None])
