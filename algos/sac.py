@@ -131,7 +131,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector", act="box")
+        check_spaces(obs_space, act_space, obs="vector", act="box")  # or exit
         self.cfg, self.obs_dim, self.act_dim = cfg, *obs_space.shape, math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
@@ -365,22 +365,22 @@ def updates_by(step: int, cfg: Config) -> int:
 
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)
+    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     device = mpi.choose_device(cfg, images=False)
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: starts the program anew under mpiexec, all refusals behind it
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # all weights in one vector
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # vectors of all weights
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
     gradients = tuple(mpi.compiled(gradient, cfg.compile)
                       for gradient in (sac_critic_gradient, sac_actor_gradient))
-    with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads what --resume goes on with
+    with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         step, episodes = log.step, []
         while log.step < cfg.total_steps:
@@ -395,7 +395,7 @@ def train(cfg: Config) -> Agent:
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
-            log.report(step - log.step, episodes)  # adds to log.step, saves now and then
+            log.report(step - log.step, episodes)  # over ranks; adds to log.step; saves
             episodes = []
     return agent
 
