@@ -21,7 +21,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-from algos import dqn
+from algos import dqn, dqn_per
 from tests import envs as scripted
 from tests import probe
 from tests.offpolicy import bare, close, copies, moved
@@ -35,6 +35,7 @@ SPACES = {"vector": VECTOR, "film": FILM, "image": IMAGES}
 QUICK = {"device": "cpu", "run_dir": "run", "hidden": (8,), "batch": 8, "buffer_size": 600,
          "start_steps": 40, "report_every": 60, "total_steps": 120}
 
+both = pytest.mark.parametrize("algo", [dqn, dqn_per], ids=["dqn", "dqn_per"])
 every_kind = pytest.mark.parametrize("kind", SPACES)
 
 
@@ -84,25 +85,31 @@ def gradient(agent, batch, algo=dqn):
 # ---- Equations
 
 @pytest.mark.eq("dqn", 1)
-def test_target_by_hand():
+@pytest.mark.eq("dqn_per", 1)
+@both
+def test_target_by_hand(algo):
     """A step on the way; a time limit, which is stored as that; a death; both at once: a death."""
     rew, terminated, next_q = vec(1, 1, 1, -2), vec(0, 0, 1, 1), vec(10, 10, 10, 10)
-    close(dqn.td_target(rew, terminated, next_q, 0.5), vec(6, 6, 1, -2))
+    close(algo.td_target(rew, terminated, next_q, 0.5), vec(6, 6, 1, -2))
 
 
 @pytest.mark.eq("dqn", 2)
-def test_best_q_by_hand():
+@pytest.mark.eq("dqn_per", 2)
+@both
+def test_best_q_by_hand(algo):
     q_targ, judge = vec((1, 5, 2), (4, 3, 6)), vec((9, 0, 3), (0, 7, 1))
-    close(dqn.best_q(q_targ, judge), vec(1, 3))
-    close(dqn.best_q(q_targ, q_targ), vec(5, 6))
+    close(algo.best_q(q_targ, judge), vec(1, 3))
+    close(algo.best_q(q_targ, q_targ), vec(5, 6))
 
 
 @pytest.mark.eq("dqn", 3)
+@pytest.mark.eq("dqn_per", 3)
+@both
 @pytest.mark.parametrize("error,loss,slope", [
     (0.5, 0.125, 0.5), (-0.5, 0.125, -0.5), (1, 0.5, 1), (3, 2.5, 1), (-3, 2.5, -1), (0, 0, 0)])
-def test_huber_by_hand(error, loss, slope):
+def test_huber_by_hand(algo, error, loss, slope):
     q = vec(7 + error, 7).requires_grad_()
-    losses = dqn.huber(q, vec(7, 7))
+    losses = algo.huber(q, vec(7, 7))
     close(losses, vec(loss, 0))
     losses.sum().backward()
     close(q.grad, vec(slope, 0))
@@ -117,11 +124,13 @@ def test_a_column_against_a_vector_is_no_loss(algo):
 
 
 @pytest.mark.eq("dqn", 4)
-def test_dueling_by_hand():
-    q = dqn.dueling_q(vec(10, 20), vec((1, 2, 6), (0, 0, 3)))
+@pytest.mark.eq("dqn_per", 4)
+@both
+def test_dueling_by_hand(algo):
+    q = algo.dueling_q(vec(10, 20), vec((1, 2, 6), (0, 0, 3)))
     close(q, vec((8, 9, 13), (19, 19, 22)))
     close(q.mean(-1), vec(10, 20))                              # V is the mean of Q
-    close(dqn.dueling_q(vec(10, 20), vec((6, 7, 11), (5, 5, 8))), q)
+    close(algo.dueling_q(vec(10, 20), vec((6, 7, 11), (5, 5, 8))), q)
 
 
 @pytest.mark.parametrize("dueling,outputs", [(True, 5), (False, 4)])
@@ -135,11 +144,13 @@ def test_the_network_has_a_stream_for_the_value(dueling, outputs):
 
 
 @pytest.mark.eq("dqn", 5)
+@pytest.mark.eq("dqn_per", 5)
+@both
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.0])
-def test_an_action_is_random_with_probability_eps(eps):
+def test_an_action_is_random_with_probability_eps(algo, eps):
     """Any of four then, the best one too: 1 - eps + eps / 4 for that one, eps / 4 for another."""
     n = 20_000
-    act = dqn.epsilon_greedy(torch.full((n,), 2), 4, torch.tensor(eps))
+    act = algo.epsilon_greedy(torch.full((n,), 2), 4, torch.tensor(eps))
     counts, share = torch.bincount(act, minlength=4).numpy(), np.full(4, eps / 4)
     share[2] += 1 - eps
     assert (counts[share == 0] == 0).all()
@@ -155,8 +166,10 @@ def test_each_environment_draws_for_itself():
 
 
 @pytest.mark.eq("dqn", 6)
-def test_epsilon_by_hand():
-    at = [dqn.epsilon(step, 0.2, 100) for step in (0, 25, 50, 100, 101, 10**6)]
+@pytest.mark.eq("dqn_per", 6)
+@both
+def test_epsilon_by_hand(algo):
+    at = [algo.epsilon(step, 0.2, 100) for step in (0, 25, 50, 100, 101, 10**6)]
     assert at == pytest.approx([1, 0.8, 0.6, 0.2, 0.2, 0.2])
 
 
@@ -349,14 +362,14 @@ class Film(gym.Env):
 gym.register("Film-v0", Film, disable_env_checker=True)
 
 
-def start(num_envs, kind="film", black=True):
+def start(num_envs, kind="film", black=True, algo=dqn):
     """(agent, environments, the same without wrappers, first observations)."""
-    cfg = dqn.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
-    envs = dqn.make_envs(cfg, num_envs)
+    cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
+    envs = algo.make_envs(cfg, num_envs)
     plain = [env.unwrapped for env in envs.unwrapped.envs]
     for i, env in enumerate(plain):
         env.number = i
-    return make_agent(kind=kind), envs, plain, envs.reset(seed=1)[0]
+    return make_agent(algo, kind), envs, plain, envs.reset(seed=1)[0]
 
 
 def new_buffer(kind, num_envs, rows):
@@ -365,9 +378,11 @@ def new_buffer(kind, num_envs, rows):
 
 
 def fill(buffer, steps, *args):
-    agent, envs, plain, obs = start(*args)
+    """So many steps of new environments -> what each of them did."""
+    algo = sys.modules[type(buffer).__module__]
+    agent, envs, plain, obs = start(*args, algo=algo)
     for _ in range(steps):
-        obs, _ = dqn.take_step(agent, envs, buffer, obs, agent.act(obs))
+        obs, _ = algo.take_step(agent, envs, buffer, obs, agent.act(obs))
     return [env.log for env in plain]
 
 
