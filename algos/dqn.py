@@ -114,6 +114,7 @@ class QNetwork(nn.Module):
     def __init__(self, shape: tuple[int, ...], num_acts: int, cfg: Config):
         super().__init__()
         self.images, self.dueling = len(shape) == 3, cfg.dueling
+        self.register_buffer("to_q", dueling_matrix(num_acts), persistent=False)
         self.channels_last = self.images and shape[2] < shape[0]
         chw = (shape[2], *shape[:2]) if self.channels_last else shape
         self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
@@ -124,7 +125,7 @@ class QNetwork(nn.Module):
         if self.images:
             obs = (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
         out = self.head(self.encoder(obs))
-        return dueling_q(out[:, 0], out[:, 1:]) if self.dueling else out
+        return out @ self.to_q if self.dueling else out  # Eq. (4)
 
 
 class Agent(nn.Module):
@@ -300,9 +301,9 @@ def huber(q: Batch, target: Batch) -> Batch:
     return nn.functional.smooth_l1_loss(q, target, reduction="none")
 
 
-def dueling_q(val: Batch, adv: PerAction) -> PerAction:
-    """Eq. (4). Without the mean, what V gains and every advantage loses would go unseen."""
-    return val.unsqueeze(-1) + adv - adv.mean(-1, keepdim=True)
+def dueling_matrix(num_acts: int) -> Float32[Tensor, "m k"]:
+    """Eq. (4) as the matrix that takes (V, A_1, ..., A_k) to Q: quicker than term by term."""
+    return torch.cat([torch.ones(1, num_acts), torch.eye(num_acts) - 1 / num_acts])
 
 
 def epsilon_greedy(best: Choice, num_acts: int, eps: Tensor) -> Choice:

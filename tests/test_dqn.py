@@ -127,10 +127,10 @@ def test_a_column_against_a_vector_is_no_loss(algo):
 @pytest.mark.eq("dqn_per", 4)
 @both
 def test_dueling_by_hand(algo):
-    q = algo.dueling_q(vec(10, 20), vec((1, 2, 6), (0, 0, 3)))
+    q = vec((10, 1, 2, 6), (20, 0, 0, 3)) @ algo.dueling_matrix(3)
     close(q, vec((8, 9, 13), (19, 19, 22)))
     close(q.mean(-1), vec(10, 20))                              # V is the mean of Q
-    close(algo.dueling_q(vec(10, 20), vec((6, 7, 11), (5, 5, 8))), q)
+    close(vec((10, 6, 7, 11), (20, 5, 5, 8)) @ algo.dueling_matrix(3), q)
 
 
 @pytest.mark.parametrize("dueling,outputs", [(True, 5), (False, 4)])
@@ -223,7 +223,7 @@ def test_channels_may_stand_first_or_last():
     close(first.critic(obs.movedim(-1, 1)), last.critic(obs))
     scaled = obs.movedim(-1, 1).float() / 255
     out = last.critic.head(last.critic.encoder(scaled))
-    close(dqn.dueling_q(out[:, 0], out[:, 1:]), last.critic(obs))
+    close(out @ dqn.dueling_matrix(4), last.critic(obs))
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), Discrete(3, start=1),
