@@ -26,8 +26,11 @@ Nothing is normalised but pixels, to [0, 1].
 Departs from the papers: Adam, with a step size that falls to zero at the end; the two streams of
 (4) share all hidden layers.
 
-Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-steps 4e4
-Reproduce     python -m algos.dqn    (benchmarks/README.md: return, seeds, Atari)
+Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
+Atari         python -m algos.dqn --env ALE/Pong-v5 --total-steps 2.5e6 --buffer-size 1000000
+              --start-steps 80000 --update-every 4 --target-every 1000 --batch 32 --lr 1e-4
+              --eps-steps 250000 --eps-end 0.01
+Reproduce     python -m algos.dqn    (benchmarks/README.md: return, seeds)
 """
 
 import copy

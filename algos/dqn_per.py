@@ -28,8 +28,8 @@ is found in a tree whose nodes are the sums of their children, in as many steps 
 
 Read after    algos/dqn.py:  diff algos/dqn.py algos/dqn_per.py
 Departs from the papers as algos/dqn.py does; the step size is not made smaller for it.
-Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 --eps-steps 4e4
-Reproduce     python -m algos.dqn_per    (benchmarks/README.md: return, seeds, Atari)
+Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
+Reproduce     python -m algos.dqn_per    (benchmarks/README.md: return, seeds)
 """
 
 import copy

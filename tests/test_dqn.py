@@ -194,6 +194,20 @@ def test_acting_is_the_networks_own_not_its_targets():
     close(before, agent.critic(obs).argmax(-1))
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_flat_vector_is_what_acts(loaded):
+    agent, obs = make_agent(), torch.randn(50, 3)
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
+    if loaded:
+        agent.load_state_dict(make_agent(seed=1).state_dict())
+    before, q_targ = agent.act(obs, deterministic=True), agent.critic_targ(obs)
+    flat.data.neg_()
+    assert not torch.equal(agent.act(obs, deterministic=True), before)
+    assert torch.equal(agent.critic_targ(obs), q_targ)
+    targ.data.copy_(flat.data)                                  # as `train` does
+    assert torch.equal(agent.critic_targ(obs), agent.critic(obs))
+
+
 @every_kind
 def test_actions_are_the_best_ones_but_for_eps(kind):
     agent, obs = make_agent(kind=kind), make_batch(kind=kind, size=200).obs
@@ -589,7 +603,7 @@ def test_images_are_learned():
     assert dqn.evaluate(dqn.train(cfg), cfg, 30, seed=1).mean() >= 0.95
 
 
-# ---- Two processes
+# ---- Other processes
 
 def learn_share(folder):
     """Two updates with this rank's part of each batch, all of it if it is alone."""
@@ -605,9 +619,9 @@ def learn_share(folder):
 
 def test_two_ranks_equal_one(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, tmp_path]
+    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
     env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    subprocess.run(command, env=env, check=True, timeout=240)
+    subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
     for name in one:
@@ -615,5 +629,30 @@ def test_two_ranks_equal_one(tmp_path):
         close(first[name], one[name])
 
 
+def learn_compiled(folder):
+    """The same ten updates with the gradient as it is and compiled."""
+    compiled = mpi.compiled(dqn.dqn_gradient, True)
+    assert compiled is not dqn.dqn_gradient, "nothing was compiled"
+    for name, function in (("eager", dqn.dqn_gradient), ("compiled", compiled)):
+        agent = make_agent()
+        optimizer = mpi.Adam(mpi.flatten(agent.critic))
+        metrics = [dqn.update(agent, optimizer, make_batch(seed=k), 1e-2, function)
+                   for k in range(10)]
+        torch.save((dict(agent.state_dict()), metrics), folder / f"{name}.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+def test_compiled_equals_eager(tmp_path, dynamo_env):
+    command = [sys.executable, __file__, "compiled", tmp_path]
+    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    (weights, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
+                                             for name in ("compiled", "eager"))
+    for name in expected:
+        close(weights[name], expected[name], rtol=1e-4, atol=1e-5)
+    for one, two in zip(metrics, eager, strict=True):
+        close(one["q_loss"], two["q_loss"], rtol=1e-4)
+
+
 if __name__ == "__main__":
-    learn_share(Path(sys.argv[1]))
+    {"share": learn_share, "compiled": learn_compiled}[sys.argv[1]](Path(sys.argv[2]))
