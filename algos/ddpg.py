@@ -24,8 +24,9 @@ critic sees them. The environment gets them stretched to its own box, dimension 
 Nothing is normalised. Every `update_every` environment steps there is one step of the critic, one
 of the actor and one of both targets; before that `start_steps` actions are drawn at random.
 
-Departs from the paper: independent noise instead of an Ornstein-Uhlenbeck process, the action
-enters at the first layer, no weight decay, one step size, and PyTorch's initial weights.
+Departs from the paper: independent noise instead of an Ornstein-Uhlenbeck process; the action
+enters at the first layer; no batch normalisation, no weight decay, one step size for both networks,
+a larger tau and batch; layers of 256 and 256 units with PyTorch's initial weights.
 
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 2e4 --start-steps 1000
 Reproduce     python -m algos.ddpg --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
@@ -181,9 +182,10 @@ class ReplayBuffer:
         kinds = dict(obs=obs, act=act, rew=number, next_obs=obs, terminated=number)
         self.rows, self.filled, self.next = mpi.share(size, "buffer_size", num_procs), 0, 0
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
+        have = math.inf  # Windows does not say
         if obs.is_cuda:
             have = torch.cuda.mem_get_info(obs.device)[0]
-        else:
+        elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
         if need > have:
@@ -245,6 +247,7 @@ def q_loss(q: Batch, target: Batch) -> Float32[Tensor, ""]:
     return (q - target).square().mean()
 
 
+@torch.no_grad()
 def follow(targ: Float32[Tensor, "W"], flat: Float32[Tensor, "W"], tau: float) -> None:
     """Eq. (3), in place, for all weights of a network at once."""
     targ.lerp_(flat, tau)
@@ -261,7 +264,6 @@ def dpg_loss(q: Batch) -> Float32[Tensor, ""]:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def ddpg_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Actions, rew: Batch,
                          next_obs: Tensor, terminated: Batch) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (2) with the targets' Eq. (6) -> q_loss, q."""
@@ -275,16 +277,14 @@ def ddpg_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Act
     return loss.detach(), q.detach()
 
 
-@torch.enable_grad()
 def ddpg_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (5) -> pi_loss."""
     loss = dpg_loss(agent.critic(obs, agent.actor(obs)))
-    flat.grad.zero_()
-    loss.backward(inputs=list(agent.actor.parameters()))  # goes through the critic, not into it
+    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))  # none for the critic
+    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))
     return (loss.detach(),)
 
 
-@torch.no_grad()  # all but the losses
 def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(ddpg_critic_gradient, ddpg_actor_gradient)) -> dict:
     """One step of the critic, the actor and the targets, pairs (target, flat) -> metrics."""

@@ -201,9 +201,10 @@ class ReplayBuffer:
         kinds = dict(obs=obs, act=act, rew=number, next_obs=obs, terminated=number)
         self.rows, self.filled, self.next = mpi.share(size, "buffer_size", num_procs), 0, 0
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
+        have = math.inf  # Windows does not say
         if obs.is_cuda:
             have = torch.cuda.mem_get_info(obs.device)[0]
-        else:
+        elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
         if need > have:
@@ -265,6 +266,7 @@ def q_loss(q: Batch, target: Batch) -> Float32[Tensor, ""]:
     return (q - target).square().mean()
 
 
+@torch.no_grad()
 def follow(targ: Float32[Tensor, "W"], flat: Float32[Tensor, "W"], tau: float) -> None:
     """Eq. (3), in place, for all weights of a network at once."""
     targ.lerp_(flat, tau)
@@ -293,7 +295,6 @@ def alpha_gradient(logp: Batch, entropy: float) -> Float32[Tensor, ""]:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def sac_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Actions, rew: Batch,
                         next_obs: Tensor, terminated: Batch, eps: Actions) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (2) with the targets' Eq. (6) -> q_loss, q1, q2."""
@@ -309,18 +310,16 @@ def sac_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Acti
     return loss.detach(), q1.detach(), q2.detach()
 
 
-@torch.enable_grad()
 def sac_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor,
                        eps: Actions) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (7) -> pi_loss, logp."""
     act, logp = squashed(agent.actor(obs), eps)
     loss = -soft_q(*agent.critic(obs, act), logp, agent.log_alpha.detach().exp()).mean()  # Eq. (7)
-    flat.grad.zero_()
-    loss.backward(inputs=list(agent.actor.parameters()))  # goes through the critic, not into it
+    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))  # none for the critic
+    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))
     return loss.detach(), logp.detach()
 
 
-@torch.no_grad()  # all but the losses
 def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(sac_critic_gradient, sac_actor_gradient)) -> dict:
     """One step of critics, actor, temperature and targets, pairs (target, flat) -> metrics."""
@@ -335,7 +334,8 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
     actor_opt.step(cfg.lr)
     agent.log_alpha.grad = alpha_gradient(logp, cfg.target_entropy * agent.act_dim)
     mpi.average(agent.log_alpha.grad)
-    alpha_loss, alpha = agent.log_alpha * agent.log_alpha.grad, agent.log_alpha.exp()  # Eq. (8)
+    log_alpha = agent.log_alpha.detach().clone()
+    alpha_loss, alpha = log_alpha * agent.log_alpha.grad, log_alpha.exp()  # Eq. (8)
     if cfg.learn_alpha:
         alpha_opt.step(cfg.lr)
     for targ, flat in targets:

@@ -196,9 +196,10 @@ class ReplayBuffer:
         kinds = dict(obs=obs, act=act, rew=number, next_obs=obs, terminated=number)
         self.rows, self.filled, self.next = mpi.share(size, "buffer_size", num_procs), 0, 0
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
+        have = math.inf  # Windows does not say
         if obs.is_cuda:
             have = torch.cuda.mem_get_info(obs.device)[0]
-        else:
+        elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
         if need > have:
@@ -260,6 +261,7 @@ def q_loss(q: Batch, target: Batch) -> Float32[Tensor, ""]:
     return (q - target).square().mean()
 
 
+@torch.no_grad()
 def follow(targ: Float32[Tensor, "W"], flat: Float32[Tensor, "W"], tau: float) -> None:
     """Eq. (3), in place, for all weights of a network at once."""
     targ.lerp_(flat, tau)
@@ -281,7 +283,6 @@ def dpg_loss(q: Batch) -> Float32[Tensor, ""]:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def td3_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Actions, rew: Batch,
                         next_obs: Tensor, terminated: Batch, eps: Actions) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (2) with the targets' Eq. (6) -> q_loss, q1, q2."""
@@ -297,16 +298,14 @@ def td3_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Acti
     return loss.detach(), q1.detach(), q2.detach()
 
 
-@torch.enable_grad()
 def td3_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (5) -> pi_loss."""
     loss = dpg_loss(agent.critic.q1(obs, agent.actor(obs)))
-    flat.grad.zero_()
-    loss.backward(inputs=list(agent.actor.parameters()))  # goes through the critic, not into it
+    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))  # none for the critic
+    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))
     return (loss.detach(),)
 
 
-@torch.no_grad()  # all but the losses
 def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(td3_critic_gradient, td3_actor_gradient), count: int = 0) -> dict:
     """The critics' step after `count` others; some with the actor's and the targets' -> metrics."""

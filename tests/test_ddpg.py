@@ -1,10 +1,16 @@
-"""algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike."""
+"""algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike.
+
+Run as a program, this file is one of the processes that two tests at its end start.
+"""
 import copy
 import csv
 import json
 import math
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -32,7 +38,7 @@ from tests.offpolicy import (
     quick,
 )
 from tests.test_run import assert_same_run
-from utils import checkpoint, mpi
+from utils import checkpoint, mpi, play
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
@@ -417,6 +423,26 @@ def test_what_a_run_reports(algo):
     assert names <= last.keys() and all(last[name] for name in names)
 
 
+@every_algo
+def test_evaluation_and_a_loaded_run_take_the_best_action(algo):
+    agent = algo.train(cfg := quick(algo))
+    returns = algo.evaluate(agent, cfg, 4, seed=3)
+    torch.manual_seed(99)                                           # there is nothing to draw
+    loaded = play.load("run")
+    assert np.array_equal(algo.evaluate(loaded, cfg, 4, seed=3), returns)
+    assert len(set(returns)) == 4
+    obs = np.float32([0.3])
+    assert loaded.predict(obs) == agent.predict(obs) == agent.env_act(
+        agent.act(obs[None], deterministic=True))[0]
+
+
+@every_algo
+def test_init_from_takes_the_weights_of_all_networks(algo):
+    first = algo.train(quick(algo, run_dir="first"))
+    second = algo.train(quick(algo, run_dir="second", init_from="first", start_steps=1000))
+    assert not moved(copies(first), second)                         # nothing was learned since
+
+
 # ---- Refusals
 
 @every_algo
@@ -444,43 +470,75 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, cap
 
 # ---- Learned in seconds
 
-PROBE = {"total_steps": 1200, "start_steps": 200, "num_envs": 2, "lr": 5e-3, "batch": 64,
-         "tau": 0.05, "report_every": 600, "buffer_size": 2000}
-
-
 @every_algo
 @pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
 def test_probe(algo, case):
-    settings = PROBE | ({"learn_alpha": False, "alpha": 0.01} if algo is sac else {})
-    rows = probe.probe(algo, case, True, **settings)
+    rows = probe.probe(algo, case, True)
     assert probe.passed(rows), f"look at {case.hint}: {rows}"
 
 
-# ---- Compiled
+# ---- Other processes
+
+def learn_ten(algo, gradients=None, ranks=1, rank=0):
+    """Ten updates on this rank's part of prepared batches and noise -> all parameters, metrics."""
+    agent = make_agent(algo, seed=rank, lr=1e-2, tau=0.1)           # rank 0's weights are taken
+    if algo is sac:
+        agent.log_alpha.data.fill_(-1.0)                            # begins equal on all
+    optimizers, targets, _ = learner(agent)
+    torch.manual_seed(0)
+    noise = [torch.randn(32, 2).chunk(ranks)[rank] for _ in range(20)]
+    randn_like, torch.randn_like = torch.randn_like, lambda like: noise.pop()
+    for k in range(10):
+        whole = vars(make_batch(algo, seed=k))
+        batch = algo.Transitions(**{name: x.chunk(ranks)[rank] for name, x in whole.items()})
+        count = {"count": k} if algo is td3 else {}
+        metrics = algo.update(agent, optimizers, targets, batch, gradients or gradients_of(algo),
+                              **count)
+    torch.randn_like = randn_like
+    return copies(agent), metrics
+
+
+ALGOS = {"ddpg": ddpg, "td3": td3, "sac": sac}
+
+
+def learn_share(folder):
+    results = {name: learn_ten(algo, None, mpi.size(), mpi.rank())[0]
+               for name, algo in ALGOS.items()}
+    torch.save(results, folder / f"rank{mpi.rank()}.pt")
+
+
+def test_two_ranks_equal_one(tmp_path):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
+    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
+    first, second = (torch.load(tmp_path / f"rank{k}.pt") for k in (0, 1))
+    for name, algo in ALGOS.items():
+        one, _ = learn_ten(algo)
+        for key, expected in one.items():
+            assert torch.equal(first[name][key], second[name][key])
+            close(first[name][key], expected, rtol=1e-4, atol=1e-5)
+
+
+def learn_compiled(folder):
+    for name, algo in ALGOS.items():
+        compiled = tuple(mpi.compiled(gradient, True) for gradient in gradients_of(algo))
+        assert compiled[0] not in gradients_of(algo), "nothing was compiled"
+        torch.save((*learn_ten(algo), *learn_ten(algo, compiled)), folder / f"{name}.pt")
+
 
 @pytest.mark.slow
-@every_algo
-def test_compiled_is_equal_to_eager(algo, dynamo_env):
-    done = subprocess.run([sys.executable, __file__, name_of(algo)], env=dynamo_env,
-                          capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def compare(name):
-    """Ten updates by both, from one seed."""
-    algo, flat = {"ddpg": ddpg, "td3": td3, "sac": sac}[name], []
-    for wanted in (False, True):
-        agent = make_agent(algo)
-        optimizers, targets, _ = learner(agent)
-        gradients = tuple(mpi.compiled(gradient, wanted) for gradient in gradients_of(algo))
-        torch.manual_seed(0)
-        for k in range(10):
-            batch = make_batch(algo, seed=k)
-            algo.update(agent, optimizers, targets, batch, gradients,
-                        **({"count": k} if algo is td3 else {}))
-        flat.append(torch.nn.utils.parameters_to_vector(agent.parameters()).detach())
-    close(flat[0], flat[1], rtol=1e-4, atol=1e-5)
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+def test_compiled_equals_eager(tmp_path, dynamo_env):
+    command = [sys.executable, __file__, "compiled", tmp_path]
+    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    for name in ALGOS:
+        params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt")
+        for key, expected in params.items():
+            close(got[key], expected, rtol=1e-4, atol=1e-5)
+        for key, expected in metrics.items():
+            close(compiled[key], expected, rtol=1e-3, atol=1e-5)
 
 
 if __name__ == "__main__":
-    compare(sys.argv[1])
+    {"share": learn_share, "compiled": learn_compiled}[sys.argv[1]](Path(sys.argv[2]))
