@@ -16,7 +16,7 @@ since what would have followed has a value; "terminated" is a true end.
 
 Its own, for the transition i:
 
-    p_i  = (|Q(s, a) - y| + 1e-6)^alpha;   the highest so far until it is first drawn      (7)
+    p_i  = (|Q(s, a) - y| + 1e-6)^omega;   the highest so far until it is first drawn      (7)
     P(i) = p_i / sum_k p_k                                                                 (8)
     w_i  = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta                (9)
     beta = beta_start + (1 - beta_start) t / total_steps                                   (10)
@@ -27,7 +27,9 @@ is found in a tree whose nodes are the sums of their children, in as many steps 
 (9) k runs over the batch, of n transitions in all, so that weights only ever shorten a step.
 
 Read after    algos/dqn.py:  diff algos/dqn.py algos/dqn_per.py
-Departs from the papers as algos/dqn.py does; the step size is not made smaller for it.
+Departs from the papers as algos/dqn.py does; omega is their alpha, here the temperature's name; the
+step size is not made smaller.
+
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
 Reproduce     python -m algos.dqn_per    (benchmarks/README.md: return, seeds)
 """
@@ -83,7 +85,7 @@ class Config:
     eps_steps: int = 8000  # environment steps in which it falls
     double: bool = True  # Double DQN: the action of Eq. (2) is the network's, not the target's
     dueling: bool = True  # Eq. (4)
-    alpha: float = 0.6  # Eq. (7): 0 draws all alike
+    omega: float = 0.6  # Eq. (7): 0 draws all alike
     beta_start: float = 0.4  # Eq. (9) at the start; 1 puts all of the sampling right
 
     def __post_init__(self):
@@ -92,7 +94,7 @@ class Config:
         check_range(self, "buffer_size", 8 * self.num_envs)  # a stack and its successor fit in
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma eps_end", 0, 1)
-        check_range(self, "alpha beta_start", 0, 1)
+        check_range(self, "omega beta_start", 0, 1)
         check_range(self, "hidden lr", above=0)
         check_divides(self, "num_envs/num_procs batch/num_procs buffer_size/num_procs")
 
@@ -390,9 +392,9 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
     return max(eps_end, 1 - (1 - eps_end) * step / eps_steps)
 
 
-def priority(error: Batch, alpha: float) -> Batch:
+def priority(error: Batch, omega: float) -> Batch:
     """Eq. (7). Never zero, so that all is drawn again some day."""
-    return (error.abs() + 1e-6) ** alpha
+    return (error.abs() + 1e-6) ** omega
 
 
 def importance(prob: Float64[Tensor, "B"], lowest: float, beta: float) -> Float64[Tensor, "B"]:
@@ -481,7 +483,7 @@ def train(cfg: Config) -> Agent:
                 beta = anneal_beta(step, cfg.beta_start, cfg.total_steps)
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"), beta)
                 metrics = update(agent, optimizer, batch, lr, gradient)
-                buffer.rate(batch.at, priority(metrics["td_error"], cfg.alpha))
+                buffer.rate(batch.at, priority(metrics["td_error"], cfg.omega))
                 log.store(**metrics, weight=batch.weight)
             step += cfg.num_envs
             if step % cfg.target_every < cfg.num_envs:  # a multiple of it is among the last steps

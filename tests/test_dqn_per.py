@@ -255,7 +255,7 @@ def test_it_goes_on_after_a_resume(tmp_path):
 
 # ---- The loop
 
-@pytest.mark.parametrize("settings", [{"alpha": -0.1}, {"alpha": 1.1}, {"beta_start": 1.5}])
+@pytest.mark.parametrize("settings", [{"omega": -0.1}, {"omega": 1.1}, {"beta_start": 1.5}])
 def test_settings_out_of_range_are_refused(settings):
     with pytest.raises(UsageError):
         dqn_per.Config(**settings)
@@ -274,7 +274,7 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
     def noting_update(agent, optimizer, batch, lr, gradient):
         columns = list(vars(batch).values())[:5]
         error = dqn_per.per_gradient(agent, optimizer.flat, *columns, batch.weight)[2]
-        rated.append([batch.at, (error.abs() + 1e-6) ** agent.cfg.alpha])
+        rated.append([batch.at, (error.abs() + 1e-6) ** agent.cfg.omega])
         return update(agent, optimizer, batch, lr, gradient)
 
     def noting_rate(buffer, at, values):
