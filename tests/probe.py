@@ -24,6 +24,10 @@ GAMMA = 0.5
 # Those that the algorithm's Config has. Plain rewards, so that values can be foretold.
 SETTINGS = {"total_steps": 6144, "num_envs": 8, "gamma": GAMMA, "hidden": (32, 32), "lr": 1e-2,
             "batch": 256, "minibatch": 64, "epochs": 4, "scale_rew": False}
+# Those with a replay buffer, on top: an update a step.
+OFF_POLICY = {"total_steps": 1200, "num_envs": 2, "lr": 5e-3, "batch": 64, "start_steps": 200,
+              "buffer_size": 2000, "report_every": 600, "tau": 0.05, "learn_alpha": False,
+              "alpha": 0.01}
 NEAR = {"value": 0.05, "action": 0.2}                           # how far off is still learned
 
 
@@ -54,7 +58,8 @@ CASES = [
 def probe(algo, case, box, **settings):
     """Train `algo` (a module) on it -> rows (what, expected, got, how far off it may be)."""
     fields = {field.name for field in dataclasses.fields(algo.Config)}
-    quick = {name: value for name, value in SETTINGS.items() if name in fields}
+    both = SETTINGS | (OFF_POLICY if "buffer_size" in fields else {})
+    quick = {name: value for name, value in both.items() if name in fields}
     kwargs = '{"box": true}' if box else "{}"
     with tempfile.TemporaryDirectory() as run_dir, contextlib.redirect_stdout(io.StringIO()):
         agent = algo.train(algo.Config(**{
@@ -74,7 +79,10 @@ def probe(algo, case, box, **settings):
 
 @torch.no_grad()
 def value(agent, obs):
-    """V of one raw observation, [1, 1]."""
+    """V of one raw observation, [1, 1]; of a Q-function that of the best action."""
+    if hasattr(agent, "critic_targ"):
+        q = agent.critic(obs, agent.act(obs, deterministic=True))
+        return (q[0] if isinstance(q, tuple) else q).item()
     return agent(agent.normalize(obs))[1].item()
 
 

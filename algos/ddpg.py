@@ -1,0 +1,363 @@
+"""Deep Deterministic Policy Gradient (DDPG).  Lillicrap et al. 2016, arXiv:1509.02971.
+
+Q-learning takes the best of all actions, and in a box of continuous ones there is no list to take
+it from. DDPG learns the argmax: a policy pi climbs the critic Q, by the gradient of Q with respect
+to the action. Q may be learned from any policy's steps, so that a replay buffer keeps them all and
+each is used many times; targets come from copies of both networks that follow them slowly.
+
+What it shares with TD3. s' is the true successor of s, also where a time limit cuts the episode,
+since what would have followed has a value; "terminated" is a true end. q' is what the targets make
+of s'; w is every weight of a network, eps a number for each dimension and sample from N(0, 1).
+
+    y       = r + gamma (1 - terminated) q'                                                (1)
+    L(Q)    = mean (Q(s, a) - y)^2                                                         (2)
+    w_targ <- w_targ + tau (w - w_targ)                                                    (3)
+    a       = clip(pi(s) + sigma eps, -1, 1),   sigma = noise                              (4)
+    L(pi)   = -mean Q(s, pi(s))                                                            (5)
+
+DDPG's own:
+
+    q'      = Q_targ(s', pi_targ(s'))                                                      (6)
+
+Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
+critic sees them. The environment gets them stretched to its own box, dimension by dimension.
+Nothing is normalised. Every `update_every` environment steps there is one step of the critic, one
+of the actor and one of both targets; before that `start_steps` actions are drawn at random.
+
+Departs from the paper: independent noise instead of an Ornstein-Uhlenbeck process; the action
+enters at the first layer; no batch normalisation, no weight decay, one step size for both networks,
+a larger tau and batch; layers of 256 and 256 units with PyTorch's initial weights.
+
+Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 2e4 --start-steps 1000
+Reproduce     python -m algos.ddpg --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
+"""
+
+import copy
+import json
+import math
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+import tyro
+from jaxtyping import Float32, Shaped
+from torch import Tensor, nn
+
+from utils import mpi
+from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+
+Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
+Actions = Float32[Tensor, "B d"]  # from -1 to 1, as the policy gives them
+
+
+# ============================================ config ============================================
+@dataclass(frozen=True)
+class Config:
+    env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
+    seed: int = 1  # of everything random in the run
+    total_steps: float = 1e6  # environment steps; rounded up to whole reports
+    num_envs: int = 1  # environments stepped together, over all processes
+    num_procs: int = 1  # MPI processes that share the environments, the buffer and each batch
+    hidden: tuple[int, ...] = (256, 256)  # widths of the hidden layers
+    gamma: float = 0.99  # discount factor
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the CPU, as all input is vectors
+    compile: bool = False  # torch.compile the losses: quicker steps, a slower start
+    torch_threads: int = 1  # threads of PyTorch in each process
+    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
+    resume: bool = False  # go on from the last checkpoint of the run directory
+    init_from: str = ""  # a run whose weights to start from
+    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    report_every: int = 1000  # environment steps between reports
+    buffer_size: int = 1_000_000  # transitions kept, over all processes; the oldest go first
+    start_steps: int = 10_000  # environment steps with random actions, before anything is learned
+    update_every: int = 1  # environment steps for each update
+    batch: int = 256  # samples of an update, over all processes
+    lr: float = 1e-3  # Adam's step size
+    tau: float = 0.005  # share of the new weights in a target step
+    noise: float = 0.1  # sigma in Eq. (4), while training
+
+    def __post_init__(self):
+        check_range(self, "total_steps num_envs num_procs torch_threads batch", 1)
+        check_range(self, "report_every update_every", 1)
+        check_range(self, "buffer_size", self.num_envs)  # a step of all environments fits in
+        check_range(self, "seed eval_every start_steps noise", 0)
+        check_range(self, "gamma tau", 0, 1)
+        check_range(self, "hidden lr", above=0)
+        check_divides(self, "num_envs/num_procs batch/num_procs buffer_size/num_procs")
+
+
+# ============================================ agent =============================================
+def relu_mlp(*sizes: int) -> nn.Sequential:
+    pairs = zip(sizes[:-1], sizes[1:], strict=True)
+    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+class Critic(nn.Module):
+    """Observations [B, k], actions [B, d] -> Q(s, a) [B]."""
+
+    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
+        super().__init__()
+        self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
+
+    def forward(self, obs: Tensor, act: Tensor) -> Batch:
+        return self.net(torch.cat([obs, act], -1)).squeeze(-1)  # [B, 1] -> [B]
+
+
+class Agent(nn.Module):
+    """Policy, critic and the targets of both: its state dict is the whole agent."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="vector", act="box")  # or exit
+        self.cfg, self.obs_dim, self.act_dim = cfg, *obs_space.shape, math.prod(act_space.shape)
+        self.register_buffer("low", torch.tensor(act_space.low))
+        self.register_buffer("high", torch.tensor(act_space.high))
+        self.actor = relu_mlp(self.obs_dim, *cfg.hidden, self.act_dim).append(nn.Tanh())
+        self.critic = Critic(self.obs_dim, self.act_dim, cfg.hidden)
+        self.actor_targ = copy.deepcopy(self.actor).requires_grad_(False)
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, k] -> actions from -1 to 1, [N, d]; in training with noise."""
+        act = self.actor(torch.as_tensor(obs, dtype=torch.float32, device=self.low.device))
+        return act if deterministic else explore(act, torch.randn_like(act), self.cfg.noise)
+
+    def random_act(self, num_envs: int) -> Tensor:
+        """Actions [N, d] from everywhere in the box, for the start."""
+        return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions from -1 to 1 are stretched to the environment's box, dimension by dimension."""
+        share = act.view(-1, *self.low.shape).to(self.low) / 2 + 0.5
+        return torch.lerp(self.low, self.high, share).cpu().numpy()  # low + share (high - low)
+
+    def predict(self, obs: np.ndarray) -> np.ndarray:
+        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+
+# ============================================= data =============================================
+def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
+    """Environments that reset in the step that ends an episode; as some reuse arrays, copied."""
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
+    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
+    if atari := cfg.env.startswith("ALE/"):  # vectors in C++; the log is to show the true score
+        kwargs = same_step | {"reward_clipping": False}
+    with env_errors(cfg):
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
+    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
+    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+@dataclass(frozen=True)
+class Transitions:
+    obs: Shaped[Tensor, "B *obs"]
+    act: Shaped[Tensor, "B *act"]  # as the policy gave it
+    rew: Batch
+    next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
+    terminated: Batch  # a time limit is no end: it is not stored
+
+
+class ReplayBuffer:
+    """This rank's last transitions, those of all its environments in one ring."""
+
+    def __init__(self, size: int, num_procs: int, obs: Tensor, act: Tensor):
+        """`size` over all ranks; one observation and one action tell shape, dtype and device."""
+        number = torch.zeros((), device=obs.device)
+        kinds = dict(obs=obs, act=act, rew=number, next_obs=obs, terminated=number)
+        self.rows, self.filled, self.next = mpi.share(size, "buffer_size", num_procs), 0, 0
+        need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
+        have = math.inf  # Windows does not say
+        if obs.is_cuda:
+            have = torch.cuda.mem_get_info(obs.device)[0]
+        elif hasattr(os, "sysconf"):
+            have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
+        if need > have:
+            raise mpi.UsageError(f"--buffer-size is {size}, which takes {need / 1e9:.2f} GB; "
+                                 f"there are {have / 1e9:.2f} GB of memory")
+        self.columns = {name: kind.new_empty(self.rows, *kind.shape)
+                        for name, kind in kinds.items()}
+
+    def add(self, **parts: np.ndarray | Tensor) -> None:
+        """One step of N environments: for each column of `Transitions` its rows, [N, ...]."""
+        n = len(parts["rew"])
+        at = (self.next + torch.arange(n)) % self.rows
+        for name, column in self.columns.items():
+            rows = torch.as_tensor(parts[name]).to(column)  # floats are stored as float32
+            assert rows.shape == (n, *column.shape[1:]), name
+            column[at] = rows
+        self.next, self.filled = (self.next + n) % self.rows, min(self.filled + n, self.rows)
+
+    def sample(self, batch: int) -> Transitions:
+        at = torch.randint(self.filled, (batch,), device=self.columns["rew"].device)
+        # index_select takes a quarter of the time of column[at].
+        parts = {name: column.index_select(0, at) for name, column in self.columns.items()}
+        return Transitions(**parts)
+
+    def state_dict(self) -> dict:
+        """Clones, since a slice would be saved with all of the memory that it is a part of."""
+        columns = {name: column[:self.filled].clone() for name, column in self.columns.items()}
+        return {"columns": columns, "filled": self.filled, "next": self.next}
+
+    def load_state_dict(self, saved: dict) -> None:
+        self.filled, self.next = saved["filled"], saved["next"]
+        for name, column in self.columns.items():
+            column[:self.filled] = saved["columns"][name]
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer, obs: np.ndarray,
+             act: Tensor) -> tuple[np.ndarray, list]:
+    """One step of all environments, stored -> next obs, ended episodes (env, ep_ret, ep_len)."""
+    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    done = terminated | truncated
+    led_to = true_next_obs(next_obs, done, infos)
+    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):
+        raise FloatingPointError("NaN or infinity from the environment")
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=led_to, terminated=terminated)
+    stats = infos.get("episode")
+    return next_obs, [(i, stats["r"][i], stats["l"][i]) for i in np.flatnonzero(done)]
+
+
+# ========================================= mathematics ==========================================
+def td_target(rew: Batch, terminated: Batch, next_q: Batch, gamma: float) -> Batch:
+    """Eq. (1). A terminal state has no future; a time limit ends the episode, not the future."""
+    assert rew.shape == terminated.shape == next_q.shape
+    return rew + gamma * (1 - terminated) * next_q
+
+
+def q_loss(q: Batch, target: Batch) -> Float32[Tensor, ""]:
+    """Eq. (2)."""
+    assert q.shape == target.shape  # [B] against [B, 1] would compare each with all
+    return (q - target).square().mean()
+
+
+@torch.no_grad()
+def follow(targ: Float32[Tensor, "W"], flat: Float32[Tensor, "W"], tau: float) -> None:
+    """Eq. (3), in place, for all weights of a network at once."""
+    targ.lerp_(flat, tau)
+
+
+def explore(act: Actions, eps: Actions, sigma: float) -> Actions:
+    """Eq. (4)."""
+    return (act + sigma * eps).clamp(-1, 1)
+
+
+def dpg_loss(q: Batch) -> Float32[Tensor, ""]:
+    """Eq. (5): by the chain rule the gradient with respect to the action reaches the policy."""
+    return -q.mean()
+
+
+# ============================================ update ============================================
+def ddpg_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Actions, rew: Batch,
+                         next_obs: Tensor, terminated: Batch) -> tuple[Tensor, ...]:
+    """flat.grad becomes the gradient of Eq. (2) with the targets' Eq. (6) -> q_loss, q."""
+    with torch.no_grad():
+        next_q = agent.critic_targ(next_obs, agent.actor_targ(next_obs))  # Eq. (6)
+        target = td_target(rew, terminated, next_q, agent.cfg.gamma)
+    q = agent.critic(obs, act)
+    loss = q_loss(q, target)
+    flat.grad.zero_()
+    loss.backward()  # adds to each parameter's .grad, a part of flat.grad
+    return loss.detach(), q.detach()
+
+
+def ddpg_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[Tensor, ...]:
+    """flat.grad becomes the gradient of Eq. (5) -> pi_loss."""
+    loss = dpg_loss(agent.critic(obs, agent.actor(obs)))
+    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))  # none for the critic
+    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))
+    return (loss.detach(),)
+
+
+def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
+           gradients=(ddpg_critic_gradient, ddpg_actor_gradient)) -> dict:
+    """One step of the critic, the actor and the targets, pairs (target, flat) -> metrics."""
+    cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
+    critic_gradient, actor_gradient = gradients
+    loss, q = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
+                              batch.next_obs, batch.terminated)
+    mpi.average(critic_opt.flat.grad)
+    critic_opt.step(cfg.lr)
+    (pi_loss,) = actor_gradient(agent, actor_opt.flat, batch.obs)
+    mpi.average(actor_opt.flat.grad)
+    actor_opt.step(cfg.lr)
+    for targ, flat in targets:
+        follow(targ, flat, cfg.tau)
+    return {"q_loss": loss, "q": q, "pi_loss": pi_loss}
+
+
+# =========================================== evaluate ===========================================
+def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
+    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    envs = make_envs(cfg, episodes)
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
+    while not ended.all():
+        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
+        if "episode" in infos:
+            first = infos["_episode"] & ~ended
+            returns[first], ended = infos["episode"]["r"][first], ended | first
+    envs.close()
+    return returns
+
+
+# ============================================ train =============================================
+def updates_by(step: int, cfg: Config) -> int:
+    """How many updates belong to the first `step` environment steps, however many at a time."""
+    return max(0, step - cfg.start_steps) // cfg.update_every
+
+
+def train(cfg: Config) -> Agent:
+    """Runs `cfg` to its end, or resumes it, and returns the agent."""
+    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    device = mpi.choose_device(cfg, images=False)
+    agent.to(device)
+    rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
+    buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # vectors of all weights
+    targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
+    optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
+    gradients = tuple(mpi.compiled(gradient, cfg.compile)
+                      for gradient in (ddpg_critic_gradient, ddpg_actor_gradient))
+    with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        step, episodes = log.step, []
+        while log.step < cfg.total_steps:
+            act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
+            obs, ended = interact(agent, envs, buffer, obs, act)
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
+            for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
+                batch = buffer.sample(mpi.share(cfg.batch, "batch"))
+                log.store(**update(agent, optimizers, targets, batch, gradients))
+            step += cfg.num_envs
+            if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
+                continue
+            if log.eval_due(step - log.step) and mpi.rank() == 0:
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+            log.report(step - log.step, episodes)  # over ranks; adds to log.step; saves
+            episodes = []
+    return agent
+
+
+if __name__ == "__main__":
+    train(tyro.cli(Config, description=__doc__))

@@ -1,0 +1,544 @@
+"""algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike.
+
+Run as a program, this file is one of the processes that two tests at its end start.
+"""
+import copy
+import csv
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from algos import ddpg, sac, td3
+from tests import offpolicy, probe
+from tests.envs import HIGH, LOW
+from tests.offpolicy import (
+    NETS,
+    actor_gradient,
+    bare,
+    close,
+    column,
+    copies,
+    critic_gradient,
+    gradients_of,
+    learner,
+    linear_agent,
+    make_agent,
+    make_batch,
+    moved,
+    name_of,
+    quick,
+)
+from tests.test_run import assert_same_run
+from utils import checkpoint, mpi, play
+from utils.mpi import UsageError
+
+every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
+
+
+# ---- Hand values
+
+@pytest.mark.eq("ddpg", 1)
+@pytest.mark.eq("td3", 1)
+@pytest.mark.eq("sac", 1)
+@every_algo
+def test_target_by_hand(algo):
+    """Not terminated, terminated, cut by a time limit (which is not terminated), both."""
+    rew, next_q = torch.tensor([1.0, 2, 3, 4]), torch.tensor([10.0, 20, -4, 8])
+    terminated = torch.tensor([0.0, 1, 0, 1])
+    assert algo.td_target(rew, terminated, next_q, 0.5).tolist() == [6, 2, 1, 4]
+
+
+@pytest.mark.eq("ddpg", 2)
+@pytest.mark.eq("td3", 2)
+@pytest.mark.eq("sac", 2)
+@every_algo
+def test_critic_loss_by_hand(algo):
+    q = torch.tensor([1.0, 3], requires_grad=True)
+    loss = algo.q_loss(q, torch.tensor([2.0, 5]))
+    assert loss.item() == 2.5
+    loss.backward()
+    assert q.grad.tolist() == [-1, -2]                              # of each half of the square's
+
+
+@pytest.mark.eq("ddpg", 3)
+@pytest.mark.eq("td3", 3)
+@pytest.mark.eq("sac", 3)
+@every_algo
+def test_targets_follow_by_hand(algo):
+    targ, flat = torch.tensor([0.0, 10]), torch.tensor([1.0, -10])
+    algo.follow(targ, flat, 0.25)
+    assert targ.tolist() == [0.25, 5] and flat.tolist() == [1, -10]
+
+
+@pytest.mark.eq("ddpg", 4)
+@pytest.mark.eq("td3", 4)
+@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
+def test_exploration_by_hand(algo):
+    act, eps = torch.tensor([[0.5, -0.9], [0.2, 1.0]]), torch.tensor([[1.0, -2], [0, 30]])
+    close(algo.explore(act, eps, 0.1), [[0.6, -1], [0.2, 1]])
+
+
+S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 3.0)
+REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 1])
+
+
+@pytest.mark.eq("ddpg", 6)
+def test_critic_gradient_by_hand():
+    """Targets: the action 0.5 everywhere, Q_targ = 2 s + 4 a + 1, so q' = 9 and y = 5.5, -2."""
+    agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(2.0, 4.0, 1.0)], gamma=0.5)
+    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
+    _, _, flats = learner(agent)
+    flats["critic"].grad.fill_(123)                                 # of an earlier batch
+    loss, q = ddpg.ddpg_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS)
+    close(q, [1.5, 1])
+    close(loss, (16 + 9) / 2)
+    close(flats["critic"].grad, [2.0, -5, -1])                      # of s, of a, of the bias
+
+
+@pytest.mark.eq("ddpg", 5)
+@pytest.mark.eq("td3", 5)
+@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
+def test_actor_gradient_by_hand(algo):
+    """Q = s + 3 a and a = tanh(b) = 0.5: -mean Q = -3, its slope in b -3 (1 - 0.25)."""
+    critics = [(1.0, 3.0, 0.0), (1.0, -7.0, 100.0)][:1 if algo is ddpg else 2]
+    agent = linear_agent(algo, critics, critics)
+    agent.actor[0] = offpolicy.line([0.0], math.atanh(0.5))
+    _, _, flats = learner(agent)
+    flats["actor"].grad.fill_(123)
+    (loss,) = gradients_of(algo)[1](agent, flats["actor"], S)
+    close(loss, -3.0)
+    close(flats["actor"].grad, [-3.375, -2.25])                     # of the weight, of the bias
+
+
+def test_a_terminal_state_is_worth_nothing_whatever_the_targets_say():
+    agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(1e9, 1e9, 1e9)])
+    _, _, flats = learner(agent)
+    ones = torch.ones(2)
+    loss, _ = ddpg.ddpg_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ones)
+    close(loss, ((1.5 - 1) ** 2 + (1 + 2) ** 2) / 2)
+
+
+# ---- Shapes
+
+@every_algo
+def test_a_column_against_a_vector_fails_at_once(algo):
+    """Without the checker of shapes too: by the asserts that stand in the file."""
+    algo, b, b1 = bare(algo), torch.ones(4), torch.ones(4, 1)
+    for args in ((b1, b, b), (b, b1, b), (b, b, b1)):
+        with pytest.raises(AssertionError):
+            algo.td_target(*args, 0.9)
+        if hasattr(algo, "soft_q"):
+            with pytest.raises(AssertionError):
+                algo.soft_q(*args, 0.1)
+    for args in ((b1, b), (b, b1)):
+        with pytest.raises(AssertionError):
+            algo.q_loss(*args)
+
+
+@every_algo
+@pytest.mark.parametrize("size", [1, 5])
+def test_values_are_vectors(algo, size):
+    agent, batch = make_agent(algo), make_batch(algo, size)
+    qs = agent.critic(batch.obs, batch.act)
+    for q in (qs if isinstance(qs, tuple) else (qs,)):
+        assert q.shape == (size,)
+    assert agent.act(batch.obs).shape == (size, 2)
+
+
+# ---- Actions
+
+@every_algo
+def test_each_dimension_has_its_own_bounds(algo):
+    agent = make_agent(algo)
+    corners = torch.tensor([[-1.0, -1], [1, 1], [0, 0], [0.5, -0.5]])
+    assert agent.env_act(corners).tolist() == [list(LOW), list(HIGH), [2.5, 0], [3.75, -1.5]]
+
+
+@every_algo
+def test_a_box_of_another_shape_and_type(algo):
+    low = np.array([[-1, 0, 1], [-0.1, 2, -0.2]])
+    space = gym.spaces.Box(low, low + 0.6, dtype=np.float64)
+    agent = make_agent(algo, space=space)
+    act = agent.predict(np.zeros(3, np.float32))
+    assert space.contains(act) and agent.act(torch.zeros(4, 3)).shape == (4, 6)
+    assert all(space.contains(each) for each in agent.env_act(agent.random_act(500)))
+    ends = torch.stack([-torch.ones(6), torch.ones(6)])
+    assert np.array_equal(agent.env_act(ends), [space.low, space.high])     # to the bit
+
+
+@every_algo
+def test_noise_is_independent_in_every_dimension_and_sample(algo):
+    agent, obs = make_agent(algo), torch.zeros(2000, 3)
+    best = agent.act(obs, deterministic=True)
+    assert (best == best[0]).all() and torch.equal(best, agent.act(obs, deterministic=True))
+    noise = agent.act(obs) - best
+    assert (noise.std(0) > 0.05).all() and abs(np.corrcoef(noise.T)[0, 1]) < 0.1
+    assert len(noise.unique(dim=0)) == 2000
+
+
+@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
+def test_noise_is_as_large_as_said_and_switched_off_by_0(algo):
+    agent, obs = make_agent(algo, noise=0.07), torch.zeros(20000, 3)
+    noise = agent.act(obs) - agent.act(obs, deterministic=True)
+    close(noise.std(0), [0.07, 0.07], rtol=0.03)
+    still = make_agent(algo, noise=0.0)
+    assert torch.equal(still.act(obs), still.act(obs, deterministic=True))
+
+
+@every_algo
+def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
+    agent = make_agent(algo)
+    torch.manual_seed(5)
+    act = agent.random_act(20000)
+    assert act.shape == (20000, 2) and act.abs().max() <= 1
+    close(act.mean(0), [0, 0], atol=0.02)
+    close(act.var(0), [1 / 3, 1 / 3], rtol=0.03)
+    torch.manual_seed(5)
+    assert torch.equal(act, agent.random_act(20000))
+
+
+@every_algo
+def test_predict_takes_one_observation_of_a_plain_environment(algo):
+    agent, env = make_agent(algo, obs_space=gym.make("Pendulum-v1").observation_space,
+                            space=gym.make("Pendulum-v1").action_space), gym.make("Pendulum-v1")
+    obs, _ = env.reset(seed=1)
+    act = agent.predict(obs)
+    assert env.action_space.contains(act) and act.shape == (1,)
+    assert np.array_equal(act, agent.predict(obs))
+    env.step(act)
+
+
+# ---- Gradients
+
+@every_algo
+def test_targets_begin_equal_and_are_networks_of_their_own(algo):
+    agent = algo.Agent(offpolicy.VECTOR, offpolicy.BOX, algo.Config())
+    learner(agent)
+    for name in NETS[name_of(algo)]:
+        net, targ = getattr(agent, name), getattr(agent, f"{name}_targ")
+        pairs = list(zip(net.parameters(), targ.parameters(), strict=True))
+        assert pairs and all(torch.equal(a, b) for a, b in pairs)
+        assert {a.data_ptr() for a, _ in pairs}.isdisjoint({b.data_ptr() for _, b in pairs})
+        assert not any(b.requires_grad for _, b in pairs)
+    assert not hasattr(agent, "actor_targ") or algo is not sac
+
+
+@every_algo
+def test_each_loss_moves_its_own_network_alone(algo):
+    """A mark in the gradients of the others stays: nothing is added to them, nothing cleared."""
+    batch = make_batch(algo)
+    for step, own in ((critic_gradient, "critic"), (actor_gradient, "actor")):
+        agent = make_agent(algo)
+        _, _, flats = learner(agent)
+        before = copies(agent)
+        for flat in flats.values():
+            flat.grad.fill_(123)
+        step(algo, agent, flats[own], batch)
+        assert not moved(before, agent)                             # gradients only, no step
+        for name, flat in flats.items():
+            assert (flat.grad == 123).all() == (name != own), name
+        if algo is sac:
+            assert agent.log_alpha.grad is None
+        for name, param in getattr(agent, own).named_parameters():
+            assert param.grad.any() and (param.grad != 123).all(), f"{own}.{name} learns nothing"
+
+
+@every_algo
+def test_gradient_of_a_batch_is_the_mean_over_its_halves(algo):
+    """So that two processes with half of it each take the step of one with the whole."""
+    agent, batch = make_agent(algo), make_batch(algo)
+    _, _, flats = learner(agent)
+    noise = torch.randn(2, *batch.act.shape)
+    parts = batch.obs, batch.act, batch.rew, batch.next_obs, batch.terminated
+    critic, actor = gradients_of(algo)
+    grads = []
+    for at in (slice(None), slice(16), slice(16, None)):
+        own = [x[at] for x in parts]
+        critic(agent, flats["critic"], *own, *([noise[0][at]] if algo is not ddpg else []))
+        actor(agent, flats["actor"], own[0], *([noise[1][at]] if algo is sac else []))
+        grads.append(torch.cat([flats["critic"].grad, flats["actor"].grad]).clone())
+    close(grads[0], (grads[1] + grads[2]) / 2)
+
+
+@every_algo
+def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
+    """The critic first; the actor by the new critic; the targets behind the new networks."""
+    agent, batch = make_agent(algo, tau=0.3, lr=1e-2), make_batch(algo)
+    optimizers, targets, flats = learner(agent)
+    twin = copy.deepcopy(agent)
+    twin_optimizers, _, twin_flats = learner(twin)
+    count = {"count": 1} if algo is td3 else {}                     # the second: actor and targets
+    torch.manual_seed(4)
+    algo.update(agent, optimizers, targets, batch, **count)
+    torch.manual_seed(4)
+    eps = torch.randn_like(batch.act) if algo is not ddpg else None
+    critic, actor = gradients_of(algo)
+    critic(twin, twin_flats["critic"], batch.obs, batch.act, batch.rew, batch.next_obs,
+           batch.terminated, *([eps] if algo is not ddpg else []))
+    twin_optimizers["critic_opt"].step(1e-2)
+    actor(twin, twin_flats["actor"], batch.obs, *([torch.randn_like(eps)] if algo is sac else []))
+    twin_optimizers["actor_opt"].step(1e-2)
+    for name in ("critic", "actor"):
+        assert torch.equal(flats[name], twin_flats[name])
+    for name in NETS[name_of(algo)]:                                # as they were before, in part
+        close(flats[f"{name}_targ"], 0.7 * twin_flats[f"{name}_targ"] + 0.3 * flats[name])
+
+
+@every_algo
+@pytest.mark.parametrize("tau", [0.0, 1.0])
+def test_targets_that_stay_and_targets_that_are_copies(algo, tau):
+    agent, batch = make_agent(algo, tau=tau), make_batch(algo)
+    optimizers, targets, flats = learner(agent)
+    before = {name: flats[f"{name}_targ"].clone() for name in NETS[name_of(algo)]}
+    for k in range(2):
+        algo.update(agent, optimizers, targets, batch, **({"count": k} if algo is td3 else {}))
+    for name, targ in before.items():
+        assert torch.equal(flats[f"{name}_targ"], flats[name] if tau else targ)
+
+
+@every_algo
+def test_the_flat_vector_is_what_acts_and_what_is_saved(algo):
+    agent, obs = make_agent(algo), torch.randn(4, 3)
+    _, _, flats = learner(agent)
+    before, saved = agent.act(obs, deterministic=True), copies(agent)
+    flats["actor"].data.add_(0.3)
+    assert not torch.equal(agent.act(obs, deterministic=True), before)
+    checkpoint.load_into(agent, saved, "here")
+    assert torch.equal(agent.act(obs, deterministic=True), before)
+    flats["actor"].data.add_(0.3)                                   # still its view
+    assert not torch.equal(agent.act(obs, deterministic=True), before)
+
+
+@every_algo
+def test_acting_needs_neither_critic_nor_targets(algo):
+    agent, obs = make_agent(algo), torch.randn(4, 3)
+    before = agent.act(obs, deterministic=True)
+    for name, param in agent.named_parameters():
+        if not name.startswith("actor."):
+            param.data.fill_(torch.nan)
+    assert torch.equal(agent.act(obs, deterministic=True), before)
+    assert agent.act(obs).isfinite().all() and not agent.act(obs).requires_grad
+
+
+# ---- The loop
+
+def train_spied(algo, monkeypatch, **settings):
+    """Steps of the environments at each update, and the metrics of each."""
+    calls, update, store = [], algo.update, algo.ReplayBuffer.add
+    steps = [0]
+
+    def noting(*args, **kwargs):
+        metrics = update(*args, **kwargs)
+        calls.append((steps[0], metrics))
+        return metrics
+
+    def counting(self, **parts):
+        steps[0] += len(parts["rew"])
+        store(self, **parts)
+
+    monkeypatch.setattr(algo, "update", noting)
+    monkeypatch.setattr(algo.ReplayBuffer, "add", counting)
+    algo.train(quick(algo, **settings))
+    return calls
+
+
+@every_algo
+@pytest.mark.parametrize("num_envs", [1, 2, 3, 7])
+@pytest.mark.parametrize("every", [1, 4])
+def test_updates_and_delays_do_not_depend_on_the_number_of_environments(
+        algo, num_envs, every, monkeypatch):
+    calls = train_spied(algo, monkeypatch, num_envs=num_envs, update_every=every, start_steps=30)
+    with open("run/progress.csv") as file:
+        reports = [int(row["step"]) for row in csv.DictReader(file)]
+    total = -(-120 // num_envs) * num_envs                          # whole steps of all
+    assert len(calls) == (total - 30) // every
+    for k, (step, metrics) in enumerate(calls, 1):
+        due = 30 + k * every                                        # the step it belongs to
+        assert due <= step < due + num_envs
+        acts = "pi_loss" in metrics
+        assert acts == (algo is not td3 or k % 2 == 0)
+    assert reports == [-(-60 // num_envs) * num_envs, total]
+
+
+@every_algo
+def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeypatch):
+    sources = []
+    for name in ("act", "random_act"):
+        function = getattr(algo.Agent, name)
+        monkeypatch.setattr(algo.Agent, name, lambda *args, name=name, function=function, **kwargs:
+                            sources.append(name) or function(*args, **kwargs))
+    algo.train(quick(algo, num_envs=2, start_steps=40))
+    assert sources == 20 * ["random_act"] + 40 * ["act"]
+
+
+def progress(run_dir):
+    with open(f"{run_dir}/progress.csv") as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        del row["time"], row["steps_per_second"]
+    return rows
+
+
+@every_algo
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(algo):
+    """Episodes end at the save. Networks, optimizers, the buffer, which has wrapped by then, and
+    the generators go on: all to the bit."""
+    settings = {"env": "Ends-v0", "num_envs": 2, "report_every": 64, "buffer_size": 70}
+    algo.train(quick(algo, run_dir="whole", total_steps=192, **settings))
+    algo.train(quick(algo, run_dir="parts", total_steps=128, **settings))
+    assert len(progress("parts")) == 2
+    algo.train(quick(algo, run_dir="parts", total_steps=192, resume=True, **settings))
+    assert_same_run("parts", "whole")
+    assert checkpoint.load_resume("parts")[1]["state"]["buffer"]["filled"] == 70
+
+
+@every_algo
+def test_same_seed_same_numbers_another_seed_others_and_evaluation_changes_none(algo):
+    runs = {}
+    for name, settings in {"a": {}, "b": {"eval_every": 60}, "c": {"seed": 2}}.items():
+        algo.train(quick(algo, run_dir=name, **settings))
+        runs[name] = progress(name)
+    assert all(row.pop("eval_ret_mean") for row in runs["b"])
+    runs["b"] = [{k: v for k, v in row.items() if "eval" not in k} for row in runs["b"]]
+    assert runs["a"] == runs["b"]
+    assert runs["a"][0]["ep_ret_mean"] != runs["c"][0]["ep_ret_mean"]
+
+
+@every_algo
+def test_what_a_run_reports(algo):
+    algo.train(quick(algo))
+    first, last = progress("run")
+    assert first["step"] == "60" and last["step"] == "120"
+    names = {"q_loss", "pi_loss"} | ({"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"})
+    names |= {"alpha", "alpha_loss", "logp_mean"} if algo is sac else set()
+    assert names <= last.keys() and all(last[name] for name in names)
+
+
+@every_algo
+def test_evaluation_and_a_loaded_run_take_the_best_action(algo):
+    agent = algo.train(cfg := quick(algo))
+    returns = algo.evaluate(agent, cfg, 4, seed=3)
+    torch.manual_seed(99)                                           # there is nothing to draw
+    loaded = play.load("run")
+    assert np.array_equal(algo.evaluate(loaded, cfg, 4, seed=3), returns)
+    assert len(set(returns)) == 4
+    obs = np.float32([0.3])
+    assert loaded.predict(obs) == agent.predict(obs) == agent.env_act(
+        agent.act(obs[None], deterministic=True))[0]
+
+
+@every_algo
+def test_init_from_takes_the_weights_of_all_networks(algo):
+    first = algo.train(quick(algo, run_dir="first"))
+    second = algo.train(quick(algo, run_dir="second", init_from="first", start_steps=1000))
+    assert not moved(copies(first), second)                         # nothing was learned since
+
+
+# ---- Refusals
+
+@every_algo
+@pytest.mark.parametrize("settings,says", [
+    ({"tau": 1.5}, "--tau is 1.5"), ({"batch": 0}, "--batch is 0"), ({"lr": 0.0}, "--lr is 0.0"),
+    ({"num_envs": 8, "buffer_size": 4}, "--buffer-size is 4; it takes a whole number, at least 8"),
+    ({"num_envs": 2, "num_procs": 2, "batch": 7}, "--batch is 7; it takes a multiple"),
+    ({"start_steps": -1}, "--start-steps is -1"), ({"update_every": 0}, "--update-every is 0"),
+])
+def test_settings_out_of_range(algo, settings, says, capsys):
+    with pytest.raises(UsageError):
+        algo.Config(**settings)
+    assert says in capsys.readouterr().err
+
+
+@every_algo
+@pytest.mark.parametrize("kwargs", [{"act": "discrete"}, {"obs": "image"}])
+def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, capsys, elsewhere):
+    with pytest.raises(UsageError):
+        algo.train(algo.Config(env="tests.envs:Counter-v0", env_kwargs=json.dumps(kwargs)))
+    fits = capsys.readouterr().err.rpartition("for this one there is ")[2]
+    assert "ppo" in fits and name_of(algo) not in fits
+    assert list(elsewhere.iterdir()) == []
+
+
+# ---- Learned in seconds
+
+@every_algo
+@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
+def test_probe(algo, case):
+    rows = probe.probe(algo, case, True)
+    assert probe.passed(rows), f"look at {case.hint}: {rows}"
+
+
+# ---- Other processes
+
+def learn_ten(algo, gradients=None, ranks=1, rank=0):
+    """Ten updates on this rank's part of prepared batches and noise -> all parameters, metrics."""
+    agent = make_agent(algo, seed=rank, lr=1e-2, tau=0.1)           # rank 0's weights are taken
+    if algo is sac:
+        agent.log_alpha.data.fill_(-1.0)                            # begins equal on all
+    optimizers, targets, _ = learner(agent)
+    torch.manual_seed(0)
+    noise = [torch.randn(32, 2).chunk(ranks)[rank] for _ in range(20)]
+    randn_like, torch.randn_like = torch.randn_like, lambda like: noise.pop()
+    for k in range(10):
+        whole = vars(make_batch(algo, seed=k))
+        batch = algo.Transitions(**{name: x.chunk(ranks)[rank] for name, x in whole.items()})
+        count = {"count": k} if algo is td3 else {}
+        metrics = algo.update(agent, optimizers, targets, batch, gradients or gradients_of(algo),
+                              **count)
+    torch.randn_like = randn_like
+    return copies(agent), metrics
+
+
+ALGOS = {"ddpg": ddpg, "td3": td3, "sac": sac}
+
+
+def learn_share(folder):
+    results = {name: learn_ten(algo, None, mpi.size(), mpi.rank())[0]
+               for name, algo in ALGOS.items()}
+    torch.save(results, folder / f"rank{mpi.rank()}.pt")
+
+
+def test_two_ranks_equal_one(tmp_path):
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
+    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
+    first, second = (torch.load(tmp_path / f"rank{k}.pt") for k in (0, 1))
+    for name, algo in ALGOS.items():
+        one, _ = learn_ten(algo)
+        for key, expected in one.items():
+            assert torch.equal(first[name][key], second[name][key])
+            close(first[name][key], expected, rtol=1e-4, atol=1e-5)
+
+
+def learn_compiled(folder):
+    for name, algo in ALGOS.items():
+        compiled = tuple(mpi.compiled(gradient, True) for gradient in gradients_of(algo))
+        assert compiled[0] not in gradients_of(algo), "nothing was compiled"
+        torch.save((*learn_ten(algo), *learn_ten(algo, compiled)), folder / f"{name}.pt")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+def test_compiled_equals_eager(tmp_path, dynamo_env):
+    command = [sys.executable, __file__, "compiled", tmp_path]
+    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    for name in ALGOS:
+        params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt")
+        for key, expected in params.items():
+            close(got[key], expected, rtol=1e-4, atol=1e-5)
+        for key, expected in metrics.items():
+            close(compiled[key], expected, rtol=1e-3, atol=1e-5)
+
+
+if __name__ == "__main__":
+    {"share": learn_share, "compiled": learn_compiled}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,290 @@
+"""algos/sac.py by hand, against torch.distributions and against stable-baselines3."""
+import math
+
+import pytest
+import torch
+from stable_baselines3 import SAC
+from stable_baselines3.common.logger import configure
+from torch.distributions import Independent, Normal, TransformedDistribution
+from torch.distributions.transforms import TanhTransform
+
+from algos import sac
+from tests import offpolicy
+from tests.offpolicy import (
+    actor_gradient,
+    bare,
+    close,
+    column,
+    copies,
+    critic_gradient,
+    learner,
+    linear_agent,
+    make_agent,
+    make_batch,
+    moved,
+)
+
+S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
+REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
+
+
+def policy(out):
+    """The same policy as a library's distribution of actions."""
+    mean, log_std = out.chunk(2, -1)
+    base = Normal(mean, log_std.clamp(-20, 2).exp())
+    return Independent(TransformedDistribution(base, TanhTransform(cache_size=1)), 1)
+
+
+# ---- The squashed Gaussian
+
+@pytest.mark.eq("sac", 4, 5)
+def test_sample_and_logp_by_hand():
+    """u = 0.3 + 0.5 * 1 = 0.8 and u = -1 + 2 * 0.25 = -0.5; the second dimension adds its own."""
+    out = torch.tensor([[0.3, -1.0, math.log(0.5), math.log(2)]])
+    act, logp = sac.squashed(out, torch.tensor([[1.0, 0.25]]))
+    close(act, [[0.6640368, -0.4621172]])
+    first = -0.5 + 0.6931472 - 0.9189385 - math.log(1 - 0.6640368**2)
+    second = -0.03125 - 0.6931472 - 0.9189385 - math.log(1 - 0.4621172**2)
+    close(logp, [first + second])
+    close(first, -0.1442842)
+
+
+def test_logp_is_that_of_torch_distributions():
+    """In float64, in four dimensions, far into both tails."""
+    algo = bare(sac)
+    torch.manual_seed(0)
+    out, eps = 2 * torch.randn(1000, 8).double(), torch.randn(1000, 4).double()
+    act, logp = algo.squashed(out, eps)
+    mean, log_std = out.chunk(2, -1)
+    theirs = policy(out)
+    raw = mean + log_std.clamp(-20, 2).exp() * eps
+    sample = theirs.base_dist.transforms[0](raw)                    # which it then can invert
+    close(act, sample, rtol=1e-12)
+    assert logp.shape == (1000,)
+    near = raw.abs().max(-1).values < 7                             # beyond, theirs inverts 1.0
+    assert near.float().mean() > 0.6
+    close(logp[near], theirs.log_prob(sample)[near], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mean,std", [((0.0, 0.5), (1.0, 0.3)), ((-1.0, 0.7), (0.4, 0.6))])
+def test_the_density_of_actions_integrates_to_one(mean, std):
+    """Over the box, in two dimensions: the correction belongs to actions, not to what is squashed.
+
+    The middle of 500 x 500 cells; eps is what would have given that action.
+    """
+    algo, mean, std = bare(sac), torch.tensor(mean).double(), torch.tensor(std).double()
+    side = (torch.arange(500).double() + 0.5) / 250 - 1
+    act = torch.cartesian_prod(side, side)
+    out = torch.cat([mean, std.log()]).expand(len(act), 4)
+    again, logp = algo.squashed(out, (act.atanh() - mean) / std)
+    close(again, act, rtol=1e-9)
+    close(logp.exp().sum() * (2 / 500) ** 2, 1.0, rtol=2e-3)
+
+
+def test_logp_far_out_is_finite_and_right():
+    """tanh(30) is 1 in float32, and log(1 - 1) minus infinity: log 4 - 2 |u| is the answer."""
+    out = torch.tensor([[30.0, 0.0], [-30, 0], [88, 0]], requires_grad=True)
+    act, logp = sac.squashed(out, torch.zeros(3, 1))
+    close(act, column(1.0, -1.0, 1.0))
+    plain = -0.5 * math.log(2 * math.pi)
+    close(logp, [plain - math.log(4) + 60] * 2 + [plain - math.log(4) + 176])
+    logp.sum().backward()
+    assert out.grad.isfinite().all()
+    close(out.grad[:, 0], [2.0, -2, 2])
+
+
+def test_deviations_are_kept_within_bounds():
+    out = torch.tensor([[0.0, 50], [0, -50]])
+    act, _ = sac.squashed(out, torch.full((2, 1), 0.01))
+    close(act, torch.tanh(column(0.01 * math.exp(2), 0.01 * math.exp(-20))))
+
+
+def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
+    agent = make_agent(sac)
+    obs = torch.ones(20000, 3)
+    mean, log_std = agent.actor(obs[:1]).detach().chunk(2, -1)
+    raw = agent.act(obs).atanh()
+    close(raw.mean(0), mean[0], atol=0.05)
+    close(raw.std(0), log_std.exp()[0], rtol=0.05)
+    close(agent.act(obs[:1], deterministic=True), mean.tanh())
+
+
+# ---- Losses
+
+@pytest.mark.eq("sac", 6, 7)
+def test_soft_q_by_hand():
+    q1, q2, logp = torch.tensor([1.0, 5]), torch.tensor([2.0, 4]), torch.tensor([-1.0, 0.5])
+    close(sac.soft_q(q1, q2, logp, torch.tensor(0.1)), [1.1, 3.95])
+
+
+@pytest.mark.eq("sac", 2, 6)
+def test_critic_gradient_by_hand():
+    """mu = atanh 0.5 and sigma = 1 with eps = 0: a' = 0.5 and
+    log pi = -log(2 pi) / 2 - log 0.75 = -0.6312565. alpha 2 adds 1.262513 to Q_targ,
+    9 at s' = 3 and 30.5 at 20 (the lower ones); y = 6.1312565 and 13.8812565."""
+    agent = linear_agent(sac, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
+                         [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
+    agent.actor[0].weight.data.zero_()
+    agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
+    agent.log_alpha.data.fill_(math.log(2))
+    _, _, flats = learner(agent)
+    loss, q1, q2 = sac.sac_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS,
+                                           torch.zeros(2, 1))
+    first, second = (1.5 - 6.1312565, 1 + 1.5 - 15.3812565), (2 - 6.1312565, 4 - 13.8812565)
+    close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
+    close(flats["critic"].grad[2], first[0] + first[1])
+    close(flats["critic"].grad[5], second[0] + second[1])
+
+
+def test_a_terminal_state_has_no_entropy_either():
+    agent, batch = make_agent(sac), make_batch(sac)
+    agent.log_alpha.data.fill_(20.0)
+    _, _, flats = learner(agent)
+    loss, q1, q2 = sac.sac_critic_gradient(
+        agent, flats["critic"], batch.obs, batch.act, batch.rew, batch.next_obs,
+        torch.ones(32), torch.randn(32, 2))
+    close(loss, (q1 - batch.rew).square().mean() + (q2 - batch.rew).square().mean())
+
+
+@pytest.mark.eq("sac", 7)
+def test_actor_gradient_by_hand():
+    """mu = atanh 0.5, sigma = 1, eps = 0, alpha = 2: Q_1 = s + 3 a is the lower one at s = 1,
+    Q_2 = 9 - a - 3 s at 2 and 3. The bias of mu moves a by 0.75 and log pi by 2 a = 1."""
+    lines = [(1.0, 3.0, 0.0), (-3.0, -1.0, 9.0)]
+    agent = linear_agent(sac, lines, lines)
+    agent.actor[0].weight.data.zero_()
+    agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
+    agent.log_alpha.data.fill_(math.log(2))
+    _, _, flats = learner(agent)
+    loss, logp = sac.sac_actor_gradient(agent, flats["actor"], column(1.0, 2.0, 3.0),
+                                        torch.zeros(3, 1))
+    close(logp, [-0.6312565] * 3)
+    close(loss, 2 * -0.6312565 - (2.5 + 2.5 - 0.5) / 3)
+    close(flats["actor"].grad[2], 2 * 1 - 0.75 * (3 - 1 - 1) / 3)   # of the bias of mu
+    close(flats["actor"].grad[3], -2.0)                             # of log sigma: -alpha, eps is 0
+
+
+@pytest.mark.eq("sac", 8)
+def test_temperature_by_hand():
+    """H = -1 and mean log pi = -2, so an entropy of 2: too much of it, and alpha is to fall."""
+    close(sac.alpha_gradient(torch.tensor([-1.0, -3]), -1.0), 3.0)
+
+
+@pytest.mark.parametrize("log_std,rises", [(-5.0, True), (0.0, False)])
+def test_the_temperature_rises_where_entropy_is_short(log_std, rises):
+    agent, batch = make_agent(sac, lr=1e-2), make_batch(sac)
+    agent.actor[-1].weight.data.zero_()
+    agent.actor[-1].bias.data = torch.tensor([0.0, 0, log_std, log_std])
+    optimizers, targets, _ = learner(agent)
+    before = agent.log_alpha.item()
+    metrics = sac.update(agent, optimizers, targets, batch)
+    close(metrics["alpha"], math.exp(before))                       # what the losses used
+    close(agent.log_alpha, before + (1e-2 if rises else -1e-2))     # Adam's first step
+
+
+def test_target_entropy_is_of_each_dimension():
+    """At exactly the entropy that is asked for, nothing pulls."""
+    agent, batch = make_agent(sac, target_entropy=-0.7, learn_alpha=False), make_batch(sac)
+    optimizers, targets, _ = learner(agent)
+    logp = sac.update(agent, optimizers, targets, batch)["logp"]
+    close(agent.log_alpha.grad, -(logp.mean() - 1.4))
+
+
+def test_a_fixed_temperature_stays():
+    agent = make_agent(sac, alpha=0.2, learn_alpha=False)
+    agent.log_alpha.data.fill_(math.log(0.2))
+    optimizers, targets, _ = learner(agent)
+    for k in range(3):
+        metrics = sac.update(agent, optimizers, targets, make_batch(sac, seed=k))
+        close(metrics["alpha"], 0.2)
+    close(sac.Agent(offpolicy.VECTOR, offpolicy.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
+
+
+def test_neither_loss_moves_the_temperature():
+    agent, batch = make_agent(sac), make_batch(sac)
+    _, _, flats = learner(agent)
+    before = copies(agent)
+    critic_gradient(sac, agent, flats["critic"], batch)
+    actor_gradient(sac, agent, flats["actor"], batch)
+    assert agent.log_alpha.grad is None and not moved(before, agent)
+
+
+# ---- stable-baselines3
+
+def pairs(agent, model):
+    """Our parameter and theirs, all but those of the actor's last layer, which are two there."""
+    policy = model.policy
+    theirs = policy.actor.latent_pi, *policy.critic.q_networks, *policy.critic_target.q_networks
+    ours = agent.actor[:-1], agent.critic.q1, agent.critic.q2, agent.critic_targ.q1, \
+        agent.critic_targ.q2
+    return [pair for a, b in zip(ours, theirs, strict=True)
+            for pair in zip(a.parameters(), b.parameters(), strict=True)]
+
+
+def last_layers(agent, model):
+    """Halves of our weights and biases, and their layer of each."""
+    ours = zip(*(x.chunk(2) for x in agent.actor[-1].parameters()))
+    return [pair for own, layer in zip(ours, (model.policy.actor.mu, model.policy.actor.log_std))
+            for pair in zip(own, layer.parameters(), strict=True)]
+
+
+def their_model(agent, batches):
+    """Theirs with our weights in float64, without its epsilon in the tanh correction.
+
+    It halves the critics' loss; with half of Adam's eps that makes the same step.
+    """
+    model = SAC("MlpPolicy", offpolicy.Nowhere(), 1e-3, tau=0.05, gamma=0.9, device="cpu",
+                buffer_size=1, ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
+    model.set_logger(configure(None, []))
+    model.policy.double()
+    model.actor.action_dist.epsilon = 0.0
+    model.log_ent_coef.data = agent.log_alpha.detach().clone().reshape(1)
+    model.critic.optimizer.param_groups[0]["eps"] = 0.5e-8
+    for our, their in pairs(agent, model) + last_layers(agent, model):
+        their.data.copy_(our.data)
+    model.replay_buffer = offpolicy.TheirBuffer(batches)
+    return model
+
+
+@pytest.mark.parametrize("num_steps", [1, 10])
+def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_steps, monkeypatch):
+    """In float64, on one noise for both: theirs draws for the actor first, ours for the target."""
+    algo = bare(sac)
+    agent = make_agent(algo, space=offpolicy.UNIT, lr=1e-3, tau=0.05, gamma=0.9).double()
+    agent.log_alpha.data.fill_(math.log(0.3))
+    batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
+    model = their_model(agent, batches)
+    optimizers, targets, flats = learner(agent)
+    noise = [torch.randn(2, 32, 2, dtype=torch.float64) for _ in batches]
+    with monkeypatch.context() as patch:
+        left = iter([eps for pair in noise for eps in (pair[1], pair[0])])
+        patch.setattr(torch.distributions.normal, "_standard_normal", lambda *args, **_: next(left))
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
+        model.train(num_steps, 32)
+        assert next(left, None) is None
+    with monkeypatch.context() as patch:
+        left = iter([eps for pair in noise for eps in pair])
+        patch.setattr(torch, "randn_like", lambda like: next(left))
+        metrics = [algo.update(agent, optimizers, targets, batch) for batch in batches]
+        assert next(left, None) is None
+    theirs = model.logger.name_to_value
+    names = {"pi_loss": "actor_loss", "alpha": "ent_coef", "alpha_loss": "ent_coef_loss"}
+    for our, their in names.items():
+        mean = torch.stack([each[our] for each in metrics]).mean()
+        close(mean, theirs[f"train/{their}"], rtol=1e-9)
+    close(torch.stack([each["q_loss"] for each in metrics]).mean(),
+          2 * theirs["train/critic_loss"], rtol=1e-9)
+    if num_steps == 1:
+        # Theirs adds the actor's gradient to the critics' .grad: Adam's mean shows what was used.
+        optimizer = model.critic.optimizer.state
+        means = [optimizer[param]["exp_avg"].flatten() for net in model.critic.q_networks
+                 for param in net.parameters()]
+        close(flats["critic"].grad, 2 * 10 * torch.cat(means), rtol=1e-9, atol=1e-13)
+        last = zip(*(x.grad.chunk(2) for x in agent.actor[-1].parameters()))
+        actor = [our.grad for our in agent.actor[:-1].parameters()]
+        actor += [half for halves in last for half in halves]
+        for our, their in zip(actor, model.policy.actor.parameters(), strict=True):
+            close(our, their.grad, rtol=1e-9, atol=1e-13)
+    for our, their in pairs(agent, model) + last_layers(agent, model):
+        close(our, their, rtol=1e-8, atol=1e-12)
+    close(agent.log_alpha, model.log_ent_coef.item(), rtol=1e-10)

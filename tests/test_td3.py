@@ -1,0 +1,160 @@
+"""algos/td3.py by hand, against algos/ddpg.py and against stable-baselines3."""
+import math
+
+import pytest
+import torch
+from stable_baselines3 import TD3
+from stable_baselines3.common.logger import configure
+
+from algos import ddpg, td3
+from tests import offpolicy
+from tests.offpolicy import bare, close, column, learner, linear_agent, make_agent, make_batch
+
+S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
+REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
+
+
+# ---- Hand values
+
+@pytest.mark.eq("td3", 2, 6)
+def test_critic_gradient_by_hand():
+    """Q_targ are 9 and 13.5 at s' = 3, a' = 0.5; 43 and 30.5 at 20: in each row another is lower.
+
+    So y = 5.5 and 13.25; Q_1 = s + a is 1.5 and 1, Q_2 = 2 s is 2 and 4.
+    """
+    agent = linear_agent(td3, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
+                         [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
+    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
+    _, _, flats = learner(agent)
+    still = torch.zeros(2, 1)
+    loss, q1, q2 = td3.td3_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS, still)
+    close(q1, [1.5, 1])
+    close(q2, [2.0, 4])
+    first, second = (-4.0, -12.25), (-3.5, -9.25)                   # Q - y
+    close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
+    # Of s, of a, of the bias: the mean of 2 (Q - y) times what the weight stands at.
+    close(flats["critic"].grad, [-4 - 24.5, -2 + 12.25, -16.25, -3.5 - 18.5, -1.75 + 9.25, -12.75])
+
+
+@pytest.mark.eq("td3", 7)
+def test_noise_on_the_targets_action_by_hand():
+    act, eps = column(0.5, 0.5, -0.8, 0.1, 0.1), column(1.0, 10, -3, 2.5, -2.6)
+    close(td3.smoothed(act, eps, 0.2, 0.5), column(0.7, 1.0, -1.0, 0.6, -0.4))
+    close(td3.smoothed(act, eps, 0.0, 0.5), act)
+
+
+def test_the_targets_noise_is_independent_in_every_dimension_and_sample(monkeypatch):
+    """It reaches the gradient function as one number for each action of the batch."""
+    agent, batch, seen = make_agent(td3), make_batch(td3, 500), []
+    optimizers, targets, _ = learner(agent)
+    smoothed = td3.smoothed
+    monkeypatch.setattr(td3, "smoothed", lambda *args: seen.append(args) or smoothed(*args))
+    td3.update(agent, optimizers, targets, batch)
+    (act, eps, sigma, clip), = seen
+    assert eps.shape == act.shape == (500, 2) and len(eps.unique()) == 1000
+    assert (sigma, clip) == (0.2, 0.5) and 0.9 < eps.std() < 1.1
+    close(act, agent.actor_targ(batch.next_obs))                    # of the target, at s'
+
+
+def test_two_critics_begin_different_and_only_the_first_leads_the_actor():
+    agent, batch = make_agent(td3), make_batch(td3)
+    fresh = td3.Agent(offpolicy.VECTOR, offpolicy.BOX, td3.Config())
+    assert not torch.equal(fresh.critic.q1.net[0].weight, fresh.critic.q2.net[0].weight)
+    _, _, flats = learner(agent)
+    grads = []
+    for _ in range(2):
+        td3.td3_actor_gradient(agent, flats["actor"], batch.obs)
+        grads.append(flats["actor"].grad.clone())
+        for param in agent.critic.q2.parameters():
+            param.data.fill_(torch.nan)
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_actor_and_targets_wait_for_their_step_and_critics_do_not(delay):
+    agent, batch = make_agent(td3, policy_delay=delay), make_batch(td3)
+    optimizers, targets, flats = learner(agent)
+    for count in range(6):
+        before = {name: flat.detach().clone() for name, flat in flats.items()}
+        td3.update(agent, optimizers, targets, batch, count=count)
+        due = (count + 1) % delay == 0
+        for name, flat in flats.items():
+            assert torch.equal(flat, before[name]) != (due or name == "critic"), name
+
+
+# ---- Without its three ideas
+
+def test_td3_without_its_ideas_is_ddpg():
+    """Two critics of the same weights are one, noise of 0 is none, a delay of 1 is none."""
+    settings = {"tau": 0.1, "lr": 1e-2}
+    old = make_agent(ddpg, **settings)
+    new = make_agent(td3, **settings, target_noise=0.0, policy_delay=1)
+    for ours, theirs in ((new.actor, old.actor), (new.actor_targ, old.actor_targ),
+                         (new.critic.q1, old.critic), (new.critic.q2, old.critic),
+                         (new.critic_targ.q1, old.critic_targ),
+                         (new.critic_targ.q2, old.critic_targ)):
+        ours.load_state_dict(theirs.state_dict())
+    learners = learner(old)[:2], learner(new)[:2]
+    for k in range(10):
+        was = ddpg.update(old, *learners[0], make_batch(ddpg, seed=k))
+        now = td3.update(new, *learners[1], make_batch(td3, seed=k), count=k)
+        close(now["q_loss"], 2 * was["q_loss"])
+        close(now["pi_loss"], was["pi_loss"])
+    for ours, theirs in ((new.actor, old.actor), (new.actor_targ, old.actor_targ),
+                         (new.critic.q1, old.critic), (new.critic_targ.q2, old.critic_targ)):
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+
+
+# ---- stable-baselines3
+
+def pairs(agent, policy):
+    """Our parameter and theirs, all of them."""
+    theirs = policy.actor.mu, policy.actor_target.mu, *policy.critic.q_networks, \
+        *policy.critic_target.q_networks
+    ours = agent.actor, agent.actor_targ, agent.critic.q1, agent.critic.q2, agent.critic_targ.q1, \
+        agent.critic_targ.q2
+    return [pair for a, b in zip(ours, theirs, strict=True)
+            for pair in zip(a.parameters(), b.parameters(), strict=True)]
+
+
+@pytest.mark.parametrize("num_steps", [1, 10])
+def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps, monkeypatch):
+    """In float64, on one noise for both."""
+    algo = bare(td3)
+    settings = {"lr": 1e-3, "tau": 0.05, "gamma": 0.9}
+    agent = make_agent(algo, space=offpolicy.UNIT, **settings).double()
+    model = TD3("MlpPolicy", offpolicy.Nowhere(), 1e-3, tau=0.05, gamma=0.9, device="cpu",
+                buffer_size=1, policy_kwargs={"net_arch": [16, 16]})
+    model.set_logger(configure(None, []))
+    model.policy.double()
+    for our, their in pairs(agent, model.policy):
+        their.data.copy_(our.data)
+    optimizers, targets, flats = learner(agent)
+    batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
+    noise = [torch.randn(32, 2, dtype=torch.float64) for _ in batches]
+    model.replay_buffer = offpolicy.TheirBuffer(batches)
+    with monkeypatch.context() as patch:
+        left = iter(noise)
+        patch.setattr(torch.Tensor, "normal_", lambda self, mean, std: self.copy_(std * next(left)))
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
+        model.train(num_steps, 32)
+    with monkeypatch.context() as patch:
+        left = iter(noise)
+        patch.setattr(torch, "randn_like", lambda like: next(left))
+        metrics = [algo.update(agent, optimizers, targets, batch, count=k)
+                   for k, batch in enumerate(batches)]
+    assert next(left, None) is None
+    theirs = model.logger.name_to_value
+    close(torch.stack([each["q_loss"] for each in metrics]).mean(), theirs["train/critic_loss"],
+          rtol=1e-10)
+    if num_steps == 1:
+        grads = [param.grad.flatten() for net in model.policy.critic.q_networks
+                 for param in net.parameters()]
+        close(flats["critic"].grad, torch.cat(grads), rtol=1e-10, atol=1e-13)
+    else:
+        losses = [each["pi_loss"] for each in metrics if "pi_loss" in each]
+        assert len(losses) == 5
+        close(torch.stack(losses).mean(), theirs["train/actor_loss"], rtol=1e-10)
+    for our, their in pairs(agent, model.policy):
+        close(our, their, rtol=1e-9, atol=1e-12)
