@@ -326,7 +326,6 @@ class RMSProp:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def a2c_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor,
                  adv: Batch, ret: Batch) -> tuple[Float32[Tensor, ""], ...]:
     """flat.grad becomes the gradient of Eq. (9) over the batch -> pi_loss, v_loss, entropy."""
@@ -359,7 +358,8 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollou
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
     val, adv, ret = estimate(agent, data)
     explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)
-    pi_loss, v_loss, bonus = gradient(agent, flat, obs, act, adv.flatten(), ret.flatten())
+    with torch.enable_grad():
+        pi_loss, v_loss, bonus = gradient(agent, flat, obs, act, adv.flatten(), ret.flatten())
     mpi.average(flat.grad)
     norm = torch.linalg.vector_norm(flat.grad)
     flat.grad.mul_(((cfg.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1))

@@ -324,7 +324,6 @@ def approx_kl(logp: Batch, logp_old: Batch) -> Float32[Tensor, ""]:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def ppo_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, logp_old: Batch,
                  adv: Batch, ret: Batch) -> tuple[Float32[Tensor, ""], ...]:
     """flat.grad becomes the gradient of Eq. (11) over one minibatch -> pi_loss, v_loss, entropy."""
@@ -365,7 +364,8 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollo
         adv, ret = adv.flatten()[order], ret.flatten()[order]  # [M, B']: M minibatches
         adv = normalize_adv(adv) if cfg.norm_adv else adv
         for minibatch in zip(obs[order], act[order], logp_old[order], adv, ret):
-            parts = gradient(agent, flat, *minibatch)
+            with torch.enable_grad():
+                parts = gradient(agent, flat, *minibatch)
             mpi.average(flat.grad)
             norm = torch.linalg.vector_norm(flat.grad)
             flat.grad.mul_(((cfg.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1))

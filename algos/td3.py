@@ -162,7 +162,7 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
-    if atari := cfg.env.startswith("ALE/"):  # vectors in C++; the log is to show the true score
+    if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
     with env_errors(cfg):
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))

@@ -306,7 +306,6 @@ def policy_loss(logp: Batch, adv: Batch) -> Float32[Tensor, ""]:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def pi_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor,
                 adv: Batch) -> tuple[Float32[Tensor, ""], ...]:
     """flat.grad becomes the gradient of Eq. (8), 0 in the critic's part -> pi_loss, entropy."""
@@ -317,7 +316,6 @@ def pi_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor,
     return pi_loss.detach(), entropy(out, agent.log_std).detach()
 
 
-@torch.enable_grad()
 def v_gradient(agent: Agent, flat: nn.Parameter, features: Tensor, ret: Batch) -> Tensor:
     """flat.grad becomes the gradient of Eq. (5), 0 outside of the critic's part -> v_loss."""
     v_loss = value_loss(agent.critic(features).squeeze(-1), ret)  # [B, 1] -> [B]
@@ -346,14 +344,16 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: m
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
     val, adv, ret = estimate(agent, data)
     explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)
-    pi_loss, bonus = gradient(agent, flat, obs, act, adv.flatten())
+    with torch.enable_grad():
+        pi_loss, bonus = gradient(agent, flat, obs, act, adv.flatten())
     mpi.average(flat.grad)
     norm = torch.linalg.vector_norm(flat.grad)
     optimizer.step(lr)
     features = agent.encoder(obs)  # the encoder has moved, and now stays
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[:mpi.share(cfg.minibatch, "minibatch")]
-        v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
+        with torch.enable_grad():
+            v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
         mpi.average(flat.grad)
         v_optimizer.step(cfg.v_lr)
     return {"pi_loss": pi_loss, "v_loss": torch.stack(v_losses).mean(), "entropy": bonus,
