@@ -346,7 +346,6 @@ def conjugate_gradient(product: partial, g: Vector, steps: int) -> tuple[Vector,
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def v_gradient(agent: Agent, flat: nn.Parameter, features: Tensor, ret: Batch) -> Tensor:
     """flat.grad becomes the gradient of Eq. (5), 0 outside of the critic's part -> v_loss."""
     v_loss = value_loss(agent.critic(features).squeeze(-1), ret)  # [B, 1] -> [B]
@@ -413,7 +412,8 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
     features = agent.encoder(obs)  # the encoder has moved, and now stays
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[:mpi.share(cfg.minibatch, "minibatch")]
-        v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
+        with torch.enable_grad():
+            v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
         mpi.average(flat.grad)
         v_optimizer.step(cfg.v_lr)
     return {"v_loss": torch.stack(v_losses).mean(),

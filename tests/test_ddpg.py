@@ -523,8 +523,8 @@ def test_two_ranks_equal_one(tmp_path):
 def learn_compiled(folder):
     for name, algo in ALGOS.items():
         compiled = tuple(mpi.compiled(gradient, True) for gradient in gradients_of(algo))
-        assert compiled[0] not in gradients_of(algo), "nothing was compiled"
         torch.save((*learn_ten(algo), *learn_ten(algo, compiled)), folder / f"{name}.pt")
+        assert all(one.fast is not one.plain for one in compiled), "nothing was compiled"
 
 
 @pytest.mark.slow

@@ -325,14 +325,30 @@ def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkey
 
 
 def test_compiled_falls_back_with_one_line(monkeypatch, capsys):
-    def broken(function):
+    def broken(*inputs):
         raise RuntimeError("no C++ compiler\nwith a long story")
 
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: broken)
     assert mpi.compiled(torch.neg, False) is torch.neg and capsys.readouterr().out == ""
-    assert mpi.compiled(torch.neg, True) is torch.neg
+    neg = mpi.compiled(torch.neg, True)
+    assert [neg(torch.tensor(x)) for x in (1, 2)] == [-1, -2] and neg.fast is torch.neg
     (line,) = capsys.readouterr().out.splitlines()
     assert "--compile" in line and "no C++ compiler" in line
+
+
+def test_compiled_is_called_from_the_first_call_on(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda x: function(x) + 1)
+    neg = mpi.compiled(torch.neg, True)
+    assert [neg(torch.tensor(x)) for x in (1, 2)] == [0, -1]
+
+
+def test_an_error_of_the_compiled_function_is_its_own(monkeypatch):
+    def wrong(x):
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        mpi.compiled(wrong, True)(1)
 
 
 def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):

@@ -148,16 +148,31 @@ def choose_device(cfg, images: bool) -> torch.device:
 
 def compiled(function, wanted: bool):
     """`--compile`: the function through torch.compile, or as it is where that cannot work."""
-    if not wanted:
-        return function
-    if hasattr(torch._dynamo.config, "trace_autograd_ops"):
-        torch._dynamo.config.trace_autograd_ops = True  # a backward() belongs to the graph too
-    try:
-        torch.compile(torch.neg)(torch.zeros(1))
-    except Exception as error:
-        say(f"--compile: not here, going on without ({str(error).splitlines()[0][:100]})")
-        return function
-    return torch.compile(function)
+    return Compiled(function) if wanted else function
+
+
+class Compiled:
+    """`function`, compiled when it is first called; if that fails it is called as it is.
+
+    It must bear no decorator: torch.compile would take all of a decorator's functions for one.
+    """
+
+    def __init__(self, function):
+        if hasattr(torch._dynamo.config, "trace_autograd_ops"):
+            torch._dynamo.config.trace_autograd_ops = True  # a backward() belongs to the graph too
+        self.plain, self.tried = function, False
+        self.fast = torch.compile(function, dynamic=False)  # shapes stay as they are
+
+    def __call__(self, *inputs):
+        if self.tried:
+            return self.fast(*inputs)
+        self.tried = True
+        try:
+            return self.fast(*inputs)
+        except Exception as error:  # its own, if it was that, comes again from the next line
+            say(f"--compile: not here, going on without ({str(error).splitlines()[0][:100]})")
+            self.fast = self.plain
+            return self.plain(*inputs)
 
 
 def seed(run_seed: int, stream: int, step: int = 0) -> int:
