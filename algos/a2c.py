@@ -76,7 +76,7 @@ class Config:
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
-    init_from: str = ""  # a run whose weights and statistics to start from
+    init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
     eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
     batch: int = 80  # steps collected for each update, over all environments
     report_every: int = 25  # updates between reports
@@ -202,7 +202,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends an episode; as some reuse arrays, copied."""
+    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -226,7 +226,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
-    rew: Steps  # as it came, not yet scaled
+    rew: Steps  # as it came; `update` scales a copy
     next_obs: Shaped[Tensor, "T N *obs"]
     terminated: Steps
     done: Steps

@@ -35,10 +35,10 @@ the same in both policies of (9), and cancels; H knows nothing of it).
 
 Decided by measurement (train100 of HalfCheetah, Hopper, Walker2d after a million steps; numbers of
 seeds and every run are in benchmarks/README.md). With actions bounded by clipping: advantages anew
-every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837; normalised over the batch and not the
-minibatch 1649, 2665, 3319. Then, over two seeds: bounded by clipping 3285, 3063, 3694 (HalfCheetah
-once on its back), by tanh 4357, 3070, 3749. With sigma 0.6 and clipping, the value loss clipped as
-well 3118, 2268, 4041, not clipped 4113, 2590, 3880.
+every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837; anew, but normalised over the batch
+and not the minibatch, 1649, 2665, 3319. Anew, means of two seeds: bounded by clipping 3285, 3063,
+3694 (HalfCheetah once on its back), by tanh 4357, 3070, 3749. With sigma 0.6 and clipping, the
+value loss clipped as well 3118, 2268, 4041, not clipped 4113, 2590, 3880.
 
 Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
@@ -80,7 +80,7 @@ class Config:
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
-    init_from: str = ""  # a run whose weights and statistics to start from
+    init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
     eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
     batch: int = 2048  # steps collected for each update, over all environments
     minibatch: int = 64  # samples of a gradient step, over all processes
@@ -90,7 +90,7 @@ class Config:
     lam: float = 0.95  # GAE: from most bias (0) to most variance (1)
     clip_ratio: float = 0.2  # c in Eq. (10)
     target_kl: float = 0.0  # no further epoch once Eq. (12) exceeds this; 0: all epochs
-    vf_coef: float = 0.25  # weight of the value loss
+    vf_coef: float = 0.25  # weight of the value loss, as in Tianshou's best published curve
     ent_coef: float = 0.0  # weight of the entropy bonus
     std_init: float = 1.0  # sigma at the start
     max_grad_norm: float = 0.5  # length to which a longer gradient is cut; 0: any
@@ -209,7 +209,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends an episode; as some reuse arrays, copied."""
+    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -233,7 +233,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
-    rew: Steps  # as it came, not yet scaled
+    rew: Steps  # as it came; `update` scales a copy
     next_obs: Shaped[Tensor, "T N *obs"]
     terminated: Steps
     done: Steps
@@ -404,13 +404,13 @@ def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
     mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
     flat = mpi.flatten(agent)  # rank 0's weights, one vector; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
-    gradient = mpi.compiled(ppo_gradient, cfg.compile)
+    gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
     with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         while log.step < cfg.total_steps:
@@ -419,7 +419,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # over ranks; adds to log.step; saves
     return agent
 
