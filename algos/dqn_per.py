@@ -408,7 +408,6 @@ def anneal_beta(step: int, beta_start: float, total_steps: float) -> float:
 
 
 # ============================================ update ============================================
-@torch.enable_grad()
 def per_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Choice, rew: Batch,
                  next_obs: Tensor, terminated: Batch, weight: Batch) -> tuple[Tensor, ...]:
     """flat.grad becomes the gradient of Eq. (3) over one batch -> q_loss, q, Q(s, a) - y."""
@@ -424,7 +423,6 @@ def per_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Choice, rew
     return loss.detach(), q.detach(), q.detach() - target
 
 
-@torch.no_grad()  # all but the loss
 def update(agent: Agent, optimizer: mpi.Adam, batch: Weighted, lr: float,
            gradient=per_gradient) -> dict:
     """One step on one batch -> metrics; the target stays as it is."""
@@ -458,19 +456,19 @@ def updates_by(step: int, cfg: Config) -> int:
 
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)
+    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
-    stack = len(obs) if cfg.env.startswith("ALE/") else 1  # of Atari's frames each is stored once
+    stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: starts the program anew under mpiexec, all refusals behind it
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # all weights, each
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)
-    with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:
+    with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may resume
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
         step, episodes = log.step, []
         while log.step < cfg.total_steps:

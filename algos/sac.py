@@ -334,7 +334,7 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
     actor_opt.step(cfg.lr)
     agent.log_alpha.grad = alpha_gradient(logp, cfg.target_entropy * agent.act_dim)
     mpi.average(agent.log_alpha.grad)
-    log_alpha = agent.log_alpha.detach().clone()
+    log_alpha = agent.log_alpha.detach()
     alpha_loss, alpha = log_alpha * agent.log_alpha.grad, log_alpha.exp()  # Eq. (8)
     if cfg.learn_alpha:
         alpha_opt.step(cfg.lr)

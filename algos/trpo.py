@@ -102,8 +102,8 @@ class Config:
     orthogonal_init: bool = True  # else PyTorch's default
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch v_steps", 1)
-        check_range(self, "cg_steps backtracks", 1)
+        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch", 1)
+        check_range(self, "v_steps cg_steps backtracks", 1)
         check_range(self, "seed eval_every damping", 0)
         check_range(self, "gamma lam", 0, 1)
         check_range(self, "hidden delta v_lr std_init", above=0)
@@ -175,11 +175,6 @@ class Agent(nn.Module):
             return (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
         mean, var = self.obs_stats.mean, self.obs_stats.var
         return standardize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
-
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised observations [B, ...] -> outputs of the actor [B, k], values [B]."""
-        features = self.encoder(obs)
-        return self.actor(features), self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:

@@ -167,11 +167,6 @@ class Agent(nn.Module):
         mean, var = self.obs_stats.mean, self.obs_stats.var
         return standardize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
 
-    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalised observations [B, ...] -> outputs of the actor [B, k], values [B]."""
-        features = self.encoder(obs)
-        return self.actor(features), self.critic(features).squeeze(-1)  # [B, 1] -> [B]
-
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions of the policy, [N] or [N, d], not yet bounded."""

@@ -503,6 +503,20 @@ def test_what_cannot_fit_is_refused():
 
 # ---- The loop
 
+@both
+@pytest.mark.parametrize("env", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5"])
+def test_atari_stores_a_frame_once_and_gives_stacks(algo, env, monkeypatch):
+    """A row takes 84 x 84 bytes; what is learned from has the four frames that were acted on."""
+    saw, batches, acted, update = [], [], algo.Agent.act, algo.update
+    monkeypatch.setattr(algo.Agent, "act", lambda self, obs: saw.append(obs) or acted(self, obs))
+    monkeypatch.setattr(algo, "update", lambda *args: batches.append(args[2]) or update(*args))
+    algo.train(algo.Config(**QUICK | {"env": env, "start_steps": 40, "update_every": 10}))
+    saved = torch.load("run/resume-120/rank0.pt")["state"]["buffer"]["columns"]["frame"]
+    assert saved.shape[1:] == (1, 84, 84)
+    acted_on = {obs[0].tobytes() for obs in saw}
+    assert batches and all(row.numpy().tobytes() in acted_on for b in batches for row in b.obs)
+
+
 def counted(monkeypatch, **settings):
     """A short run -> (environment steps at each update, at each copy into the target, agent)."""
     updates, copied, last = [], [], {}

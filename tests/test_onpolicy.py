@@ -101,10 +101,15 @@ def learn(algo, agent, rollout, given=None, lr=1e-3):
     return flat.detach(), algo.update(agent, flat, *given, *rest)
 
 
+def values(agent, raw_obs):
+    """V of raw observations, [T, N, ...] -> [T N]."""
+    return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
+
+
 def targets(algo, agent, rollout):
     """adv and ret [T N] by the values of an agent as it is."""
     with torch.no_grad():
-        val, next_val = (agent(agent.normalize(obs).flatten(0, 1))[1].view_as(rollout.rew)
+        val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
     rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
@@ -324,6 +329,28 @@ def noted(calls, function):
         calls.append(function.__name__)
         return function(*args, **kwargs)
     return call
+
+
+@pytest.mark.parametrize("name", ["vpg", "trpo"])
+def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name):
+    """Not on features from before the policy's step, which has moved the encoder."""
+    algo, seen = ALGOS[name], []
+
+    def look(agent, flat, features, ret):
+        if not seen:
+            kept = agent.encoder(agent.normalize(rollout.obs).flatten(0, 1))
+            seen.extend((row == kept).all(-1).any().item() for row in features)
+        return algo.v_gradient(agent, flat, features, ret)
+
+    agent = make_agent(algo, "images", v_steps=1, lr=0.1)
+    rollout, flat = make_rollout(algo, agent), mpi.flatten(agent)
+    with torch.no_grad():
+        before = agent.encoder(agent.normalize(rollout.obs).flatten(0, 1))
+    rest = [rollout] if algo is trpo else [rollout, 0.1]
+    algo.update(agent, flat, *optimizers(algo, flat), *rest, v_gradient=look)
+    with torch.no_grad():
+        after = agent.encoder(agent.normalize(rollout.obs).flatten(0, 1))
+    assert not torch.equal(before, after) and len(seen) > 1 and all(seen)
 
 
 # ---- Whole runs
