@@ -1,11 +1,13 @@
-"""How long a run of PPO takes here and in stable-baselines3: whole processes, in turn, in pairs.
+"""How long a run takes here and in stable-baselines3: whole processes, in turn, in pairs.
 
-Both train HalfCheetah-v4 with the same environments, batch, minibatch, epochs and network, with
-observations and rewards normalised and without evaluation. Both processes count the environment's
+Both train with the same environments, batch, minibatch, epochs and network, the on-policy ones with
+observations and rewards normalised, and without evaluation. Both processes count the environment's
 and the optimizer's steps; the comparison fails if they differ. Each library runs with the thread
 count that a short trial found quicker for it.
 
     python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
+    python benchmarks/speed.py --algo sac --num-envs 1 --steps 20000
+    python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1 --steps 50000
     python benchmarks/speed.py --num-envs 8 --profile      # where the time goes
     python benchmarks/speed.py --scaling                   # one process against two
     python benchmarks/speed.py --start                     # time to the first row, memory
@@ -13,6 +15,7 @@ count that a short trial found quicker for it.
 
 import argparse
 import csv
+import importlib
 import json
 import resource
 import statistics
@@ -26,10 +29,19 @@ HERE = Path(__file__).resolve().parent
 ENV = "HalfCheetah-v4"
 
 
-def count_steps(library: str) -> dict[str, int]:
-    """Counts of the steps of all HalfCheetahs and of the library's optimizer, from now on."""
-    from gymnasium.envs.mujoco.half_cheetah_v4 import HalfCheetahEnv
+# What makes the peer's work that of our default settings, and ours the peer's.
+PEER = {"trpo": {"n_critic_updates": 10, "batch_size": 256, "cg_max_steps": 15,
+                 "target_kl": 0.04 / 6, "cg_damping": 0.1 / 6},    # its KL is a mean over dimensions
+        **{algo: {"learning_starts": 1000} for algo in ("ddpg", "td3", "sac")}}
+OURS = {algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac")}
 
+
+def count_steps(library: str, env: str) -> dict[str, int]:
+    """Counts of the steps of all such environments and of the library's optimizers, from now on."""
+    import gymnasium as gym
+    from gymnasium.envs.registration import load_env_creator
+
+    env_class = load_env_creator(gym.spec(env).entry_point)
     counts = {"env": 0, "optimizer": 0}
 
     def counted(name, step):
@@ -38,41 +50,45 @@ def count_steps(library: str) -> dict[str, int]:
             return step(*inputs)
         return wrapper
 
-    HalfCheetahEnv.step = counted("env", HalfCheetahEnv.step)
+    env_class.step = counted("env", env_class.step)
     if library == "sb3":
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(counted("optimizer", lambda *_: None))
     else:
+        from algos import a2c
         from utils import mpi
 
-        mpi.Adam.step = counted("optimizer", mpi.Adam.step)
+        for optimizer in (mpi.Adam, a2c.RMSProp):
+            optimizer.step = counted("optimizer", optimizer.step)
     return counts
 
 
 def child(library: str, args: argparse.Namespace) -> None:
     """One training run; the last line it prints is its counts."""
-    counts = count_steps(library)
+    counts = count_steps(library, args.env)
     if library == "sb3":
         sys.path.insert(0, str(HERE))
         import torch
-        from sb3_ppo import make_peer
+        from sb3 import make_peer
 
         torch.set_num_threads(args.threads)
-        make_peer(ENV, seed=1, num_envs=args.num_envs).learn(args.steps)
+        given = PEER.get(args.algo, {})
+        make_peer(args.algo, args.env, 1, args.num_envs, **given).learn(args.steps)
     else:
-        from algos.ppo import Config, train
-
+        module = importlib.import_module(f"algos.{args.algo}")
         with tempfile.TemporaryDirectory() as folder:
-            train(Config(env=ENV, total_steps=args.steps, num_envs=args.num_envs,
-                         torch_threads=args.threads, compile=args.compile,
-                         run_dir=f"{folder}/run"))
+            module.train(module.Config(
+                env=args.env, total_steps=args.steps, num_envs=args.num_envs,
+                torch_threads=args.threads, compile=args.compile, run_dir=f"{folder}/run",
+                **OURS.get(args.algo, {})))
     print("\n" + json.dumps(counts))
 
 
 def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> tuple[float, dict]:
     """Seconds of a whole process, start-up included, and its counts."""
-    command = [sys.executable, __file__, "--child", library, "--num-envs", str(args.num_envs),
+    command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
+               "--num-envs", str(args.num_envs),
                "--threads", str(threads), "--steps", str(steps)]
     command += ["--compile"] * (args.compile and library == "plainrl")
     start = time.perf_counter()
@@ -100,7 +116,7 @@ def compare(args: argparse.Namespace) -> None:
         ratios.append(peer / ours)
         print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
               f"ratio {ratios[-1]:.2f}", flush=True)
-    print(f"num_envs {args.num_envs}, compile {args.compile}, {counts}: median ratio "
+    print(f"{args.algo}, num_envs {args.num_envs}, compile {args.compile}, {counts}: median ratio "
           f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
 
 
@@ -196,6 +212,8 @@ def start(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--env", default=ENV)
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200_000)

@@ -14,7 +14,7 @@ A marker says what follows it: which algorithms (default: all) and environments,
     <!-- end -->
 
 A result file is what `python -m utils.sweep --collect` writes for a run; the peer's are written by
-benchmarks/sb3_ppo.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
+benchmarks/sb3.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
 the hash of the algorithm file that made a row. The row is stale if code that it names (of that
 file or of a helper, comments aside) has changed since.
 """

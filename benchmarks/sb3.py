@@ -1,0 +1,147 @@
+"""The peers of the published figures: stable-baselines3's algorithms, and sb3-contrib's TRPO.
+
+The same environments, protocol and sizes as ours. The on-policy ones normalise observations and
+rewards (VecNormalize), the off-policy ones nothing.
+
+    ppo   CleanRL's settings: 8 environments x 256 steps, minibatches of 64, 10 epochs, 3e-4 -> 0
+    a2c   16 environments x 5 steps, lam 0.95, 7e-4 -> 0, else its defaults
+    trpo  8 x 256 steps, else RL Zoo's tuned settings for MuJoCo (20 epochs of the value function)
+    ddpg td3 sac   our sizes and rates of update; learning rate 1e-3 (SAC: `--lr` says otherwise)
+    dqn   our settings; it has neither Double DQN nor the dueling network
+
+Writes OUT/episodes.csv (step,time,env,ep_ret,ep_len) and OUT/result.json (train100, eval, ...).
+
+    python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out runs/sb3/ppo/seed1
+"""
+import argparse
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import sb3_contrib
+import stable_baselines3
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.noise import NormalActionNoise
+from stable_baselines3.common.vec_env import VecNormalize
+
+NUM_ENVS = {"ppo": 8, "trpo": 8, "a2c": 16}         # of the others one
+NORMALIZED = tuple(NUM_ENVS)
+SCALED_KL = {"HalfCheetah-v4": 0.04}                # RL Zoo's; of the others 0.01
+
+
+class Episodes(BaseCallback):
+    """Raw returns and lengths of finished episodes, as SB3's Monitor reports them."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.start = [], time.time()
+
+    def _on_step(self) -> bool:
+        for i, info in enumerate(self.locals["infos"]):
+            if "episode" in info:
+                now = round(time.time() - self.start, 3)
+                episode = info["episode"]
+                self.rows.append([self.num_timesteps, now, i, episode["r"], episode["l"]])
+        return True
+
+
+def make_peer(algo, env, seed, num_envs=None, **given):
+    """The peer as it is compared; `given` goes to SB3's class in place of what stands here."""
+    num_envs = num_envs or NUM_ENVS.get(algo, 1)
+    envs = make_vec_env(env, n_envs=num_envs, seed=seed)
+    common = {"seed": seed, "device": "cpu", "gamma": 0.99}
+    if algo in NORMALIZED:
+        envs = VecNormalize(envs, gamma=0.99)
+    if algo == "ppo":
+        own = dict(n_steps=2048 // num_envs, batch_size=64, n_epochs=10, clip_range=0.2,
+                   learning_rate=lambda left: 3e-4 * left, gae_lambda=0.95, ent_coef=0.0,
+                   vf_coef=0.5, max_grad_norm=0.5)
+        return stable_baselines3.PPO("MlpPolicy", envs, **common | own | given)
+    if algo == "a2c":
+        own = dict(n_steps=80 // num_envs, gae_lambda=0.95, learning_rate=lambda left: 7e-4 * left)
+        return stable_baselines3.A2C("MlpPolicy", envs, **common | own | given)
+    if algo == "trpo":
+        own = dict(n_steps=2048 // num_envs, batch_size=128, cg_max_steps=25, cg_damping=0.1,
+                   n_critic_updates=20, learning_rate=1e-3, gae_lambda=0.95,
+                   target_kl=SCALED_KL.get(env, 0.01))
+        return sb3_contrib.TRPO("MlpPolicy", envs, **common | own | given)
+    if algo == "dqn":
+        own = dict(learning_rate=lambda left: 1e-3 * left, buffer_size=50_000, batch_size=128,
+                   learning_starts=1000, train_freq=2, gradient_steps=1,
+                   target_update_interval=250, exploration_fraction=8000 / 5e4,
+                   exploration_final_eps=0.04, policy_kwargs={"net_arch": [128, 128]})
+        return stable_baselines3.DQN("MlpPolicy", envs, **common | own | given)
+    own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256, learning_starts=10_000,
+               tau=0.005, train_freq=1, gradient_steps=1,
+               policy_kwargs={"net_arch": [256, 256]})
+    if algo != "sac":       # SAC explores by its own policy
+        num_acts = envs.action_space.shape[0]
+        own["action_noise"] = NormalActionNoise(np.zeros(num_acts), 0.1 * np.ones(num_acts))
+    peer = {"ddpg": stable_baselines3.DDPG, "td3": stable_baselines3.TD3,
+            "sac": stable_baselines3.SAC}[algo]
+    return peer("MlpPolicy", envs, **common | own | given)
+
+
+def evaluate(model, algo, env, seed, episodes):
+    """Returns of the deterministic policy, by the statistics as they ended, frozen."""
+    test = make_vec_env(env, n_envs=1, seed=seed + 10_000)
+    if algo in NORMALIZED:
+        test = VecNormalize(test, training=False, norm_reward=False)
+        test.obs_rms = model.get_vec_normalize_env().obs_rms
+    returns, _ = evaluate_policy(model, test, n_eval_episodes=episodes, deterministic=True,
+                                 return_episode_rewards=True, warn=False)
+    return [round(float(value), 3) for value in returns]
+
+
+def curve(rows: list[list], total: int) -> list[list]:
+    """At most 100 pairs: a step, the mean return of the episodes that ended in the 1% before."""
+    bins = np.ceil(np.array([row[0] for row in rows]) / (total / 100)).astype(int)
+    returns = np.array([row[3] for row in rows])
+    return [[round(k * total / 100), round(float(returns[bins == k].mean()), 3)]
+            for k in np.unique(bins)]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", required=True)
+    parser.add_argument("--env", required=True)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--total-steps", type=float, default=1e6)
+    parser.add_argument("--num-envs", type=int)
+    parser.add_argument("--lr", type=float, help="constant")
+    parser.add_argument("--episodes", type=int, default=10, help="of the evaluation")
+    parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(args.torch_threads)
+    given = {"learning_rate": args.lr} if args.lr else {}
+    model = make_peer(args.algo, args.env, args.seed, args.num_envs, **given)
+    log = Episodes()
+    model.learn(int(args.total_steps), callback=log)
+    seconds = time.time() - log.start
+    args.out.mkdir(parents=True, exist_ok=True)
+    with open(args.out / "episodes.csv", "w", newline="") as file:
+        csv.writer(file).writerows([["step", "time", "env", "ep_ret", "ep_len"], *log.rows])
+    library = stable_baselines3 if args.algo != "trpo" else sb3_contrib
+    result = dict(library="stable-baselines3" if args.algo != "trpo" else "sb3-contrib",
+                  algo=args.algo, env=args.env, seed=args.seed,
+                  total_steps=model.num_timesteps, seconds=round(seconds, 1),
+                  train100=float(np.mean([row[3] for row in log.rows[-100:]])),
+                  eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),
+                  curve=curve(log.rows, model.num_timesteps), command=" ".join(sys.argv[1:]),
+                  versions={library.__name__: library.__version__, "torch": torch.__version__,
+                            "gymnasium": gym.__version__})
+    (args.out / "result.json").write_text(json.dumps(result))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
