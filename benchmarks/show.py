@@ -1,0 +1,90 @@
+"""Shows that published runs hold for the code as it is now, where a file has changed since.
+
+    python benchmarks/show.py [--steps 6144] [--algos ppo ...]
+
+A row of results names the commit that made it. Of each group of stale rows (same algorithm,
+environment, settings and commit) one seed is run anew, `--steps` steps long, by the code of that
+commit and by the present code. Where progress.csv is the same to the bit, wall clock aside, the
+result files get the present hashes and say so; else the row stays stale, and wants a new run.
+What the first steps do not reach (a late branch, the end of annealing) is not shown by this.
+"""
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.table import RESULTS, changed
+from utils import sweep
+
+ROOT = RESULTS.parents[1]
+CHILD = """
+import json, sys
+from importlib import import_module
+algo, settings = sys.argv[1], json.loads(sys.argv[2])
+module = import_module("algos." + algo)
+settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}
+module.train(module.Config(**settings))
+"""
+
+
+def rows_of(code: Path, algo: str, settings: dict, folder: Path) -> list[dict]:
+    """progress.csv of a short run by the code in a folder, without the wall clock."""
+    done = subprocess.run([sys.executable, "-c", CHILD, algo,
+                           json.dumps(settings | {"run_dir": str(folder)})],
+                          cwd=code, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{algo} in {code} failed:\n{done.stderr[-1000:]}")
+    with open(folder / "progress.csv", newline="") as file:
+        clocks = ("time", "steps_per_second")
+        return [{k: v for k, v in row.items() if k not in clocks} for row in csv.DictReader(file)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=6144)
+    parser.add_argument("--algos", nargs="*")
+    args = parser.parse_args()
+    groups, failed = defaultdict(list), 0
+    for path in sorted(RESULTS.rglob("result.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        wanted = result["algo"] in (args.algos or [result["algo"]])
+        if "library" not in result and wanted and changed(result):
+            key = result["git_commit"], result["algo"], result["env"]
+            groups[*key, json.dumps(result["settings"])].append((path, result))
+    with tempfile.TemporaryDirectory() as temp:
+        for number, ((commit, algo, env, settings), found) in enumerate(groups.items()):
+            if commit.endswith("-dirty"):
+                print(f"{algo} {env}: made by files that no commit holds")
+                failed += 1
+                continue
+            old = Path(temp, commit)
+            if not old.exists():
+                old.mkdir()
+                packed = subprocess.run(["git", "archive", commit],
+                                        cwd=ROOT, check=True, capture_output=True).stdout
+                subprocess.run(["tar", "-x"], cwd=old, input=packed, check=True)
+            run = json.loads(settings) | {"env": env, "seed": found[0][1]["seed"]}
+            run["total_steps"] = args.steps
+            one, two = (rows_of(code, algo, run, Path(temp, f"{number}{name}"))
+                        for name, code in (("old", old), ("new", ROOT)))
+            same = one == two
+            print(f"{algo} {env} {settings} of {commit[:8]}, {len(one)} reports: "
+                  f"{'the same' if same else 'NOT the same'}", flush=True)
+            failed += not same
+            for path, result in found if same else ():
+                result["sources"] = sweep.sources(algo)
+                result["sources_shown"] = ("bit-equal to the code that ran on the first "
+                                           f"{args.steps:,} steps")
+                sweep.write_result(path.parent, result)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
