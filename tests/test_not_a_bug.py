@@ -88,7 +88,7 @@ def test_the_bonus_is_subtracted_from_a_loss(algo, loss):
 
 @pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=lambda algo: algo.__name__)
 def test_a_target_may_ask_for_gradients(algo):
-    """ "The target network is not detached": under no_grad, in no optimizer, it gets none anyway."""
+    """ "The target is not detached": under no_grad, in no optimizer, it gets none anyway."""
     grads = []
     for asks in (False, True):
         agent, batch = offpolicy.make_agent(algo), offpolicy.make_batch(algo)
