@@ -393,14 +393,24 @@ def test_ruff():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# | [PPO](algos/ppo.py) | ... | whole | as counted |
+# | [PPO](algos/ppo.py) | ... | whole | as counted | new lines over its parent |
 README = ROOT / "README.md"
-ROW = re.compile(r"^(\| \[.+\]\(algos/(\w+)\.py\) \|.*\|) \S+ \| \S+ \|$", re.MULTILINE)
+ROW = re.compile(r"^(\| \[.+\]\(algos/(\w+)\.py\) \|.*\|) \S+ \| \S+ \| [^|]+ \|$", re.MULTILINE)
+
+
+def new_lines(child, algos):
+    """How many lines of its code a file does not share with its parent, and the parent."""
+    parent, _ = PARENTS.get(child, ("", 0))
+    if parent not in algos:
+        return "-"
+    new = share_of_new_lines(algos[child], algos[parent]) * len(bare_code(algos[child]))
+    return f"{round(new)} over `{parent}`"
 
 
 def with_counts(text, algos):
-    """The README with its table's last two columns as they should be."""
-    counts = {name: f" {len(file.lines)} | {len(file.counted())} |" for name, file in algos.items()}
+    """The README with its table's last three columns as they should be."""
+    counts = {name: f" {len(file.lines)} | {len(file.counted())} | {new_lines(name, algos)} |"
+              for name, file in algos.items()}
     return ROW.sub(lambda row: row[1] + counts[row[2]], text)
 
 
@@ -409,6 +419,12 @@ def test_readme_counts_lines_right():
     assert {row[2] for row in ROW.finditer(text)} == set(ALGOS), "one row for each algorithm file"
     up_to_date = with_counts(text, ALGOS) == text
     assert up_to_date, "line counts have changed; run: python tests/test_rules.py"
+
+
+def test_contributing_names_tests_that_are_there():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
+    there = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    assert len(named) > 40 and named <= set(re.findall(r"^def (test_\w+)", there, re.MULTILINE))
 
 
 # ---- Tests of the rules
@@ -601,8 +617,8 @@ def test_marks_are_found():
 
 
 def test_readme_row_is_rewritten():
-    text = "| [Toy](algos/toy.py) | a paper | 1 | ? |\n| other | 1 | 2 |\n"
-    expected = f"| [Toy](algos/toy.py) | a paper | {len(TOY.lines)} | {len(TOY.counted())} |"
+    text = "| [Toy](algos/toy.py) | a paper | 1 | ? | 7 of old |\n| other | 1 | 2 |\n"
+    expected = f"| [Toy](algos/toy.py) | a paper | {len(TOY.lines)} | {len(TOY.counted())} | - |"
     assert with_counts(text, {"toy": TOY}) == expected + "\n| other | 1 | 2 |\n"
 
 
