@@ -32,7 +32,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # it runs uninstalled, anywhere
 
 import plot
-from utils import sweep
+from utils import collect
 
 HERE = Path(__file__).resolve().parent
 README, RESULTS, FIGURES = HERE / "README.md", HERE / "results", HERE / "figures"
@@ -62,7 +62,7 @@ def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[di
             if key[0] in (envs or key) and key[2] in (algos or key) and plain.match(key[3])}
 
 
-sources = cache(sweep.sources)      # of an algorithm, as its files are now
+sources = cache(collect.sources)      # of an algorithm, as its files are now
 
 
 def changed(result: dict) -> list[str] | None:

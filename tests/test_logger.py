@@ -19,7 +19,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
-from utils import checkpoint, logger
+from utils import checkpoint, inputs, logger, rundir
 from utils.logger import (
     Logger,
     UsageError,
@@ -28,8 +28,8 @@ from utils.logger import (
     check_spaces,
     env_errors,
     open_run,
-    read_config,
 )
+from utils.rundir import read_config
 
 WALL_CLOCK = {"time", "steps_per_second"}
 
@@ -183,7 +183,7 @@ def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch
     for name, act in [("one", "discrete"), ("two", "box"), ("three", "discrete box")]:
         (tmp_path / "algos" / f"{name}.py").write_text(
             f'    check_spaces(obs_space, act_space, obs="vector", act="{act}")\n')
-    monkeypatch.setattr(logger, "__file__", str(tmp_path / "utils" / "logger.py"))
+    monkeypatch.setattr(inputs, "__file__", str(tmp_path / "utils" / "inputs.py"))
     with pytest.raises(UsageError, match="for this one there is three, two$"):
         check_spaces(VECTOR, BOX, obs="vector", act="discrete")
 
@@ -229,7 +229,7 @@ def test_known_notices_are_silent_and_others_are_not(capfd):
     assert [str(warning.message) for warning in seen] == ["another notice"]
     assert capfd.readouterr() == ("", "")
     assert not Path("MUJOCO_LOG.TXT").exists()
-    logger.mujoco_warning("Nan in QACC")
+    inputs.mujoco_warning("Nan in QACC")
     assert "Nan in QACC" in capfd.readouterr().err
 
 
@@ -257,7 +257,7 @@ def test_unwritable_directories():
     assert "--run-dir" in refused(open_run, Config(run_dir="file"))
     assert "--run-dir" in refused(open_run, Config(run_dir="file/run"))
     with pytest.raises(UsageError, match="--run-dir is file/run"):  # had `open_run` overlooked it
-        logger.hold(Config(run_dir="file/run"))
+        rundir.hold(Config(run_dir="file/run"))
 
 
 def test_nothing_to_resume():
@@ -285,7 +285,7 @@ def test_resume_with_another_setting_names_both(name, value, known):
     with pytest.raises(Stop):
         train(Config(), stop_at=100)
     message = refused(open_run, Config(resume=True, **{name: value}))
-    assert all(part in message for part in (logger.flag(name), str(value), known))
+    assert all(part in message for part in (inputs.flag(name), str(value), known))
 
 
 def test_resume_takes_the_settings_of_the_run():
@@ -566,6 +566,30 @@ def test_when_it_saves(log):
     assert saved() == log.step == checkpoint.load_file("run/policy.pt")["step"]     # the end
 
 
+@pytest.mark.parametrize("killed_by", ["open_files", "save_policy", "save_resume"])
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, killed_by):
+    """It has its config.json and nothing to lose."""
+    def killed(*args):
+        raise Stop
+
+    train(Config(run_dir="whole", seed=3))
+    train(Config(run_dir="other", seed=5))
+    target = checkpoint if killed_by == "save_resume" else Logger
+    for name, more in [("run", {}), ("warm", {"init_from": "other"})]:
+        with monkeypatch.context() as patch, pytest.raises(Stop):
+            patch.setattr(target, killed_by, killed)
+            train(Config(run_dir=name, seed=3, **more))
+        assert not checkpoint.resume_folders(name)
+    train(Config(run_dir="run", seed=3, resume=True))
+    assert numbers("run") == numbers("whole")
+    weights = checkpoint.load_file("other/policy.pt")["agent"]["weight"]
+    cfg = open_run(Config(run_dir="warm", resume=True))
+    agent, optimizer = make(cfg)
+    with Logger(cfg, agent, optimizer=optimizer) as log:
+        assert log.step == 0 and torch.equal(agent.weight, weights)
+    assert read_config("warm")["init_from"] == {"run": "other", "step": 800}
+
+
 def test_best_policy():
     cfg = open_run(Config())
     agent = torch.nn.Linear(3, 2)
@@ -711,7 +735,7 @@ def test_killed_again_and_again():
     Moments are counted in calls of functions, which the load of the machine does not change.
     """
     done = script("""
-        import random, shutil
+        import random
         calls, deadly = 0, -1
 
         def count(frame, event, arg):
@@ -738,8 +762,6 @@ def test_killed_again_and_again():
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             assert status in (0, -signal.SIGKILL), status
             kills += status != 0
-            if not checkpoint.resume_folders("run"):            # killed before it had begun
-                shutil.rmtree("run", ignore_errors=True)
         assert numbers("run") == numbers("whole") and len(numbers("run")) == 12
         assert kills >= 2
         """)

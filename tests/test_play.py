@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from algos import ppo
-from utils import checkpoint, play
+from utils import checkpoint, play, video
 from utils.logger import UsageError
 
 moviepy = pytest.importorskip("moviepy")
@@ -101,6 +101,7 @@ def test_figures_are_those_of_evaluate(trained, capsys):
     shown = capsys.readouterr().out
     for value in (returns.mean(), returns.std(), returns.min(), returns.max()):
         assert f" {value:.2f}" in shown
+    assert "length mean 40.0" in shown
     assert not np.allclose(play.main(play.Play(str(run), episodes=3, seed=5)), expected)
 
 
@@ -109,6 +110,23 @@ def test_stochastic_samples_and_repeats(trained):
     first, again = (play.main(play.Play(run, 2, stochastic=True)) for _ in range(2))
     assert np.array_equal(first, again)
     assert not np.allclose(first, play.main(play.Play(run, 2)))
+
+
+def test_lengths_are_those_of_the_first_episodes(trained):
+    """Of an environment that is done early the next episode runs on, and does not count."""
+    run, agent, cfg = trained["CartPole-v1"]
+    asked = play.Play(str(run), episodes=6, stochastic=True)
+    torch.manual_seed(1)
+    returns, lengths = play.evaluate(ppo, cfg, agent, asked, seed=1)
+    assert np.array_equal(returns, lengths) and len(set(lengths)) > 1   # CartPole pays 1 a step
+
+
+def test_an_episode_that_never_ends_is_refused(trained):
+    """Pendulum has no other end than its time limit."""
+    run = str(trained["Pendulum-v1"][0])
+    play.main(play.Play(run, episodes=2, max_steps=40))
+    with pytest.raises(UsageError, match="--max-steps is 39; in so many steps 2 of 2 episodes of"):
+        play.main(play.Play(run, episodes=2, max_steps=39))
 
 
 # ---- What is refused
@@ -180,7 +198,7 @@ def test_refused_video(trained, name, message):
 
 
 def test_video_without_moviepy(trained, monkeypatch):
-    monkeypatch.setattr(play, "find_spec", lambda name: None)
+    monkeypatch.setattr(video, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[video\]'"):
         play.main(play.Play(str(trained["CartPole-v1"][0]), video="run.mp4"))
 
@@ -254,7 +272,7 @@ class OneGame:
 
 
 def test_atari_view_ends_with_its_own_episode():
-    view = play.AgentsView(OneGame())
+    view = video.AgentsView(OneGame())
     first, _ = view.reset(seed=1)
     second, _, terminated, truncated, info = view.step(0)
     assert (first[0, 0, 0], second[0, 0, 0]) == (10, 11) and not (terminated or truncated or info)
@@ -272,9 +290,9 @@ def test_atari_video_shows_what_the_agent_sees():
     ppo.train(cfg)
     module, cfg, _ = play.read_run("run")
     agent, seen = play.load("run"), []
-    predict = agent.predict
-    agent.predict = lambda obs: seen.append(obs) or predict(obs)
-    ret, length = play.record(module, cfg, agent, "pong.mp4", seed=1)
+    act = agent.act
+    agent.act = lambda obs, deterministic: seen.append(obs[0]) or act(obs, deterministic)
+    ret, length = video.record(module, cfg, agent, "pong.mp4", seed=1)
     assert length == len(seen) == 30 and ret == int(ret)
     shown = frames("pong.mp4")
     assert abs(len(shown) - 31) <= 1 and shown[0].shape == (84, 84, 3)

@@ -12,7 +12,7 @@ import pytest
 
 import plot
 from benchmarks import table
-from utils import sweep
+from utils import collect
 
 SVG = "{http://www.w3.org/2000/svg}"
 AGAIN = "run: python benchmarks/table.py"
@@ -125,7 +125,7 @@ def test_anchors():
 def write(folder, train100, **more):
     result = {"algo": "ppo", "env": "Hopper-v4", "seed": 1, "settings": {}, "total_steps": 1000,
               "steps": 1024, "train100": train100, "eval": [train100 + 1, train100 + 3],
-              "curve": [[10, 1.0], [1000, 2.0]], "sources": sweep.sources("ppo")} | more
+              "curve": [[10, 1.0], [1000, 2.0]], "sources": collect.sources("ppo")} | more
     Path(folder).mkdir(parents=True)
     Path(folder, "result.json").write_text(json.dumps(result))
 
@@ -134,12 +134,12 @@ def test_table_and_its_marks():
     write("r/b", 30.0, seed=2)
     write("r/a", 10.0, seed=1)
     write("r/c", 5.0, library="peer", sources=None)
-    write("r/d", 5.0, env="Walker2d-v4", sources=sweep.sources("ppo") | {"utils/mpi.py": "0"})
+    write("r/d", 5.0, env="Walker2d-v4", sources=collect.sources("ppo") | {"utils/mpi.py": "0"})
     write("r/e", 5.0, env="Walker2d-v4", seed=2, sources={})
     write("r/f", 7.0, settings={"lr": 0.1})
     lines = table.table(table.read(Path("r"))).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    ours = sweep.sources("ppo")["algos/ppo.py"][:8]
+    ours = collect.sources("ppo")["algos/ppo.py"][:8]
     assert cells == [
         ["Hopper-v4", "ppo", "peer", "default", "1,000", "1", "5", "5.00", "7", "7.00", "-"],
         ["Hopper-v4", "ppo", "plainrl", "default", "1,000", "1 2", "10 30", "20.0", "12 32", "22.0",

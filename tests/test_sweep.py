@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from algos import ppo
-from utils import play, sweep
+from utils import collect, play, sweep
 from utils.logger import UsageError
 
 FLAKY = '''
@@ -147,9 +147,9 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(flaky
         steps = [int(row["step"]) for row in rows(run / "episodes.csv")]
         assert steps == sorted(steps) and len(steps) in (62, 64)    # each process starts afresh
     # What ran is known, also of a run in two parts: both are in its log.
-    assert Path(f"{first}.log").read_text().count(sweep.HASHES) == 2
+    assert Path(f"{first}.log").read_text().count(collect.HASHES) == 2
     results = [json.loads((run / "result.json").read_text()) for run in (first, second)]
-    assert results[0]["sources"] == results[1]["sources"] == sweep.sources("ppo")
+    assert results[0]["sources"] == results[1]["sources"] == collect.sources("ppo")
     assert results[0]["steps"] == 640 and len(results[0]["eval"]) == 10
 
 
@@ -188,7 +188,7 @@ class FakeCrew(sweep.Crew):
             return 3
         run.mkdir(exist_ok=True)
         if "--collect" in command:
-            sweep.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
+            collect.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
         return 0
 
 
@@ -333,7 +333,7 @@ def test_result(run, capsys):
     # 150 episodes, one each 3 steps; returns 0, 1, ..., 149.
     lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    Path(f"{run}.log").write_text(f'{sweep.HASHES}{{"algos/ppo.py": "abc"}}\nstep 1\n')
+    Path(f"{run}.log").write_text(f'{collect.HASHES}{{"algos/ppo.py": "abc"}}\nstep 1\n')
     assert sweep.main(sweep.Sweep(collect="runs")) == 0
     text = (run / "result.json").read_text()
     result = json.loads(text)
@@ -363,16 +363,17 @@ def test_result(run, capsys):
 def test_hashes_are_of_the_code_that_ran_or_of_none(run):
     """A result that names other code than made it would never be found stale."""
     config = json.loads((run / "config.json").read_text())
-    assert sweep.sources_of(run, config) == sweep.sources("ppo")    # by hand, and nothing is newer
-    assert "algos/ppo.py" in sweep.sources("ppo") and "utils/logger.py" in sweep.sources("ppo")
-    assert sweep.sources_of(run, config | {"resumed": [{"step": 256}]}) == {}
+    # Started by hand, and nothing is newer.
+    assert collect.sources_of(run, config) == collect.sources("ppo")
+    assert "algos/ppo.py" in collect.sources("ppo") and "utils/logger.py" in collect.sources("ppo")
+    assert collect.sources_of(run, config | {"resumed": [{"step": 256}]}) == {}
     os.utime(run / "config.json", (1e9, 1e9))
-    assert sweep.sources_of(run, config) == {}                      # the code is newer
+    assert collect.sources_of(run, config) == {}                      # the code is newer
     log = Path(f"{run}.log")
-    log.write_text(f'{sweep.HASHES}{{"a": "1"}}\ntext\n{sweep.HASHES}{{"a": "1"}}\n')
-    assert sweep.sources_of(run, config) == {"a": "1"}
-    log.write_text(log.read_text() + f'{sweep.HASHES}{{"a": "2"}}\n')
-    assert sweep.sources_of(run, config) == {}                      # changed before a resume
+    log.write_text(f'{collect.HASHES}{{"a": "1"}}\ntext\n{collect.HASHES}{{"a": "1"}}\n')
+    assert collect.sources_of(run, config) == {"a": "1"}
+    log.write_text(log.read_text() + f'{collect.HASHES}{{"a": "2"}}\n')
+    assert collect.sources_of(run, config) == {}                      # changed before a resume
 
 
 def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):
@@ -395,7 +396,7 @@ def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run,
 def test_hash_is_of_the_code_alone():
     code = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
     same = '"""Module."""\ndef f(x):\n\n    """Other."""\n    return (x +\n            1)\n'
-    assert sweep.code_hash(code) == sweep.code_hash(same)
+    assert collect.code_hash(code) == collect.code_hash(same)
     for old, new in (("+", "-"), ("1", "2"), ("x + 1", "x + 1.0"), ("return", "yield")):
-        assert sweep.code_hash(code) != sweep.code_hash(code.replace(old, new))
-    assert sweep.code_hash("x = 'a'\n") != sweep.code_hash("x = 'b'\n")
+        assert collect.code_hash(code) != collect.code_hash(code.replace(old, new))
+    assert collect.code_hash("x = 'a'\n") != collect.code_hash("x = 'b'\n")

@@ -1,12 +1,13 @@
 """Whole or not at all, on disk and back.
 
-A file is written under another name, flushed to the disk, opened again as a reader will open it,
+A file is written under another name, opened again as a reader will open it, flushed to the disk,
 and only then renamed: renaming is the one step that a kill cannot cut in half. It holds tensors
 and plain values alone, so that `weights_only=True` opens it and a stranger's file runs no code.
 
     policy.pt                   weights and statistics: all that is needed to act
     resume-<step>/rank<k>.pt    what else process k needs to go on; one folder is always whole
 """
+
 import glob
 import os
 import pickle
@@ -14,13 +15,15 @@ import re
 import shutil
 import zipfile
 from collections import OrderedDict
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from utils import mpi
 from utils.mpi import UsageError
+
+PLAIN = (int, float, bool, str, bytes, type(None))
 
 
 def save_file(path, payload):
@@ -31,9 +34,12 @@ def save_file(path, payload):
     """
     refuse_foreign(payload, "checkpoint")
     try:
-        write_whole(path, partial(torch.save, payload), verify=partial(read, mmap=True))
+        with whole(path) as file:
+            torch.save(payload, file)
+            file.flush()
+            read(file.name, mmap=True)
     except (OSError, RuntimeError, ValueError) as error:
-        cause = error.__context__ or error                  # torch hides that the disk is full
+        cause = error.__context__ or error  # torch hides that the disk is full
         reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
         raise OSError(f"cannot write {path}: {reason}; the checkpoint before stays") from error
 
@@ -72,7 +78,7 @@ def save_resume(run_dir, step, payload):
     tmp = Path(run_dir, f"resume-{step}.tmp")
     root = mpi.rank() == 0
     if root:
-        for left in tmp.parent.glob("resume-*.tmp"):        # by a killed process
+        for left in tmp.parent.glob("resume-*.tmp"):  # by a killed process
             shutil.rmtree(left)
         tmp.mkdir()
     mpi.barrier()
@@ -80,7 +86,7 @@ def save_resume(run_dir, step, payload):
         together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
     except BaseException:
         if root:
-            shutil.rmtree(tmp, ignore_errors=True)          # a full disk needs the space
+            shutil.rmtree(tmp, ignore_errors=True)  # a full disk needs the space
         raise
     if root:
         os.rename(tmp, tmp.with_suffix(""))
@@ -124,16 +130,15 @@ def together(action, *args):
     return result
 
 
-def write_whole(path, write, verify=None):
-    """`write(file)` fills a new file, `verify(its path)` tests it, and only then it is `path`."""
+@contextmanager
+def whole(path):
+    """An open file to fill; after the block it is `path`, or, if the block failed, nothing."""
     tmp = Path(f"{path}.tmp")
     try:
         with open(tmp, "wb") as file:
-            write(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        if verify:
-            verify(tmp)
         os.replace(tmp, path)
     except BaseException:
         tmp.unlink(missing_ok=True)
@@ -141,9 +146,14 @@ def write_whole(path, write, verify=None):
     sync_folder(tmp.parent)
 
 
+def write_text(path, text):
+    with whole(path) as file:
+        file.write(text.encode())
+
+
 def sync_folder(folder):
     """Flush the names in a folder, without which a power cut may undo a renaming."""
-    if os.name == "posix":                                  # elsewhere a folder cannot be opened
+    if os.name == "posix":  # elsewhere a folder cannot be opened
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
@@ -153,7 +163,7 @@ def read(path, *keys, mmap=False):
     """The dict in a file, which must have `keys`. ValueError says what is wrong with the file."""
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()                     # torch loads a flipped bit silently
+            damaged = archive.testzip()  # torch loads a flipped bit silently
         if damaged:
             raise ValueError(f"{damaged} fails its checksum")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
@@ -167,22 +177,21 @@ def read(path, *keys, mmap=False):
         asks = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(f"{path} was refused and nothing in it was run: it holds "
                          f"{asks[1] if asks else 'what is'} no tensor or plain value") from error
-    except Exception as error:                              # a damaged file can fail in any way
+    except Exception as error:  # a damaged file can fail in any way
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
 
 
 def refuse_foreign(value, name):
     """TypeError names what `weights_only=True` would refuse at load, when it is too late."""
-    if type(value) in (dict, OrderedDict):
-        for key, item in value.items():
-            refuse_foreign(key, f"a key of {name}")
-            refuse_foreign(item, f"{name}.{key}")
-    elif type(value) in (list, tuple):
-        for index, item in enumerate(value):
-            refuse_foreign(item, f"{name}.{index}")
-    # By type, not isinstance: np.float64 is a float, and is refused at load.
-    elif not isinstance(value, torch.Tensor) and type(value) not in (
-            int, float, bool, str, bytes, type(None)):
-        raise TypeError(f"{name} is a {type(value).__module__}.{type(value).__qualname__}, but a "
-                        "checkpoint holds tensors and plain values alone")
+    kind, parts = type(value), ()  # not isinstance: np.float64 is a float, and refused at load
+    if kind in (dict, OrderedDict):
+        parts = value.items()
+    elif kind in (list, tuple):
+        parts = enumerate(value)
+    elif kind not in PLAIN and not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, but a checkpoint "
+                        "holds tensors and plain values alone")
+    for key, item in parts:
+        refuse_foreign(key, f"a key of {name}")
+        refuse_foreign(item, f"{name}.{key}")

@@ -69,10 +69,9 @@ def comm():
     expected, found = _size, MPI.COMM_WORLD.Get_size()
     if found != expected:
         _size = 1  # nobody to wait for at the end
-        raise UsageError(
-            f"{expected} processes were started, but MPI connects {found}: this mpiexec belongs to "
-            f"another MPI than mpi4py. Use the one beside {sys.executable}, or --num-procs"
-        )
+        raise UsageError(f"{expected} processes were started, but MPI connects {found}: this "
+                         "mpiexec belongs to another MPI than mpi4py. Use the one beside "
+                         f"{sys.executable}, or --num-procs")
     return MPI.COMM_WORLD
 
 
@@ -98,10 +97,8 @@ def launch(cfg) -> None:
     if any(name in os.environ for name in _SIZES):
         raise UsageError(f"--num-procs is {procs}, but the launcher started {_size}")
     if type(cfg).__module__ != "__main__" or not hasattr(sys.modules["__main__"], "__file__"):
-        raise UsageError(
-            f"num_procs is {procs}, which would start the running program again under mpiexec: "
-            f"use --num-procs {procs} on the command line, or num_procs=1 from Python"
-        )
+        raise UsageError(f"num_procs is {procs}, which would start the running program again: use "
+                         f"--num-procs {procs} on the command line, or num_procs=1 from Python")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if procs > cores:
         raise UsageError(f"--num-procs is {procs}; this machine's cores take 1 to {cores}")
@@ -242,18 +239,9 @@ def average(tensor: torch.Tensor) -> None:
     """Replace a float32 or float64 tensor, in place, by its mean over ranks."""
     if _size == 1:
         return
-    # MPI reads host memory without gaps; of any other tensor a copy travels. numpy knows the type.
-    host = tensor.detach().cpu().contiguous()
+    host = tensor.detach().cpu().contiguous()  # MPI reads host memory without gaps
     comm().Allreduce(host.numpy().copy(), host.numpy())
     tensor.detach().copy_(host.div_(_size))
-
-
-def sum_ranks(array: np.ndarray) -> np.ndarray:
-    """The sum over ranks, in float64: counts, sums, sums of squares."""
-    total = np.array(array, dtype=np.float64)
-    if _size > 1:
-        comm().Allreduce(total.copy(), total)
-    return total
 
 
 def moments(rows: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:

@@ -10,11 +10,9 @@ result in it: result.json, a few kB, is all that is needed to publish it. The sa
 skips runs that are finished and resumes those that were interrupted. Several machines must see
 DIR and this project under the same paths; if one of them fails, the sweep ends as a whole.
 """
-import ast
-import csv
+
 import ctypes
 import difflib
-import hashlib
 import itertools
 import json
 import os
@@ -31,20 +29,15 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import gymnasium as gym
-import numpy as np
-import torch
 import tyro
 from tqdm import tqdm
 
 from utils import mpi, play
-from utils.logger import check_range, read_config
+from utils.collect import HASHES, OURS, collect_all, finished, sources, summary
+from utils.inputs import check_range
 from utils.mpi import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
-OURS = {"env", "seed", "run_dir", "resume"}     # settings that the sweep gives
-HASHES = "# sources "                           # begins the line of a log that holds them
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None   # before any fork
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # before any fork
 
 
 @dataclass(frozen=True)
@@ -75,6 +68,7 @@ class Job(NamedTuple):
 
 # ---- What is to be run
 
+
 def plan(sweep: Sweep) -> list[Job]:
     """All runs, one seed of each before the next; UsageError if any of them would be refused."""
     if not (sweep.algos and sweep.envs):
@@ -92,14 +86,14 @@ def plan(sweep: Sweep) -> list[Job]:
             cfg = tyro.cli(module.Config, args=command[3:], prog=f"python -m {module.__name__}")
             runs.append((algo, module, cfg, command))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
-        envs = module.make_envs(cfg, 1)         # refuses what is not there or does not fit
+        envs = module.make_envs(cfg, 1)  # refuses what is not there or does not fit
         module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         envs.close()
     jobs = []
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
     for seed, (algo, _, cfg, command) in itertools.product(seeds, runs):
         settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in sorted(names))
-        settings = re.sub(r"[^\w.,=+-]+", "-", settings) or "default"    # what a path can hold
+        settings = re.sub(r"[^\w.,=+-]+", "-", settings) or "default"  # what a path can hold
         folder = Path(sweep.out, cfg.env.replace("/", "-"), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
         jobs.append(Job(algo, folder, int(cfg.total_steps), [*command, *place]))
@@ -142,6 +136,7 @@ def as_text(value) -> str:
 
 # ---- Running
 
+
 class Crew:
     """The processes that are running; a signal reaches all of them, and no more are started."""
 
@@ -159,7 +154,7 @@ class Crew:
                                    stderr=subprocess.STDOUT, env=mpi.clean_env(),
                                    preexec_fn=end_with_parent if LIBC else None)
         self.processes.add(process)
-        if self.signal:             # it came while the process was being made
+        if self.signal:  # it came while the process was being made
             process.send_signal(self.signal)
         status = process.wait()
         self.processes.discard(process)
@@ -168,7 +163,7 @@ class Crew:
 
 def end_with_parent() -> None:
     """In the new process: where the sweep is killed, it does not train on unseen."""
-    LIBC.prctl(1, signal.SIGKILL)               # PR_SET_PDEATHSIG
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def start_or_resume(job: Job) -> list[str]:
@@ -193,7 +188,7 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     return job, trouble if status else "", time.perf_counter() - start
 
 
-CREW = Crew()       # of a worker that MPI started
+CREW = Crew()  # of a worker that MPI started
 
 
 def run_on_worker(job: Job) -> tuple[Job, str, float]:
@@ -235,7 +230,7 @@ def last_step(run: Path) -> int:
 
 
 def say(line: str) -> None:
-    tqdm.write(line)            # above the bars
+    tqdm.write(line)  # above the bars
     sys.stdout.flush()
 
 
@@ -290,121 +285,7 @@ def say_end(job: Job, trouble: str, seconds: float, start: float, runs: int, lef
         f"{trouble or summary(job.run_dir)}; {left} to go, {timedelta(seconds=round(rest))} left")
 
 
-# ---- Results
-
-def finished(run_dir: Path, total_steps: int) -> bool:
-    """Whether the result of this budget is there."""
-    path = run_dir / "result.json"
-    return path.exists() and json.loads(path.read_text())["steps"] >= total_steps
-
-
-def summary(run_dir: Path) -> str:
-    """The two figures of a finished run."""
-    result = json.loads((run_dir / "result.json").read_text())
-    return f"train100 {result['train100']}, eval {np.mean(result['eval']):.1f}"
-
-
-def collect(run: Path) -> dict:
-    """Evaluate the final policy of a finished run; what result.json is to hold.
-
-    train100    mean return of the last 100 training episodes (of all, if there are fewer)
-    eval        returns of deterministic episodes with the final weights: 10, classic control 100
-    curve       at most 100 pairs: a step, mean return of the episodes that ended in the 1% before
-    sources     hashes of the code that trained it, where that is known
-    """
-    module, cfg, policy = play.read_run(run)
-    config = read_config(run)
-    with open(run / "episodes.csv", newline="") as file:
-        rows = [(int(row["step"]), float(row["ep_ret"])) for row in csv.DictReader(file)]
-    with open(run / "progress.csv", newline="") as file:
-        seconds = float(list(csv.DictReader(file))[-1]["time"])
-    steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
-    width = policy["step"] / 100
-    bins = np.ceil(steps / width).astype(int)
-    torch.set_num_threads(cfg.torch_threads)
-    agent = play.load(run)
-    spec = gym.spec(cfg.env.rpartition(":")[2])
-    episodes = 100 if "classic_control" in str(spec.entry_point) else 10
-    evaluation = module.evaluate(agent, cfg, episodes, cfg.seed)
-    changed = {field.name: getattr(cfg, field.name) for field in fields(cfg)
-               if field.name not in OURS and getattr(cfg, field.name) != field.default}
-    return {
-        "algo": config["algo"], "env": cfg.env, "seed": cfg.seed, "settings": changed,
-        "total_steps": int(cfg.total_steps), "steps": policy["step"], "episodes": len(rows),
-        "train100": round(float(returns[-100:].mean()), 3) if rows else None,
-        "eval": [round(float(ret), 3) for ret in evaluation], "seconds": seconds,
-        "curve": [[round(k * width), round(float(returns[bins == k].mean()), 3)]
-                  for k in np.unique(bins)],
-        "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
-        "git_commit": config["git_commit"], "sources": sources_of(run, config),
-    }
-
-
-def collect_all(folder: Path) -> int:
-    """Write result.json into every finished run that lacks it; 1 if a run cannot be read."""
-    runs = sorted(path.parent for path in folder.rglob("config.json"))
-    if not runs:
-        raise UsageError(f"--collect {folder}: there is no run in it")
-    failed = 0
-    for run in runs:
-        try:
-            _, cfg, policy = play.read_run(run)
-            if policy["step"] < cfg.total_steps:
-                print(f"{run}: {policy['step']:,} of {cfg.total_steps:,.0f} steps, not finished")
-            elif not finished(run, policy["step"]):
-                write_result(run, collect(run))
-                print(f"{run}: {summary(run)}", flush=True)
-        except UsageError:                      # which has said so
-            failed = 1
-        except (OSError, LookupError, ValueError) as error:
-            failed = 1
-            print(f"error: {run} is damaged: {error!r}", file=sys.stderr)
-    return failed
-
-
-def write_result(run: Path, result: dict) -> None:
-    """One line for each entry; whole or not at all."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    (run / "result.json.tmp").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    os.replace(run / "result.json.tmp", run / "result.json")
-
-
-def source_files(algo: str) -> list[Path]:
-    """What a run executes of this project: not this file and play.py, which train nothing."""
-    helpers = sorted((ROOT / "utils").glob("*.py"))
-    return [ROOT / "algos" / f"{algo}.py",
-            *(path for path in helpers if path.stem not in ("play", "sweep", "__init__"))]
-
-
-def sources(algo: str) -> dict[str, str]:
-    """A hash of the code of the algorithm file and of each helper."""
-    return {path.relative_to(ROOT).as_posix(): code_hash(path.read_text(encoding="utf-8"))
-            for path in source_files(algo)}
-
-
-def code_hash(text: str) -> str:
-    """SHA-256 of a program, comments, docstrings and layout aside."""
-    tree = ast.parse(text)
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    # Not ast.dump, which differs between versions of Python.
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
-
-
-def sources_of(run: Path, config: dict) -> dict[str, str]:
-    """Hashes of the code that a run executed: those in its log, where a sweep started it.
-
-    Else of the code here, unless some of it is newer than the run. {} if it is not known.
-    """
-    log, begun = Path(f"{run}.log"), (run / "config.json").stat().st_mtime
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    found = {line for line in lines if line.startswith(HASHES)}
-    if found:                                   # several: it changed before a resume
-        return json.loads(found.pop().removeprefix(HASHES)) if len(found) == 1 else {}
-    newer = any(path.stat().st_mtime > begun for path in source_files(config["algo"]))
-    return {} if newer or config.get("resumed") else sources(config["algo"])
+# ---- The command
 
 
 def main(sweep: Sweep) -> int:
