@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.table import RESULTS, changed
-from utils import sweep
+from utils import collect
 
 ROOT = RESULTS.parents[1]
 CHILD = """
@@ -79,10 +79,10 @@ def main() -> int:
                   f"{'the same' if same else 'NOT the same'}", flush=True)
             failed += not same
             for path, result in found if same else ():
-                result["sources"] = sweep.sources(algo)
+                result["sources"] = collect.sources(algo)
                 result["sources_shown"] = ("bit-equal to the code that ran on the first "
                                            f"{args.steps:,} steps")
-                sweep.write_result(path.parent, result)
+                collect.write_result(path.parent, result)
     return int(failed > 0)
 
 
