@@ -33,7 +33,8 @@ ENV = "HalfCheetah-v4"
 # the mean of KL over the dimensions of an action, HalfCheetah's 6.
 PEER = {"trpo": {"n_critic_updates": 10, "batch_size": 256, "cg_max_steps": 15,
                  "target_kl": 0.04 / 6, "cg_damping": 0.1 / 6},
-        "a2c": {"n_steps": 10}, **{algo: {"learning_starts": 1000} for algo in ("ddpg", "td3", "sac")}}
+        "a2c": {"n_steps": 10},
+        **{algo: {"learning_starts": 1000} for algo in ("ddpg", "td3", "sac")}}
 OURS = {algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac")}
 
 
