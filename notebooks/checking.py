@@ -35,6 +35,9 @@ def exercise(check):
             return f"{check.__name__}: not answered yet"
         except Wrong as hint:
             return f"{check.__name__}: not right yet. {hint}"
+        except Exception as error:  # a number where a tensor was asked for, and the like
+            return (f"{check.__name__}: not right yet. What it returns is of another kind than "
+                    f"what is asked for ({error}).")
         return f"{check.__name__}: right"
 
     @functools.wraps(check)
