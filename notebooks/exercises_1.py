@@ -1,0 +1,80 @@
+"""Checks of the exercises in 1_policy_gradient_to_ppo.ipynb; worked answers are in answers_1.py."""
+import torch
+from checking import close, exercise, true
+
+from algos import ppo, vpg
+
+
+@exercise
+def exact_gradient(answer):
+    probs, rew = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([4.0, 1.0, 3.0])
+    logits = probs.log().requires_grad_()
+    (want,) = torch.autograd.grad(logits.softmax(-1) @ rew, logits)
+    got = answer(probs, rew)
+    hint = "Compare the reward of each action with what the policy gets on average"
+    close(got, want, f"{hint}; here that is {probs @ rew:.1f}.")
+    close(answer(probs, rew + 10), want,
+          "The same amount more for every action should change nothing.")
+
+
+@exercise
+def returns_to_go(answer):
+    rew = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
+    none = torch.zeros(5)
+    close(answer(rew, none, 1.0)[-1], 16.0, "After the last step there is nothing more to add.")
+    close(answer(rew, none, 1.0), [31, 30, 28, 24, 16],
+          "Without discount each is the sum of its own reward and of all later ones.")
+    close(answer(rew, none, 0.5), [5, 8, 12, 16, 16],
+          "A reward k steps later counts gamma ** k times. Walk backwards: each return is made of "
+          "one reward and the next return.")
+    done = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
+    close(answer(rew, done, 0.5), [3, 4, 4, 16, 16],
+          "done[2] is 1: what follows belongs to another episode and must not be counted.")
+
+
+@exercise
+def advantages(answer):
+    delta, done = torch.tensor([1.0, -2.0, 3.0, 4.0, -1.0]), torch.tensor([0.0, 0, 1, 0, 0])
+    close(answer(delta, done, 0.9, 0.0), delta, "With lam = 0 an advantage is its own delta.")
+    close(answer(delta, 0 * done, 1.0, 1.0), [5, 4, 6, 3, -1],
+          "With gamma = lam = 1 it is the sum of its own delta and of all later ones.")
+    close(answer(delta, 0 * done, 0.5, 1.0), [1.1875, 0.375, 4.75, 3.5, -1],
+          "With lam = 1 a delta k steps later counts gamma ** k times.")
+    zeros = torch.zeros(5, 1)
+    want, _ = vpg.gae(delta[:, None], zeros, zeros, zeros, done[:, None], 0.8, 0.5)
+    close(answer(delta, done, 0.8, 0.5), want[:, 0],
+          "A later delta counts (gamma lam) ** k times, and not beyond the end of its episode.")
+
+
+@exercise
+def clip_slope(answer):
+    ratio = torch.tensor([0.5, 0.9, 1.1, 1.5])
+    ones = torch.ones(4)
+    close(answer(ratio, ones, 0.2), [1, 1, 1, 0],
+          "For adv = 1: the line rises until ratio = 1 + clip and is flat from there on. Look at "
+          "the left part of the figure.")
+    close(answer(ratio, -ones, 0.2), [0, -1, -1, -1],
+          "For adv = -1: the line is flat until ratio = 1 - clip and falls from there on. Look at "
+          "the right part of the figure.")
+    adv = torch.tensor([2.0, -3.0, -0.5, 4.0])
+    ratio.requires_grad_()
+    loss = ppo.ppo_clip_loss(ratio.log(), torch.zeros(4), adv, 0.3)
+    (slope,) = torch.autograd.grad(-4 * loss, ratio)
+    close(answer(ratio.detach(), adv, 0.3), slope,
+          "Where it is not flat, the slope of ratio * adv is adv itself.")
+
+
+@exercise
+def kl(answer):
+    old = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
+    new = torch.tensor([[0.8, 0.2], [0.9, 0.1]])
+    close(answer(old.log(), old.log()), 0.0, "A policy is at distance 0 from itself.")
+    want = (old * (old / new).log()).sum(-1).mean()
+    got = answer(old.log(), new.log())
+    other = (new * (new / old).log()).sum(-1).mean()
+    true(abs(float(torch.as_tensor(got).sum()) - other) > 1e-4,
+         "That is KL(pi, pi_old). Average over the actions of pi_old, which collected the data.")
+    close(got, want, "Sum over actions pi_old * (log pi_old - log pi), then take the mean over "
+                     "observations.")
+    close(answer(old.log() + 3, new.log() - 1), want,
+          "Logits are not yet log-probabilities: log_softmax makes them so.")

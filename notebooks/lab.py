@@ -1,0 +1,81 @@
+"""What the notebooks share: quiet runs, the stored runs, differences of files."""
+import contextlib
+import csv
+import difflib
+import io
+import json
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+import algos
+
+ROOT = Path(algos.__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "plainrl"
+
+
+def run(algo, **settings):
+    """Train the module `algo` -> agent, cfg, and the columns of progress.csv and episodes.csv.
+
+    The run directory is a temporary one. A column is an array; an empty cell is NaN.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = algo.Config(**settings, run_dir=f"{folder}/run")
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            agent = algo.train(cfg)
+        progress, episodes = (columns(Path(folder, "run", f"{name}.csv"))
+                              for name in ("progress", "episodes"))
+    return SimpleNamespace(agent=agent, cfg=cfg, progress=progress, episodes=episodes)
+
+
+def columns(path):
+    """A csv file with a header -> name: array."""
+    with open(path, newline="") as file:
+        header, *rows = csv.reader(file)
+    return {name: np.array([float(row[i] or "nan") for row in rows])
+            for i, name in enumerate(header)}
+
+
+def stored(env, algo):
+    """The published runs of an algorithm (its name) on an environment, one dict a seed.
+
+    `run["curve"]` has rows of (step, mean return); `run["train100"]`, `run["eval"]` and
+    `run["seconds"]` are as benchmarks/README.md explains them.
+    """
+    paths = (RESULTS / env.replace("/", "-") / algo).glob("**/result.json")
+    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return sorted(runs, key=lambda run: run["seed"])
+
+
+# ---- The difference of two files
+
+SECTIONS = ["config", "agent", "data", "mathematics", "update", "evaluate", "train"]
+
+
+def sections(algo):
+    """Section -> its lines, blank ones aside, of the file of an algorithm (its name)."""
+    parts, name = {}, "docstring and imports"
+    for line in (ROOT / "algos" / f"{algo}.py").read_text(encoding="utf-8").split("\n"):
+        if line.startswith("# ==="):
+            name = line.strip("# =")
+        elif line:
+            parts.setdefault(name, []).append(line)
+    return parts
+
+
+def difference(parent, child, section):
+    """Print the lines that only the parent has (-) and only the child has (+), block by block."""
+    lines = list(difflib.unified_diff(sections(parent)[section], sections(child)[section], n=0))
+    lines = ["" if line.startswith("@@") else line for line in lines[2:]]  # no names, no numbers
+    print("\n".join(lines[1:]) if lines else "no difference")
+
+
+def count_new(parent, child):
+    """Section -> how many of the child's lines are new."""
+    lines = {name: difflib.unified_diff(sections(parent)[name], sections(child)[name], n=0)
+             for name in SECTIONS}
+    return {name: sum(line[0] == "+" and line[:3] != "+++" for line in diff)
+            for name, diff in lines.items()}

@@ -1,0 +1,213 @@
+"""Every notebook runs from top to bottom, and every exercise knows right from wrong.
+
+A notebook `notebooks/<n>_<title>.ipynb` has its exercises in exercises_<n>.py and worked answers
+in answers_<n>.py, under the same names. Plausible wrong answers are in tests/wrong_<n>.py, a list
+for each name. All is found by name: a new notebook needs nothing here.
+"""
+import ast
+import importlib
+import os
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+from jupyter_client.kernelspec import KernelSpecManager
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from traitlets import default
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+CPU_SECONDS = 120  # twice what one quiet core may take: two that share a core are slower
+OUTSIDE = {".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
+
+
+def every(paths):
+    return pytest.mark.parametrize("path", paths, ids=lambda path: path.stem)
+
+
+def number(path):
+    return path.stem.split("_")[0]
+
+
+def load(name, monkeypatch):
+    """A module as a notebook imports it, from its own folder."""
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module(name)
+
+
+def exercises(path, monkeypatch):
+    """Name -> check, of one notebook."""
+    module = load(f"exercises_{number(path)}", monkeypatch)
+    return {name: check for name, check in vars(module).items()
+            if getattr(check, "is_exercise", False)}
+
+
+def answers(path, monkeypatch):
+    """Name -> worked answer. Functions that help an answer begin with an underscore."""
+    module = load(f"answers_{number(path)}", monkeypatch)
+    return {name: value for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"}
+
+
+def code(notebook):
+    """The Python of all code cells, without the lines that only IPython knows."""
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    return [ast.parse("\n".join(line for line in source.split("\n") if line[:1] not in "%!"))
+            for source in cells]
+
+
+# ---- Running
+
+class ThisPython(AsyncKernelManager):
+    """Its kernel is the interpreter that runs the tests, whatever kernels are installed."""
+
+    @default("kernel_spec_manager")
+    def without_folders(self):
+        return KernelSpecManager(kernel_dirs=[])
+
+
+def execute(path, folder):
+    """The notebook with its outputs; an error in a cell is raised here."""
+    client = NotebookClient(nbformat.read(path, as_version=4), kernel_manager_class=ThisPython,
+                            timeout=280, resources={"metadata": {"path": str(folder)}})
+    return client.execute()
+
+
+def texts(notebook):
+    """All that the cells wrote on standard output."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return "".join(output.text for output in outputs if output.get("name") == "stdout")
+
+
+def files(folder):
+    """Path -> time of the last change, of everything that git might see."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")
+            if path.is_file() and not OUTSIDE & set(path.parts)}
+
+
+@pytest.fixture
+def copy(tmp_path, monkeypatch):
+    """The folder of notebooks, copied: where the cells run. What Jupyter writes goes elsewhere."""
+    for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    return shutil.copytree(FOLDER, tmp_path / "notebooks")
+
+
+def cpu_seconds():
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+@every(NOTEBOOKS)
+@pytest.mark.timeout(600)  # a machine that does other things as well; CPU_SECONDS is the limit
+def test_runs_from_top_to_bottom(path, copy, monkeypatch):
+    before, used = files(ROOT) | files(copy), cpu_seconds()
+    said = texts(execute(copy / path.name, copy))
+    assert cpu_seconds() - used < CPU_SECONDS
+    assert files(ROOT) | files(copy) == before, "a notebook writes to a temporary folder only"
+    unanswered = [f"{name}: not answered yet" for name in exercises(path, monkeypatch)]
+    assert [line for line in said.split("\n") if line in unanswered] == unanswered
+
+
+def test_an_error_in_a_cell_is_seen(copy):
+    cell = nbformat.v4.new_code_cell("import lab\n1 / 0")
+    (copy / "bad.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[cell])))
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        execute(copy / "bad.ipynb", copy)
+
+
+# ---- As they are stored
+
+@every(NOTEBOOKS)
+def test_stored_without_outputs(path):
+    text = path.read_text(encoding="utf-8")
+    notebook = nbformat.reads(text, as_version=4)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)  # from 4.5 on cells have ids
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count is None and not cell.outputs, cell.source
+            assert all(len(line) <= 100 for line in cell.source.split("\n")), cell.source
+        assert not cell.metadata and not cell.get("attachments"), cell.source
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec.name == "python3"
+    # In one form, so that a diff shows what changed.
+    assert text == nbformat.writes(notebook) + "\n", "write it with nbformat.write"
+
+
+# ---- Exercises
+
+@every(NOTEBOOKS)
+def test_exercises_know_right_from_wrong(path, monkeypatch):
+    checks, right = exercises(path, monkeypatch), answers(path, monkeypatch)
+    wrong = importlib.import_module(f"tests.wrong_{number(path)}").WRONG
+    assert 3 <= len(checks) <= 5
+    assert set(checks) == set(right) == set(wrong)
+    for name, check in checks.items():
+        assert check.verdict(right[name]) == f"{name}: right"
+        assert check.verdict(lambda *inputs: None) == f"{name}: not answered yet"
+        assert wrong[name]
+        hints = [check.verdict(answer) for answer in wrong[name]]
+        for hint in hints:
+            assert hint.startswith(f"{name}: not right yet. "), hint
+            assert " raises " not in hint and " of another kind " not in hint, hint
+
+
+@every(NOTEBOOKS)
+def test_exercises_stand_in_the_notebook(path, monkeypatch):
+    """A function to complete with the arguments of the worked answer, and a call of its check."""
+    cells = code(nbformat.read(path, as_version=4))
+    defined = {node.name: ast.unparse(node.args) for cell in cells for node in cell.body
+               if isinstance(node, ast.FunctionDef)}
+    called = {ast.unparse(node) for cell in cells for node in ast.walk(cell)
+              if isinstance(node, ast.Call)}
+    source = ast.parse((FOLDER / f"answers_{number(path)}.py").read_text(encoding="utf-8"))
+    right = {node.name: ast.unparse(node.args) for node in source.body
+             if isinstance(node, ast.FunctionDef) and node.name[0] != "_"}
+    for name in exercises(path, monkeypatch):
+        assert defined[name] == right[name]
+        assert f"exercises_{number(path)}.{name}({name})" in called
+
+
+@every(NOTEBOOKS)
+def test_nothing_is_retyped(path):
+    """What a file of algos defines is imported, so that the notebook speaks of the real code."""
+    ours = {node.name for file in ROOT.glob("algos/*.py")
+            for node in ast.parse(file.read_text(encoding="utf-8")).body
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for cell in code(nbformat.read(path, as_version=4)):
+        for node in cell.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                assert node.name not in ours, node.name
+
+
+def test_checks_speak_of_what_went_wrong(monkeypatch, capsys):
+    checking = load("checking", monkeypatch)
+
+    @checking.exercise
+    def double(answer):
+        checking.close(answer(2.0), 4.0, "Twice as much.")
+        checking.true(answer(0.0) == 0, "Of nothing there is nothing.")
+
+    def raises(x):
+        return x.nothing
+
+    def not_begun(x):
+        raise NotImplementedError
+
+    said = {raises: "It raises AttributeError", (lambda x: 3.0): "Twice as much.",
+            (lambda x: float("nan")): "Twice as much.",
+            (lambda x: "four"): "It returns a str, not numbers.",
+            (lambda x: [4.0]): "Its result has the shape [1], not [].",
+            (lambda x: x + 2): "Of nothing there is nothing.",
+            (lambda x: [] if x else 4.0): "Its result has the shape [0]",
+            (lambda x: 2 * x if x else torch.zeros(2)): "What it returns is of another kind"}
+    for answer, hint in said.items():
+        assert double.verdict(answer).startswith(f"double: not right yet. {hint}")
+    assert double.verdict(lambda x: ...) == double.verdict(not_begun) == "double: not answered yet"
+    assert double(lambda x: 2 * x) is None
+    assert capsys.readouterr().out == "double: right\n"
