@@ -1,4 +1,5 @@
 """What the tests of the off-policy files share: small agents, batches, and what trains them."""
+import csv
 import importlib.util
 import sys
 from pathlib import Path
@@ -123,6 +124,13 @@ def quick(algo, env="tests.envs:Reach-v0", **settings):
     return algo.Config(**{
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch": 8,
         "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
+
+
+def progress(run_dir, name="progress"):
+    """The rows of a run's csv file, the wall clock aside."""
+    with open(f"{run_dir}/{name}.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if k not in ("time", "steps_per_second")} for row in rows]
 
 
 # ---- stable-baselines3

@@ -3,7 +3,6 @@
 Run as a program, this file is one of the processes that two tests at its end start.
 """
 import copy
-import csv
 import json
 import math
 import os
@@ -35,6 +34,7 @@ from tests.offpolicy import (
     make_batch,
     moved,
     name_of,
+    progress,
     quick,
 )
 from tests.test_run import assert_same_run
@@ -253,6 +253,19 @@ def test_each_loss_moves_its_own_network_alone(algo):
 
 
 @every_algo
+def test_the_policys_loss_asks_the_critics_and_not_their_targets(algo):
+    agent, batch = make_agent(algo), make_batch(algo)
+    _, _, flats = learner(agent)
+    grads = []
+    for _ in range(2):
+        actor_gradient(algo, agent, flats["actor"], batch)
+        grads.append(flats["actor"].grad.clone())
+        for name in NETS[name_of(algo)]:
+            flats[f"{name}_targ"].data.fill_(torch.nan)
+    assert torch.equal(*grads)
+
+
+@every_algo
 def test_gradient_of_a_batch_is_the_mean_over_its_halves(algo):
     """So that two processes with half of it each take the step of one with the whole."""
     agent, batch = make_agent(algo), make_batch(algo)
@@ -278,15 +291,18 @@ def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
     twin_optimizers, _, twin_flats = learner(twin)
     count = {"count": 1} if algo is td3 else {}                     # the second: actor and targets
     torch.manual_seed(4)
-    algo.update(agent, optimizers, targets, batch, **count)
+    metrics = algo.update(agent, optimizers, targets, batch, **count)
     torch.manual_seed(4)
     eps = torch.randn_like(batch.act) if algo is not ddpg else None
     critic, actor = gradients_of(algo)
-    critic(twin, twin_flats["critic"], batch.obs, batch.act, batch.rew, batch.next_obs,
-           batch.terminated, *([eps] if algo is not ddpg else []))
+    q_loss, *qs = critic(twin, twin_flats["critic"], batch.obs, batch.act, batch.rew,
+                         batch.next_obs, batch.terminated, *([eps] if algo is not ddpg else []))
     twin_optimizers["critic_opt"].step(1e-2)
-    actor(twin, twin_flats["actor"], batch.obs, *([torch.randn_like(eps)] if algo is sac else []))
+    pi_loss, *_ = actor(twin, twin_flats["actor"], batch.obs,
+                        *([torch.randn_like(eps)] if algo is sac else []))
     twin_optimizers["actor_opt"].step(1e-2)
+    said = {"q_loss": q_loss, "pi_loss": pi_loss} | dict(zip(("q1", "q2") if qs[1:] else "q", qs))
+    assert all(torch.equal(metrics[name], value) for name, value in said.items())
     for name in ("critic", "actor"):
         assert torch.equal(flats[name], twin_flats[name])
     for name in NETS[name_of(algo)]:                                # as they were before, in part
@@ -303,6 +319,15 @@ def test_targets_that_stay_and_targets_that_are_copies(algo, tau):
         algo.update(agent, optimizers, targets, batch, **({"count": k} if algo is td3 else {}))
     for name, targ in before.items():
         assert torch.equal(flats[f"{name}_targ"], flats[name] if tau else targ)
+
+
+@every_algo
+def test_a_run_with_tau_1_ends_with_targets_that_are_copies(algo):
+    """So that `train` has every network's target follow that network."""
+    agent = algo.train(quick(algo, tau=1.0))
+    for name in NETS[name_of(algo)]:
+        own, targ = getattr(agent, name).state_dict(), getattr(agent, f"{name}_targ").state_dict()
+        assert all(torch.equal(own[key], targ[key]) for key in own)
 
 
 @every_algo
@@ -357,8 +382,7 @@ def train_spied(algo, monkeypatch, **settings):
 def test_updates_and_delays_do_not_depend_on_the_number_of_environments(
         algo, num_envs, every, monkeypatch):
     calls = train_spied(algo, monkeypatch, num_envs=num_envs, update_every=every, start_steps=30)
-    with open("run/progress.csv") as file:
-        reports = [int(row["step"]) for row in csv.DictReader(file)]
+    reports = [int(row["step"]) for row in progress("run")]
     total = -(-120 // num_envs) * num_envs                          # whole steps of all
     assert len(calls) == (total - 30) // every
     for k, (step, metrics) in enumerate(calls, 1):
@@ -378,14 +402,6 @@ def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeyp
                             sources.append(name) or function(*args, **kwargs))
     algo.train(quick(algo, num_envs=2, start_steps=40))
     assert sources == 20 * ["random_act"] + 40 * ["act"]
-
-
-def progress(run_dir):
-    with open(f"{run_dir}/progress.csv") as file:
-        rows = list(csv.DictReader(file))
-    for row in rows:
-        del row["time"], row["steps_per_second"]
-    return rows
 
 
 @every_algo

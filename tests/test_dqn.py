@@ -24,7 +24,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from algos import dqn, dqn_per
 from tests import envs as scripted
 from tests import probe
-from tests.offpolicy import bare, close, copies, moved
+from tests.offpolicy import bare, close, copies, moved, progress
 from utils import checkpoint, mpi
 from utils.mpi import UsageError
 
@@ -67,6 +67,13 @@ def make_batch(algo=dqn, kind="vector", size=32, seed=0, dtype=torch.float32):
                      else torch.randint(256, shape, dtype=torch.uint8) for _ in range(2))
     rew, ends = torch.randn(size, dtype=dtype), torch.rand(size) < 0.3
     return algo.Transitions(obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype))
+
+
+def weigh(batch):
+    """Of DQN-PER with the weights that its update takes; any other as it is."""
+    kind = getattr(sys.modules[type(batch).__module__], "Weighted", None)
+    size = len(batch.rew)
+    return kind(**vars(batch), at=torch.arange(size), weight=torch.rand(size)) if kind else batch
 
 
 def part(batch, rows):
@@ -157,12 +164,18 @@ def test_an_action_is_random_with_probability_eps(algo, eps):
     assert eps == 0 or stats.chisquare(counts, n * share).pvalue > 1e-3
 
 
-def test_each_environment_draws_for_itself():
-    """Of two environments both act at random as often as chance has it, not always together."""
-    pairs = torch.stack([dqn.epsilon_greedy(torch.zeros(2, dtype=torch.int64), 1000,
-                                            torch.tensor(0.5)) for _ in range(2000)]) > 0
-    counts = torch.bincount(2 * pairs[:, 0].long() + pairs[:, 1].long(), minlength=4)
-    assert stats.chisquare(counts.numpy()).pvalue > 1e-3
+@both
+def test_each_environment_draws_for_itself(algo):
+    """Of two environments both act at random as often as chance has it, not always together.
+
+    And not alike where they do.
+    """
+    pairs = torch.stack([algo.epsilon_greedy(torch.zeros(2, dtype=torch.int64), 1000,
+                                             torch.tensor(0.5)) for _ in range(2000)])
+    first, second = (pairs > 0).long().T
+    assert stats.chisquare(torch.bincount(2 * first + second, minlength=4)).pvalue > 1e-3
+    alike = pairs[:, 0] == pairs[:, 1]
+    assert alike[(pairs > 0).all(1)].float().mean() < 0.05
 
 
 @pytest.mark.eq("dqn", 6)
@@ -175,8 +188,9 @@ def test_epsilon_by_hand(algo):
 
 # ---- The agent
 
-def test_the_target_starts_equal_and_is_another_object():
-    agent = dqn.Agent(VECTOR, Discrete(4), dqn.Config())
+@both
+def test_the_target_starts_equal_and_is_another_object(algo):
+    agent = algo.Agent(VECTOR, Discrete(4), algo.Config())
     own, targ = agent.critic.state_dict(), agent.critic_targ.state_dict()
     assert list(own) == list(targ) and all(torch.equal(own[name], targ[name]) for name in own)
     addresses = {param.data_ptr() for param in agent.parameters()}
@@ -184,8 +198,9 @@ def test_the_target_starts_equal_and_is_another_object():
     assert not any(param.requires_grad for param in agent.critic_targ.parameters())
 
 
-def test_acting_is_the_networks_own_not_its_targets():
-    agent, obs = make_agent(), torch.randn(50, 3)
+@both
+def test_acting_is_the_networks_own_not_its_targets(algo):
+    agent, obs = make_agent(algo), torch.randn(50, 3)
     before = agent.act(obs, deterministic=True)
     assert len(before.unique()) > 1
     for param in agent.critic_targ.parameters():
@@ -194,12 +209,13 @@ def test_acting_is_the_networks_own_not_its_targets():
     close(before, agent.critic(obs).argmax(-1))
 
 
+@both
 @pytest.mark.parametrize("loaded", [False, True])
-def test_the_flat_vector_is_what_acts(loaded):
-    agent, obs = make_agent(), torch.randn(50, 3)
+def test_the_flat_vector_is_what_acts(algo, loaded):
+    agent, obs = make_agent(algo), torch.randn(50, 3)
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     if loaded:
-        agent.load_state_dict(make_agent(seed=1).state_dict())
+        agent.load_state_dict(make_agent(algo, seed=1).state_dict())
     before, q_targ = agent.act(obs, deterministic=True), agent.critic_targ(obs)
     flat.data.neg_()
     assert not torch.equal(agent.act(obs, deterministic=True), before)
@@ -208,9 +224,10 @@ def test_the_flat_vector_is_what_acts(loaded):
     assert torch.equal(agent.critic_targ(obs), agent.critic(obs))
 
 
+@both
 @every_kind
-def test_actions_are_the_best_ones_but_for_eps(kind):
-    agent, obs = make_agent(kind=kind), make_batch(kind=kind, size=200).obs
+def test_actions_are_the_best_ones_but_for_eps(algo, kind):
+    agent, obs = make_agent(algo, kind), make_batch(kind=kind, size=200).obs
     best, state = agent.act(obs, deterministic=True), torch.get_rng_state()
     assert best.shape == (200,) and best.dtype == torch.int64
     agent.eps.fill_(0.0)
@@ -229,15 +246,16 @@ def test_observations_may_be_of_either_precision():
     assert torch.equal(agent.act(obs, True), agent.act(torch.tensor(obs).float(), True))
 
 
-def test_channels_may_stand_first_or_last():
-    last = make_agent(kind="image", seed=3)
-    first = dqn.Agent(Box(0, 255, (3, 36, 40), np.uint8), Discrete(4), last.cfg)
+@both
+def test_channels_may_stand_first_or_last(algo):
+    last = make_agent(algo, "image", seed=3)
+    first = algo.Agent(Box(0, 255, (3, 36, 40), np.uint8), Discrete(4), last.cfg)
     first.load_state_dict(last.state_dict())
     obs = make_batch(kind="image").obs
     close(first.critic(obs.movedim(-1, 1)), last.critic(obs))
     scaled = obs.movedim(-1, 1).float() / 255
     out = last.critic.head(last.critic.encoder(scaled))
-    close(out @ dqn.dueling_matrix(4), last.critic(obs))
+    close(out @ algo.dueling_matrix(4), last.critic(obs))
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), Discrete(3, start=1),
@@ -287,14 +305,40 @@ def test_every_weight_learns_and_the_target_does_not(kind):
     close(grad, (parts[0] + parts[1]) / 2, rtol=1e-4)
 
 
-def test_update_moves_the_network_alone():
-    agent = make_agent()
+@both
+@pytest.mark.parametrize("double", [True, False])
+def test_the_loss_is_that_of_a_loop_over_samples(algo, double):
+    """And its gradient that of a regression to numbers: none reaches the network by the target."""
+    agent, batch = make_agent(algo, double=double, gamma=0.7), weigh(make_batch(algo))
+    flat, losses, errors = mpi.flatten(agent.critic), [], []
+    with torch.no_grad():
+        q_next, q_targ = agent.critic(batch.next_obs), agent.critic_targ(batch.next_obs)
+    for k, judge in enumerate(q_next if double else q_targ):
+        best = max(range(4), key=judge.tolist().__getitem__)
+        target = batch.rew[k] + 0.7 * (1 - batch.terminated[k]) * q_targ[k][best]
+        errors.append(agent.critic(batch.obs[k:k + 1])[0, batch.act[k]] - target)
+        size = errors[-1].abs()
+        loss = size**2 / 2 if size < 1 else size - 0.5
+        losses.append(loss * getattr(batch, "weight", torch.ones(32))[k])
+    expected = torch.stack(losses).mean()
+    grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
+    optimizer = mpi.Adam(flat)
+    metrics = algo.update(agent, optimizer, batch, 1e-3)
+    close(metrics["q_loss"], expected.detach())
+    close(optimizer.flat.grad, torch.cat([grad.flatten() for grad in grads]))
+    if algo is dqn_per:
+        close(metrics["td_error"], torch.stack(errors).detach())
+
+
+@both
+def test_update_moves_the_network_alone(algo):
+    agent, batch = make_agent(algo), weigh(make_batch(algo))
     optimizer, before = mpi.Adam(mpi.flatten(agent.critic)), copies(agent)
-    metrics = dqn.update(agent, optimizer, make_batch(), 1e-3)
+    metrics = algo.update(agent, optimizer, batch, 3e-3)
     names = moved(before, agent)
     assert names == {f"critic.{name}" for name in agent.critic.state_dict()}
     step = max((agent.state_dict()[name] - before[name]).abs().max() for name in names)
-    assert step == pytest.approx(1e-3, rel=0.02)                # Adam's first step is lr long
+    assert step == pytest.approx(3e-3, rel=0.02)                # Adam's first step is lr long
     assert metrics["q"].shape == (32,) and metrics["q_loss"].shape == ()
 
 
@@ -338,12 +382,14 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
 class Film(gym.Env):
     """The script of tests/envs.py, seen as vectors, images or stacks of frames; it keeps a log.
 
-    No two frames are equal. A stack begins with black frames, or with the first one repeated.
+    No two frames are equal. A stack begins with black frames, or with the first one repeated. One
+    array serves for all that is shown, as with Counter.
     """
 
     def __init__(self, kind="film", black=True):
         self.observation_space, self.action_space = SPACES[kind], Discrete(4)
         self.kind, self.black, self.episode, self.log = kind, black, -1, []
+        self.shown = np.zeros(self.observation_space.shape, self.observation_space.dtype)
 
     def frame(self):
         numbers = self.number, self.episode, self.time + 1
@@ -353,13 +399,17 @@ class Film(gym.Env):
         frame[0, :3] = numbers
         return frame
 
+    def show(self):
+        self.shown[...] = self.obs
+        return self.shown
+
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.episode, self.time = self.episode + 1, 0
         frame = self.frame()
         pad = np.zeros_like(frame) if self.black else frame
         self.obs = np.stack([pad, pad, pad, frame]) if self.kind == "film" else frame
-        return self.obs, {}
+        return self.show(), {}
 
     def step(self, act):
         self.time += 1
@@ -370,7 +420,7 @@ class Film(gym.Env):
         rew = scripted.reward(self.number, self.episode, self.time)
         terminated, truncated = how in ("terminated", "both"), how in ("truncated", "both")
         self.log.append((before, act, rew, self.obs, float(terminated), self.time == 1))
-        return self.obs, rew, terminated, truncated, {}
+        return self.show(), rew, terminated, truncated, {}
 
 
 gym.register("Film-v0", Film, disable_env_checker=True)
@@ -517,10 +567,10 @@ def test_atari_stores_a_frame_once_and_gives_stacks(algo, env, monkeypatch):
     assert batches and all(row.numpy().tobytes() in acted_on for b in batches for row in b.obs)
 
 
-def counted(monkeypatch, **settings):
+def counted(algo, monkeypatch, **settings):
     """A short run -> (environment steps at each update, at each copy into the target, agent)."""
     updates, copied, last = [], [], {}
-    update, take_step = dqn.update, dqn.take_step
+    update, take_step = algo.update, algo.take_step
 
     def noting_update(agent, *args):
         updates.append(last["step"])
@@ -533,40 +583,51 @@ def counted(monkeypatch, **settings):
         last.update(targ=targ, step=last.get("step", 0) + envs.num_envs)
         return take_step(agent, envs, *args)
 
-    monkeypatch.setattr(dqn, "update", noting_update)
-    monkeypatch.setattr(dqn, "take_step", noting_step)
-    agent = dqn.train(dqn.Config(**QUICK | {"env": "CartPole-v1"} | settings))
+    monkeypatch.setattr(algo, "update", noting_update)
+    monkeypatch.setattr(algo, "take_step", noting_step)
+    agent = algo.train(algo.Config(**QUICK | {"env": "CartPole-v1"} | settings))
     return updates, copied, agent
 
 
-@pytest.mark.parametrize("num_envs", [1, 2, 6])
+@both
+@pytest.mark.parametrize("num_envs", [1, 2, 7])
 @pytest.mark.parametrize("every", [1, 4])
-def test_updates_and_copies_keep_their_intervals_whatever_num_envs(monkeypatch, num_envs, every):
-    updates, copied, _ = counted(monkeypatch, num_envs=num_envs, update_every=every,
+def test_updates_and_copies_keep_their_intervals_whatever_num_envs(
+        algo, num_envs, every, monkeypatch):
+    updates, copied, _ = counted(algo, monkeypatch, num_envs=num_envs, update_every=every,
                                  target_every=24, anneal_lr=False)
-    due = range(40 + every, 121, every)                         # the k-th belongs to its step ...
-    assert len(updates) == len(due) == 80 // every
+    total = -(-120 // num_envs) * num_envs                      # whole steps of all
+    due = range(40 + every, total + 1, every)                   # the k-th belongs to its step ...
+    assert len(updates) == len(due) == (total - 40) // every
     assert all(0 <= at - step < num_envs for step, at in zip(due, updates))     # ... or right after
-    assert copied == [48, 72, 96]                               # 24: nothing was learned; 120: end
+    # At 24 nothing was learned, after 120 comes the end.
+    assert copied == [-(-at // num_envs) * num_envs for at in (48, 72, 96)]
 
 
-def test_the_target_is_a_copy_at_its_intervals(monkeypatch):
-    _, _, agent = counted(monkeypatch, target_every=120)
+@both
+def test_the_target_is_a_copy_at_its_intervals(algo, monkeypatch):
+    _, _, agent = counted(algo, monkeypatch, target_every=120)
     for own, targ in zip(agent.critic.parameters(), agent.critic_targ.parameters()):
         assert torch.equal(own, targ) and own.data_ptr() != targ.data_ptr()
 
 
-def test_eps_and_lr_follow_the_steps(monkeypatch):
-    seen, rates, step, update = [], [], dqn.take_step, dqn.update
-    monkeypatch.setattr(dqn, "take_step", lambda agent, *rest: (
+@both
+def test_eps_and_lr_follow_the_steps(algo, monkeypatch):
+    """And are what the log says they are."""
+    seen, rates, step, update = [], [], algo.take_step, algo.update
+    monkeypatch.setattr(algo, "take_step", lambda agent, *rest: (
         seen.append(agent.eps.item()), step(agent, *rest))[1])
-    monkeypatch.setattr(dqn, "update", lambda agent, optimizer, batch, lr, gradient: (
+    monkeypatch.setattr(algo, "update", lambda agent, optimizer, batch, lr, gradient: (
         rates.append(lr), update(agent, optimizer, batch, lr, gradient))[1])
-    dqn.train(dqn.Config(**QUICK | {"env": "CartPole-v1", "num_envs": 2, "eps_steps": 50, "lr": 0.1,
-                                    "eps_end": 0.1, "total_steps": 100, "update_every": 2}))
+    algo.train(algo.Config(**QUICK | {
+        "env": "CartPole-v1", "num_envs": 2, "eps_steps": 50, "lr": 0.1, "eps_end": 0.1,
+        "total_steps": 100, "update_every": 2}))
     close(seen, [max(0.1, 1 - 0.9 * t / 50) for t in range(0, 120, 2)])
     # Reports are every 60 steps, so that the run is 20 longer: no step goes uphill there.
     close(rates, [0.1 * max(0, 1 - t / 100) for t in range(40, 120, 2)])
+    for row, step in zip(progress("run"), (60, 120), strict=True):
+        assert float(row["lr"]) == pytest.approx(rates[(step - 40) // 2 - 1])
+        assert float(row["eps"]) == pytest.approx(seen[step // 2 - 1])
 
 
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened():

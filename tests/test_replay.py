@@ -1,19 +1,24 @@
-"""What the off-policy files collect, keep and sample, row by row, on the scripted environments."""
+"""What the off-policy files collect, keep and sample, row by row, on the scripted environments.
+
+And what holds for the loops of all five.
+"""
 import json
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-from algos import ddpg, sac, td3
+from algos import ddpg, dqn, dqn_per, sac, td3
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
-from tests.offpolicy import close, quick
+from tests.offpolicy import close, name_of, progress, quick
 from tests.test_collect import script
-from utils import mpi
+from utils import checkpoint, mpi
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
+all_five = pytest.mark.parametrize("algo", [dqn, dqn_per, ddpg, td3, sac], ids=name_of)
 counters = pytest.mark.parametrize("num_envs", [1, 3])
 
 
@@ -158,12 +163,13 @@ def test_nan_of_the_environment_is_never_stored(algo, fault):
 
 # ---- Memory
 
-def test_memory_is_told_and_what_cannot_fit_is_refused(capsys):
+@every_algo
+def test_memory_is_told_and_what_cannot_fit_is_refused(algo, capsys):
     """A row: two observations of 3, an action of 2, two numbers, in float32: 40 bytes."""
-    ddpg.ReplayBuffer(1_000_000, 1, torch.zeros(3), torch.zeros(2))
+    algo.ReplayBuffer(1_000_000, 1, torch.zeros(3), torch.zeros(2))
     assert capsys.readouterr().out == "replay buffer: 1,000,000 transitions, 0.04 GB when full\n"
     with pytest.raises(UsageError):
-        ddpg.ReplayBuffer(10**12, 1, torch.zeros(3), torch.zeros(2))
+        algo.ReplayBuffer(10**12, 1, torch.zeros(3), torch.zeros(2))
     assert "--buffer-size is 1000000000000, which takes 40000.00 GB" in capsys.readouterr().err
 
 
@@ -174,21 +180,23 @@ def test_a_refused_buffer_leaves_nothing_behind(algo, elsewhere, capsys):
     assert list(elsewhere.iterdir()) == []
 
 
-def test_the_size_is_a_total_over_processes(monkeypatch):
+@every_algo
+def test_the_size_is_a_total_over_processes(algo, monkeypatch):
     monkeypatch.setattr(mpi, "_size", 4)
-    buffer = ddpg.ReplayBuffer(1000, 4, torch.zeros(3), torch.zeros(2))
+    buffer = algo.ReplayBuffer(1000, 4, torch.zeros(3), torch.zeros(2))
     assert len(buffer.columns["rew"]) == 250
     with pytest.raises(UsageError):
-        ddpg.ReplayBuffer(1001, 4, torch.zeros(3), torch.zeros(2))
+        algo.ReplayBuffer(1001, 4, torch.zeros(3), torch.zeros(2))
 
 
 # ---- Saved and resumed
 
+@every_algo
 @pytest.mark.parametrize("steps", [4, 30], ids=["part", "wrapped"])
-def test_a_loaded_buffer_goes_on_as_the_saved_one(steps):
+def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
     """Same rows, same next row to be overwritten, same samples."""
-    _, buffer, acts, _ = collected(ddpg, 3, steps, 20)
-    other = ddpg.ReplayBuffer(20, 1, torch.zeros(3), torch.zeros(2))
+    _, buffer, acts, _ = collected(algo, 3, steps, 20)
+    other = algo.ReplayBuffer(20, 1, torch.zeros(3), torch.zeros(2))
     saved = buffer.state_dict()
     filled = saved["filled"]
     assert all(len(x) == filled and x.untyped_storage().nbytes() == x.nbytes
@@ -209,8 +217,9 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(steps):
         assert torch.equal(getattr(samples[0], name), getattr(samples[1], name))
 
 
-def test_what_was_saved_does_not_change_with_the_buffer():
-    _, buffer, _, _ = collected(ddpg, 1, 5, 20)
+@every_algo
+def test_what_was_saved_does_not_change_with_the_buffer(algo):
+    _, buffer, _, _ = collected(algo, 1, 5, 20)
     saved = buffer.state_dict()
     before = saved["columns"]["rew"].clone()
     buffer.columns["rew"].fill_(99)
@@ -219,3 +228,140 @@ def test_what_was_saved_does_not_change_with_the_buffer():
 
 def test_script_has_both_at_once():
     assert "both" in {scripted.end(number, episode) for number in range(3) for episode in range(3)}
+
+
+# ---- All five loops
+
+def discrete(algo):
+    return name_of(algo).startswith("dqn")
+
+
+def counting(algo, **settings):
+    """A short run on Counter, with the actions that the algorithm takes."""
+    kwargs = json.dumps({"act": "discrete" if discrete(algo) else "box"})
+    return quick(algo, "tests.envs:Counter-v0", env_kwargs=kwargs, **settings)
+
+
+def kept(run_dir):
+    """The rows of a run's buffer that are transitions."""
+    columns = checkpoint.load_resume(run_dir)[1]["state"]["buffer"]["columns"]
+    live = columns.get("live", torch.ones(len(columns["rew"]), dtype=torch.bool))
+    return {name: column[live] for name, column in columns.items()}
+
+
+@all_five
+def test_evaluation_is_the_first_episode_of_each_environment_by_the_best_actions(algo):
+    """Short episodes, of 1 and of 3 steps, do not crowd out those of 7; nothing is drawn."""
+    envs = algo.make_envs(cfg := counting(algo), 1)
+    torch.manual_seed(0)
+    agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    Counter.made.clear()
+    state = torch.get_rng_state()
+    returns = algo.evaluate(agent, cfg, 8, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert returns.tolist() == [script(number, 8)[1][0][2] for number in range(8)]
+    for env in Counter.made:
+        seen = np.float32([row[0] for row in script(env.number, len(env.acts))[0]])
+        best = agent.env_act(agent.act(seen, deterministic=True))
+        np.testing.assert_allclose(env.acts, best, atol=1e-5)
+
+
+@all_five
+def test_no_two_environments_share_a_seed_and_none_gets_it_twice(algo):
+    """Those of training, of evaluation and of what is resumed, in runs of two seeds."""
+    seeds, evaluated = [], []
+    for seed in (1, 2):
+        for total in (120, 180):
+            Counter.made.clear()
+            algo.train(counting(algo, num_envs=2, seed=seed, eval_every=120, start_steps=1000,
+                                total_steps=total, run_dir=f"run{seed}", resume=total > 120))
+            assert len(Counter.made) == 2 + 10
+            assert all(env.seeds[0] is not None for env in Counter.made)
+            assert all(set(env.seeds[1:]) <= {None} for env in Counter.made)
+            assert all(len(env.seeds) > 3 for env in Counter.made[:2])
+            seeds += [env.seeds[0] for env in Counter.made[:2]]
+            evaluated.append([env.seeds[0] for env in Counter.made[2:]])
+    assert evaluated[0] == evaluated[1] and evaluated[2] == evaluated[3]
+    seeds += evaluated[0] + evaluated[2]
+    assert len(set(seeds)) == len(seeds) == 2 * (2 * 2 + 10)
+
+
+@all_five
+@pytest.mark.parametrize("num_envs", [3, 7])
+def test_every_episode_is_reported_once_and_at_its_step(algo, num_envs):
+    """Where a report is due within a step of all environments it comes after that step."""
+    algo.train(counting(algo, num_envs=num_envs, start_steps=1000))
+    ends = [-(-60 // num_envs) * num_envs, -(-120 // num_envs) * num_envs]
+    steps = ends[1] // num_envs
+    expected = [((t + 1) * num_envs, number, ep_ret, ep_len) for number in range(num_envs)
+                for t, _, ep_ret, ep_len in script(number, steps)[1]]
+    names = "step", "env", "ep_ret", "ep_len"
+    got = [tuple(float(row[name]) for name in names) for row in progress("run", "episodes")]
+    assert sorted(got) == sorted(expected)
+    reports = progress("run")
+    assert [int(row["step"]) for row in reports] == ends
+    for row, since, until in zip(reports, [0, ends[0]], ends):
+        own = [ep_ret for step, _, ep_ret, _ in expected if since < step <= until]
+        assert float(row["ep_ret_mean"]) == pytest.approx(np.mean(own))
+
+
+@all_five
+def test_every_process_takes_its_share_of_each_count(algo, monkeypatch):
+    """Counts are totals: one of two has half of the environments, of the rows, of each batch."""
+    made, batches = [], []
+    make_envs, update = algo.make_envs, algo.update
+
+    def noting(*args, **kwargs):
+        batches.extend(len(arg.rew) for arg in args if isinstance(arg, algo.Transitions))
+        return update(*args, **kwargs)
+
+    monkeypatch.setattr(mpi, "share", lambda total, name, procs=1: total // 2)
+    monkeypatch.setattr(algo, "make_envs", lambda cfg, n: made.append(n) or make_envs(cfg, n))
+    monkeypatch.setattr(algo, "update", noting)
+    algo.train(counting(algo, num_envs=4, buffer_size=40, batch=6))
+    assert made == [2] and set(batches) == {3}
+    rows = checkpoint.load_resume("run")[1]["state"]["buffer"]["columns"]
+    assert {len(column) for column in rows.values()} == {20}
+
+
+@all_five
+def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
+    """First weights, random actions, first observations; all of it decided by seed and rank."""
+    def seed_of(rank, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(mpi, "_rank", rank)
+            return seed(*args)
+
+    seed, runs = mpi.seed, []
+    for rank in (0, 1, 0):
+        monkeypatch.setattr(mpi, "seed", lambda *args, rank=rank: seed_of(rank, *args))
+        agent = algo.train(quick(algo, "CartPole-v1" if discrete(algo) else "tests.envs:Reach-v0",
+                                 run_dir=f"run{len(runs)}", start_steps=1000, num_envs=2))
+        weights = torch.nn.utils.parameters_to_vector(agent.parameters())
+        runs.append(kept(f"run{len(runs)}") | {"weights": weights})
+    for name in ({"frame", "obs"} & runs[0].keys()) | {"act", "weights"}:
+        assert not torch.equal(runs[0][name], runs[1][name]), name
+    for name, column in runs[0].items():
+        assert torch.equal(column, runs[2][name]), name
+
+
+@all_five
+def test_atari_rewards_are_clipped_and_scores_are_not(algo, monkeypatch):
+    """Of any vector environment that is made in Atari's name; no other's rewards are touched."""
+    def fake(env, num_envs, reward_clipping=True, autoreset_mode=None):
+        assert not reward_clipping and autoreset_mode == gym.vector.AutoresetMode.SAME_STEP
+        return gym.vector.SyncVectorEnv(num_envs * [Counter], autoreset_mode=autoreset_mode)
+
+    plain = algo.make_envs(counting(algo), 2)
+    monkeypatch.setattr(gym, "make_vec", fake)
+    atari = algo.make_envs(quick(algo, "ALE/Any-v5"), 2)
+    for envs, number in ((plain, 0), (atari, 2)):
+        scripts, ended = [script(number + i, 10) for i in range(2)], []
+        envs.reset(seed=1)
+        for t in range(10):
+            _, rew, _, _, infos = envs.step(np.zeros((2, 2)))
+            raw = [rows[t][1] for rows, _ in scripts]
+            assert rew.tolist() == (raw if envs is plain else np.clip(raw, -1, 1).tolist())
+            ended += [(t, number + i, infos["episode"]["r"][i], infos["episode"]["l"][i])
+                      for i in np.flatnonzero(infos.get("_episode", False))]
+        assert set(ended) == {end for _, ends in scripts for end in ends}
