@@ -1,0 +1,204 @@
+"""Do the tests see what a learning curve does not?  Plants known bugs and waits for a red test.
+
+    python -m tests.mutants                             the whole catalogue
+    python -m tests.mutants --algo ppo logger --jobs 2  of these modules, two at a time
+    python -m tests.mutants --id ppo-time-limit@a2c     this one
+    python -m tests.mutants --second                    bugs of someone who had not seen the tests
+    python -m tests.mutants --check --algo ppo          no bug at all: nothing may turn red
+
+Each bug is planted in a copy of the tree, where first a short training has to run and then the
+file's behaviour tests, until one fails. Exit status 1 if a bug survives them, if one no longer
+applies or if it crashes by itself; seconds are of CPU time. tests/mutants/catalogue.py says what
+an entry holds.
+"""
+import argparse
+import csv
+import importlib
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from tests.mutants.catalogue import ROOT, TESTS, Planting, file_of, planted, plantings, read, sample
+
+COPIED = ("algos", "utils", "tests")                            # what is no file is linked
+LIMIT = 600                                                     # seconds of CPU for all tests
+# Imported once, before the processes fork, since that takes longer than most tests.
+WARM = ("pytest torch torch.testing torch._dynamo torch.optim.adam gymnasium scipy.stats tyro tqdm "
+        "matplotlib.figure jaxtyping beartype stable_baselines3 sb3_contrib").split()
+
+
+@dataclass(frozen=True)
+class Result:
+    id: str
+    outcome: str                                                # killed, survived or error
+    by: str                                                     # the red test, or what is wrong
+    seconds: float
+
+
+def copy_tree(to):
+    """A tree to plant in."""
+    skip = shutil.ignore_patterns("__pycache__")
+    for path in ROOT.iterdir():
+        if path.name in COPIED:
+            shutil.copytree(path, to / path.name, ignore=skip)
+        elif path.is_file():
+            shutil.copy(path, to)
+        elif not path.name.startswith((".", "__")):
+            os.symlink(path, to / path.name)
+    return to
+
+
+def plant(planting, tree):
+    """The texts as they were, by path, of files that now have the bug; ValueError: no place."""
+    texts = {file_of(name, tree): file_of(name, tree).read_text("utf-8") for name in planting.files}
+    write({path: planted(planting.mutant, text) for path, text in texts.items()})
+    return texts
+
+
+def write(texts):
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # it may look up to date
+
+
+def start_tests(module, tree):
+    """A process of its own that runs them, writes to tree/said and ends as pytest does -> pid."""
+    if pid := os.fork():
+        return pid
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 10))
+        said = os.open(tree / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1), os.dup2(said, 2)
+        os.chdir(tree)
+        os.environ["COLUMNS"] = "400"
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
+        files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
+        status = sys.modules["pytest"].main(
+            ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
+             "-p", "no:cacheprovider", "tests/mutants/smoke.py", *files])
+        sys.stdout.flush()
+        os._exit(status)
+    finally:
+        os._exit(99)
+
+
+def run_all(todo, jobs):
+    """Results as they come, `jobs` at a time, each in a tree of its own."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}  # as tests/conftest.py does
+    for name in WARM:
+        importlib.import_module(name)
+    todo, running = list(reversed(todo)), {}
+    with tempfile.TemporaryDirectory() as folder:
+        free = [Path(folder, str(number)) for number in range(jobs)]
+        for tree in free:
+            tree.mkdir()
+            copy_tree(tree)
+        try:
+            while todo or running:
+                if todo and free:
+                    planting, tree = todo.pop(), free.pop()
+                    try:
+                        texts = plant(planting, tree)
+                        running[start_tests(planting.module, tree)] = planting, tree, texts
+                    except ValueError as error:
+                        free.append(tree)
+                        yield Result(planting.id, "error", str(error), 0.0)
+                    continue
+                pid, status, used = os.wait4(-1, 0)
+                planting, tree, texts = running.pop(pid)
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)              # what a failed test left behind
+                write(texts)
+                free.append(tree)
+                said = (tree / "said").read_text("utf-8", errors="replace")
+                outcome = verdict(said, os.waitstatus_to_exitcode(status), planting.mutant)
+                yield Result(planting.id, *outcome, round(used.ru_utime + used.ru_stime, 1))
+        finally:
+            for pid in running:
+                os.killpg(pid, signal.SIGKILL)
+
+
+def verdict(said, status, mutant=None):
+    """(killed, survived or error; by which test or why), from what pytest said."""
+    if status == -signal.SIGXCPU:
+        return "killed", "the time limit"
+    if status == 0:
+        return "survived", ""
+    red = re.search(r"^(?:FAILED|ERROR) (\S*?::.*?)(?: - (.*))?$", said, re.MULTILINE)
+    if status != 1 or not red:                                  # no test has begun, or none ended
+        return "error", f"exit status {status} of pytest: {said[-300:]}"
+    test, why = red[1].removeprefix("tests/"), red[2] or ""
+    if not test.startswith("mutants/smoke.py"):
+        return "killed", test
+    if why.startswith("Failed: Timeout"):
+        return "killed", "the time limit"
+    if mutant and mutant.crashes and why.startswith("AssertionError"):
+        return "killed", "an assertion in the file"
+    return "error", f"crashes by itself: {why}"
+
+
+def chosen(args):
+    """What the command line asks for, in the order of the catalogue."""
+    found = list(plantings(read(args.second)))
+    if args.check:
+        found = [Planting(name, name, (), None) for name in dict.fromkeys(p.module for p in found)]
+    found = [p for p in found if not args.algo or p.module in args.algo]
+    if args.id:
+        if unknown := set(args.id) - {p.id for p in found}:
+            raise SystemExit(f"error: no such bug: {' '.join(sorted(unknown))}")
+        found = [p for p in found if p.id in args.id]
+    return sample(found, args.sample) if args.sample else found
+
+
+def report(results, out):
+    """The table as it grows, what was not killed at its end -> the exit status."""
+    done, columns = [], [field.name for field in fields(Result)]
+    with open(out or os.devnull, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        for result in results:
+            done.append(result)
+            writer.writerow(asdict(result))
+            file.flush()
+            if result.outcome == "killed":
+                print(f"{result.id:<48} {result.seconds:>6.1f}  {result.by}", flush=True)
+    bad = sorted((r for r in done if r.outcome != "killed"), key=lambda r: (r.outcome, r.id))
+    for result in bad:
+        print(f"{result.id:<48} {result.seconds:>6.1f}  {result.outcome.upper()} {result.by}")
+    print(f"killed {len(done) - len(bad)} of {len(done)}")
+    return int(bool(bad))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--algo", nargs="*", choices=TESTS, metavar="MODULE",
+                        help=f"only bugs whose tests are those of {', '.join(TESTS)}")
+    parser.add_argument("--id", nargs="*", help="only these")
+    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
+    parser.add_argument("--sample", type=int, default=0, help="only so many, always the same")
+    parser.add_argument("--second", action="store_true", help="the second catalogue")
+    parser.add_argument("--check", action="store_true", help="plant nothing: the tests must pass")
+    parser.add_argument("--out", default="", help="a .csv file for the table")
+    args = parser.parse_args(argv)
+    results = run_all(chosen(args), args.jobs)
+    if args.check:
+        red = [result for result in results if result.outcome != "survived"]
+        for result in red:
+            print(f"{result.id}: {result.by}")
+        return int(bool(red))
+    return report(results, args.out)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

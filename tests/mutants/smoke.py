@@ -1,0 +1,108 @@
+"""What runs first in the process of every planting, and which tests come after it.
+
+As a plugin (`pytest -p tests.mutants.smoke --of ppo`) it leaves out the tests of other algorithms
+and puts slow ones last. As a test file it proves that the file with the bug imports and runs: what
+crashes by itself needs no test to be seen, and is no bug of the silent kind.
+"""
+import dataclasses
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from utils import mpi
+
+ROOT = Path(__file__).resolve().parents[2]
+ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
+
+# They depend on how busy the machine is: a planted bug must not be killed by that.
+LEFT_OUT = ("test_killed_again_and_again", "test_a_kill_at_any_moment", "nearly_free",
+            "take_seconds", "test_config_json_has_the_commit")
+SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "images_are_learned",
+        "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
+
+# Those that the algorithm's Config has.
+SMALL = {"num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 2, "v_steps": 3, "hidden": (8, 8),
+         "report_every": 8, "start_steps": 64, "buffer_size": 64, "target_every": 16,
+         "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
+
+
+# ---- The plugin
+
+def pytest_addoption(parser):
+    parser.addoption("--of", default="", help="the module with the planted bug")
+
+
+def pytest_collection_modifyitems(config, items):
+    of = config.getoption("--of")
+    if of in ALGOS:
+        items[:] = [item for item in items if of in (named(item) or {of})]
+    items[:] = [item for item in items if not any(word in item.name for word in LEFT_OUT)]
+    items.sort(key=lambda item: any(word in item.name for word in SLOW))
+
+
+def named(item):
+    """The algorithms among a test's parameters, by name or as modules."""
+    values = getattr(item, "callspec", None) and item.callspec.params.values() or ()
+    names = [v.__name__.rpartition(".")[2] if isinstance(v, ModuleType) else v for v in values]
+    return {name for name in names if isinstance(name, str) and name in ALGOS}
+
+
+# ---- The test
+
+def test_it_runs(request):
+    of = request.config.getoption("--of")
+    if not {mpi.__file__, request.module.__file__} <= set(map(str, ROOT.rglob("*.py"))):
+        raise RuntimeError("another tree is tested than the one with the bug")
+    if of in ALGOS:
+        run_algo(of)
+    else:
+        run_helper(of)
+
+
+def run_algo(name):
+    """Without the checks of shapes that the tests add: a bug that only they see is one to find."""
+    spec = importlib.util.spec_from_file_location(f"plain_{name}", ROOT / f"algos/{name}.py")
+    algo = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(algo)
+    known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
+    for env in ("CartPole-v1", "Pendulum-v1"):
+        steps = 128 if "buffer_size" in known else 192
+        settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
+                    "env_kwargs": '{"max_episode_steps": 30}'} | SMALL
+        try:
+            algo.train(algo.Config(**{k: v for k, v in settings.items() if k in known}))
+        except mpi.UsageError:  # discrete actions, or the other kind
+            continue
+        ran.append(env)
+    if not ran:
+        raise RuntimeError(f"{name} takes neither kind of action")
+
+
+def run_helper(name):
+    """A run of PPO that is saved and goes on, and what else the module is for."""
+    from algos import ppo
+
+    settings = {k: v for k, v in SMALL.items() if hasattr(ppo.Config, k)}
+    run = {"env": "CartPole-v1", "run_dir": "run", "eval_every": 64}
+    ppo.train(ppo.Config(**settings, **run, total_steps=128))
+    ppo.train(ppo.Config(**run, total_steps=192, resume=True))
+    if name == "play":
+        from utils import play
+
+        play.main(play.Play("run", episodes=2))
+    elif name == "plot":
+        import plot
+
+        plot.main(plot.Plot(("run",), out="curves.svg"))
+    elif name == "mpi":
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --batch 64 --total-steps 128".split()
+        command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
+        env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+        subprocess.run(command, env=env, check=True, timeout=240)
+    elif name not in ("logger", "checkpoint"):
+        importlib.import_module(f"utils.{name}")

@@ -1,0 +1,142 @@
+"""The catalogue of planted bugs still applies, and its runner tells kills from errors.
+
+A few of the bugs are planted here; all of them by `python -m tests.mutants`.
+"""
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.mutants import __main__ as runner
+from tests.mutants import catalogue
+from tests.mutants.catalogue import ROOT, TESTS, Mutant
+
+BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
+LEAST = {"algos": 15, "utils": 8, "": 8}    # bugs of each file that has some, by its folder
+LEAST_SECOND = 5                            # of the second catalogue
+
+
+def one(**changes):
+    """An entry that any file takes which says "import math" once."""
+    fields = {"id": "ppo-x", "module": "ppo", "old": "import math\n", "new": "import math as m\n",
+              "wrong": "All of it.", "found": "Nowhere."}
+    return Mutant(**fields | changes)
+
+
+# ---- The catalogue
+
+@BOTH
+def test_every_bug_has_one_place_in_each_of_its_files(second):
+    wrong = []
+    for mutant in catalogue.read(second):
+        for module in (mutant.module, *mutant.also):
+            path = catalogue.file_of(module)
+            text = path.read_text(encoding="utf-8")
+            try:
+                new = catalogue.planted(mutant, text)
+                compile(new, path, "exec")
+                assert new != text, "`new` is `old`"
+            except (ValueError, SyntaxError, AssertionError) as error:
+                wrong.append(f"{mutant.id} in {path.relative_to(ROOT)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_entries_are_whole():
+    mutants = catalogue.read() + catalogue.read(second=True)
+    ids = [mutant.id for mutant in mutants]
+    assert len(set(ids)) == len(ids), {name for name in ids if ids.count(name) > 1}
+    for mutant in mutants:
+        assert mutant.module in TESTS and set(mutant.also) <= TESTS.keys() - {mutant.module}
+        assert re.fullmatch(rf"{mutant.module}-[a-z0-9-]+", mutant.id), mutant.id
+        assert len(mutant.wrong) > 10 and len(mutant.found) > 3, mutant.id
+
+
+@BOTH
+def test_every_file_has_its_share(second):
+    mutants = catalogue.read(second)
+    files = [module for mutant in mutants for module in (mutant.module, *mutant.also)]
+    for module in {mutant.module for mutant in mutants}:
+        folder = catalogue.file_of(module).parent.relative_to(ROOT).name
+        least = LEAST_SECOND if second else LEAST[folder]
+        assert files.count(module) >= least, f"{module} has {files.count(module)} of {least}"
+
+
+def test_the_tests_of_every_module_are_there():
+    for module, names in TESTS.items():
+        assert catalogue.file_of(module).exists()
+        assert all((ROOT / f"tests/test_{name}.py").exists() for name in names.split()), module
+
+
+# ---- The runner
+
+def test_a_shared_bug_is_planted_alone_and_in_all_copies():
+    found = [(p.id, p.module, p.files) for p in catalogue.plantings([one(also=["a2c", "vpg"])])]
+    assert found == [("ppo-x", "ppo", ("ppo",)), ("ppo-x@a2c", "a2c", ("a2c",)),
+                     ("ppo-x@vpg", "vpg", ("vpg",)), ("ppo-x@all", "ppo", ("ppo", "a2c", "vpg"))]
+    assert [p.id for p in catalogue.plantings([one()])] == ["ppo-x"]
+
+
+@pytest.mark.parametrize("said,status,crashes,expected", [
+    ("2 passed", 0, False, ("survived", "")),
+    ("..F\nFAILED tests/test_a.py::test_b[no gain-box] - assert 1 == 2\n1 failed", 1, False,
+     ("killed", "test_a.py::test_b[no gain-box]")),
+    ("ERROR tests/test_a.py::test_b - a fixture", 1, False, ("killed", "test_a.py::test_b")),
+    ("FAILED tests/mutants/smoke.py::test_it_runs - AssertionError", 1, False,
+     ("error", "crashes by itself: AssertionError")),
+    ("FAILED tests/mutants/smoke.py::test_it_runs - AssertionError", 1, True,
+     ("killed", "an assertion in the file")),
+    ("FAILED tests/mutants/smoke.py::test_it_runs - TypeError: x", 1, True,
+     ("error", "crashes by itself: TypeError: x")),
+    ("FAILED tests/mutants/smoke.py::test_it_runs - Failed: Timeout (>300.0s) from", 1, False,
+     ("killed", "the time limit")),
+    ("ERROR tests/test_a.py - SyntaxError", 1, False, ("error", None)),
+    ("ERROR tests/test_a.py - SyntaxError", 2, False, ("error", None)),
+    ("Segmentation fault", -11, False, ("error", None)),
+    ("....", -signal.SIGXCPU, False, ("killed", "the time limit")),
+])
+def test_verdict(said, status, crashes, expected):
+    outcome, by = runner.verdict(said, status, one(crashes=crashes))
+    assert outcome == expected[0] and expected[1] in (by, None)
+
+
+def test_a_bug_is_planted_in_all_its_files_or_in_none(tmp_path):
+    """One that has no place in a file, or several, is an error."""
+    (tmp_path / "algos").mkdir()
+    files = {name: tmp_path / f"algos/{name}.py" for name in ("ppo", "a2c")}
+    every = list(catalogue.plantings([one(also=["a2c"])]))[-1]
+    for text in ("import cmath\n", "import math\n" * 2, "import math\n"):
+        files["ppo"].write_text("import math\n")
+        files["a2c"].write_text(text)
+        if text != "import math\n":
+            with pytest.raises(ValueError, match="[02] times"):
+                runner.plant(every, tmp_path)
+            assert files["ppo"].read_text() == "import math\n"
+    assert runner.plant(every, tmp_path) == dict.fromkeys(files.values(), text)
+    assert {path.read_text() for path in files.values()} == {"import math as m\n"}
+
+
+def test_what_was_not_killed_stands_last_and_is_the_exit_status(tmp_path, capsys):
+    results = [runner.Result("ppo-a", "survived", "", 1.0),
+               runner.Result("ppo-b", "error", "?", 1.0),
+               runner.Result("ppo-c", "killed", "test_d", 2.0)]
+    assert runner.report(results, tmp_path / "table.csv") == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["ppo-c", "ppo-b", "ppo-a"]
+    assert lines[-1] == "killed 1 of 3"
+    assert (tmp_path / "table.csv").read_text().splitlines()[3] == "ppo-c,killed,test_d,2.0"
+    assert runner.report(results[2:], "") == 0
+
+
+def test_an_unknown_bug_is_refused():
+    with pytest.raises(SystemExit, match="ppo-nothing"):
+        runner.main(["--id", "ppo-nothing"])
+
+
+@pytest.mark.timeout(1200)
+def test_a_sample_is_killed():
+    done = subprocess.run([sys.executable, "-m", "tests.mutants", "--sample", "6"], cwd=ROOT,
+                          capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "killed 6 of 6"
