@@ -37,9 +37,14 @@ TESTS = {
     "logger": "logger run bad_input",
     "checkpoint": "checkpoint logger run bad_input",
     "mpi": "mpi onpolicy ddpg logger run",
+    "inputs": "logger bad_input",
+    "rundir": "logger run bad_input",
+    "table": "logger run",
     "play": "play",
+    "video": "play",
     "plot": "plot",
     "sweep": "sweep",
+    "collect": "sweep",
 }
 
 
