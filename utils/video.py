@@ -83,7 +83,7 @@ def record(module, cfg, agent, file: str, seed: int,
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         env = None
         try:
-            if cfg.env.startswith("ALE/"):
+            if "ALE/" in cfg.env:
                 env = AgentsView(module.make_envs(cfg, 1))
             else:
                 env = gym.make(cfg.env, **json.loads(cfg.env_kwargs) | {"render_mode": "rgb_array"})
