@@ -7,7 +7,9 @@ for each name. All is found by name: a new notebook needs nothing here.
 import ast
 import importlib
 import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import nbformat
@@ -16,6 +18,7 @@ import torch
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from traitlets import default
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -115,11 +118,16 @@ def test_runs_from_top_to_bottom(path, copy, monkeypatch):
     assert [line for line in said if line in unanswered] == unanswered
 
 
-def test_an_error_in_a_cell_is_seen(copy):
-    cell = nbformat.v4.new_code_cell("import lab\n1 / 0")
+def test_a_bad_notebook_is_seen(copy):
+    """An error in a cell, a file left behind, the time used; and which Python it was."""
+    cell = nbformat.v4.new_code_cell("import sys, lab\nopen('left', 'w').close()\n"
+                                     "raise RuntimeError(sys.executable)")
     (copy / "bad.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[cell])))
-    with pytest.raises(Exception, match="ZeroDivisionError"):
+    before, used = files(copy), cpu_seconds()
+    with pytest.raises(CellExecutionError, match=re.escape(sys.executable)):
         execute(copy / "bad.ipynb", copy)
+    assert set(files(copy)) - set(before) == {copy / "left"}
+    assert cpu_seconds() - used > 0.5
 
 
 # ---- As they are stored
