@@ -7,7 +7,9 @@ for each name. All is found by name: a new notebook needs nothing here.
 import ast
 import importlib
 import os
+import re
 import shutil
+import sys
 from pathlib import Path
 
 import nbformat
@@ -16,6 +18,7 @@ import torch
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from traitlets import default
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,10 +80,10 @@ def execute(path, folder):
     return client.execute()
 
 
-def texts(notebook):
-    """All that the cells wrote on standard output."""
+def texts(notebook, stream):
+    """All that the cells wrote on standard output ("stdout") or standard error ("stderr")."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    return "".join(output.text for output in outputs if output.get("name") == "stdout")
+    return "".join(output.text for output in outputs if output.get("name") == stream)
 
 
 def files(folder):
@@ -106,18 +109,25 @@ def cpu_seconds():
 @pytest.mark.timeout(600)  # a machine that does other things as well; CPU_SECONDS is the limit
 def test_runs_from_top_to_bottom(path, copy, monkeypatch):
     before, used = files(ROOT) | files(copy), cpu_seconds()
-    said = texts(execute(copy / path.name, copy))
+    done = execute(copy / path.name, copy)
     assert cpu_seconds() - used < CPU_SECONDS
     assert files(ROOT) | files(copy) == before, "a notebook writes to a temporary folder only"
+    assert "Warning" not in texts(done, "stderr")
     unanswered = [f"{name}: not answered yet" for name in exercises(path, monkeypatch)]
-    assert [line for line in said.split("\n") if line in unanswered] == unanswered
+    said = texts(done, "stdout").split("\n")
+    assert [line for line in said if line in unanswered] == unanswered
 
 
-def test_an_error_in_a_cell_is_seen(copy):
-    cell = nbformat.v4.new_code_cell("import lab\n1 / 0")
+def test_a_bad_notebook_is_seen(copy):
+    """An error in a cell, a file left behind, the time used; and which Python it was."""
+    cell = nbformat.v4.new_code_cell("import sys, lab\nopen('left', 'w').close()\n"
+                                     "raise RuntimeError(sys.executable)")
     (copy / "bad.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook(cells=[cell])))
-    with pytest.raises(Exception, match="ZeroDivisionError"):
+    before, used = files(copy), cpu_seconds()
+    with pytest.raises(CellExecutionError, match=re.escape(sys.executable)):
         execute(copy / "bad.ipynb", copy)
+    assert set(files(copy)) - set(before) == {copy / "left"}
+    assert cpu_seconds() - used > 0.5
 
 
 # ---- As they are stored
@@ -130,7 +140,7 @@ def test_stored_without_outputs(path):
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)  # from 4.5 on cells have ids
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            assert cell.execution_count is None and not cell.outputs, cell.source
+            assert cell.execution_count is None and not cell.outputs, "clear all outputs"
             assert all(len(line) <= 100 for line in cell.source.split("\n")), cell.source
         assert not cell.metadata and not cell.get("attachments"), cell.source
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
