@@ -1,6 +1,7 @@
-"""Two things that every notebook needs: a run without its printed table, and the stored runs."""
+"""What the notebooks share: quiet runs, the stored runs, differences of files."""
 import contextlib
 import csv
+import difflib
 import io
 import json
 import tempfile
@@ -47,3 +48,34 @@ def stored(env, algo):
     paths = (RESULTS / env.replace("/", "-") / algo).glob("**/result.json")
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return sorted(runs, key=lambda run: run["seed"])
+
+
+# ---- The difference of two files
+
+SECTIONS = ["config", "agent", "data", "mathematics", "update", "evaluate", "train"]
+
+
+def sections(algo):
+    """Section -> its lines, blank ones aside, of the file of an algorithm (its name)."""
+    parts, name = {}, "docstring and imports"
+    for line in (ROOT / "algos" / f"{algo}.py").read_text(encoding="utf-8").split("\n"):
+        if line.startswith("# ==="):
+            name = line.strip("# =")
+        elif line:
+            parts.setdefault(name, []).append(line)
+    return parts
+
+
+def difference(parent, child, section):
+    """Print the lines that only the parent has (-) and only the child has (+), block by block."""
+    lines = list(difflib.unified_diff(sections(parent)[section], sections(child)[section], n=0))
+    lines = ["" if line.startswith("@@") else line for line in lines[2:]]  # no names, no numbers
+    print("\n".join(lines[1:]) if lines else "no difference")
+
+
+def count_new(parent, child):
+    """Section -> how many of the child's lines are new."""
+    lines = {name: difflib.unified_diff(sections(parent)[name], sections(child)[name], n=0)
+             for name in SECTIONS}
+    return {name: sum(line[0] == "+" and line[:3] != "+++" for line in diff)
+            for name, diff in lines.items()}
