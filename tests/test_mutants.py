@@ -2,8 +2,8 @@
 
 A few of the bugs are planted here; all of them by `python -m tests.mutants`.
 """
-import queue
 import re
+import signal
 import subprocess
 import sys
 
@@ -94,31 +94,27 @@ def test_a_shared_bug_is_planted_alone_and_in_all_copies():
     ("ERROR tests/test_a.py - SyntaxError", 1, False, ("error", None)),
     ("ERROR tests/test_a.py - SyntaxError", 2, False, ("error", None)),
     ("Segmentation fault", -11, False, ("error", None)),
-    ("....", None, False, ("killed", "the time limit")),
+    ("....", -signal.SIGXCPU, False, ("killed", "the time limit")),
 ])
 def test_verdict(said, status, crashes, expected):
     outcome, by = runner.verdict(said, status, one(crashes=crashes))
     assert outcome == expected[0] and expected[1] in (by, None)
 
 
-@pytest.mark.parametrize("text,outcome", [
-    ("import math\n", "killed"), ("import cmath\n", "error"), ("import math\n" * 2, "error")])
-def test_a_bug_is_planted_once_and_taken_out_again(tmp_path, monkeypatch, text, outcome):
-    """One that has no place, or several, is an error."""
-    seen, file, trees = [], tmp_path / "algos/ppo.py", queue.Queue()
-    file.parent.mkdir()
-    file.write_text(text)
-    trees.put(tmp_path)
-
-    def run_tests(module, tree):
-        seen.append((module, file.read_text()))
-        return "FAILED tests/test_a.py::test_b", 1
-
-    monkeypatch.setattr(runner, "run_tests", run_tests)
-    result = runner.attempt(next(catalogue.plantings([one()])), trees)
-    assert (result.id, result.outcome, file.read_text()) == ("ppo-x", outcome, text)
-    assert seen == ([("ppo", "import math as m\n")] if outcome == "killed" else [])
-    assert trees.get_nowait() == tmp_path
+def test_a_bug_is_planted_in_all_its_files_or_in_none(tmp_path):
+    """One that has no place in a file, or several, is an error."""
+    (tmp_path / "algos").mkdir()
+    files = {name: tmp_path / f"algos/{name}.py" for name in ("ppo", "a2c")}
+    every = list(catalogue.plantings([one(also=["a2c"])]))[-1]
+    for text in ("import cmath\n", "import math\n" * 2, "import math\n"):
+        files["ppo"].write_text("import math\n")
+        files["a2c"].write_text(text)
+        if text != "import math\n":
+            with pytest.raises(ValueError, match="[02] times"):
+                runner.plant(every, tmp_path)
+            assert files["ppo"].read_text() == "import math\n"
+    assert runner.plant(every, tmp_path) == dict.fromkeys(files.values(), text)
+    assert {path.read_text() for path in files.values()} == {"import math as m\n"}
 
 
 def test_what_was_not_killed_stands_last_and_is_the_exit_status(tmp_path, capsys):

@@ -274,6 +274,117 @@ def test_every_row_is_as_scripted(name, obs, act):
     np.testing.assert_allclose(sent, np.stack([agent.env_act(row) for row in stored]), atol=1e-6)
 
 
+# ---- The agent that acts
+
+@every_algo
+@every_kind
+def test_the_first_policy_prefers_nothing(name, kind):
+    """Weights keep the length of what passes through, but for the last ones of the policy."""
+    agent = ALGOS[name].Agent(*SPACES[kind], config(ALGOS[name]))
+    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 1.0}
+    layers = [layer for layer in agent.modules() if hasattr(layer, "weight")]
+    for layer in layers:
+        weight = layer.weight.detach().flatten(1)
+        weight = weight if len(weight) <= weight.shape[1] else weight.T
+        gain = gains.get(layer, math.sqrt(2))
+        close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-4 * gain**2)
+        assert not layer.bias.any()
+    assert set(gains) < set(layers)
+
+
+@every_algo
+def test_images_are_between_0_and_1_and_keep_their_rows(name):
+    """And colours may stand first or last."""
+    last = make_agent(ALGOS[name], "images")
+    first = ALGOS[name].Agent(gym.spaces.Box(0, 255, (3, 44, 36), np.uint8), DISCRETE, last.cfg)
+    obs = torch.randint(256, (5, 2, *IMAGES.shape), dtype=torch.uint8)
+    expected = obs.permute(0, 1, 4, 2, 3).numpy() / np.float32(255)
+    close(last.normalize(obs), expected)
+    close(first.normalize(obs.permute(0, 1, 4, 2, 3)), expected)
+
+
+@every_algo
+@pytest.mark.parametrize("kind", ["box", "discrete"])
+def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind):
+    agent = make_agent(ALGOS[name], kind)
+    agent.actor[-1].weight.data *= 10
+    obs = torch.tensor([[2.0, 4, 5], [3.0, -1, 2]])
+    act = agent.act(obs.repeat(20000, 1)).unflatten(0, (-1, 2))
+    policy = distribution(agent, obs)
+    if kind == "discrete":
+        shares = torch.stack([(act == k).float().mean(0) for k in range(4)], -1)
+        assert policy.probs.std() > 0.02  # not as good as uniform
+        close(shares, policy.probs, atol=0.015)
+        both = (act[:, :1] == act[:, 1:]).float().mean()
+        close(both, policy.probs.prod(0).sum(), atol=0.015)
+    else:
+        close(act.mean(0), policy.mean, atol=0.05)
+        close(act.std(0), policy.stddev, rtol=0.03)
+        assert torch.corrcoef(act.flatten(1).T).triu(1).abs().max() < 0.04
+    assert torch.equal(agent.act(obs, deterministic=True), policy.mode)
+
+
+@every_algo
+def test_actions_fill_the_box_side_by_side(name):
+    """From one bound to the other, as tanh goes from -1 to 1, whatever the bounds are."""
+    agent = make_agent(ALGOS[name])
+    act = torch.tensor([[-99.0, 99], [99, -99], [0, 0], [math.atanh(0.5), -math.atanh(0.5)]])
+    np.testing.assert_allclose(agent.env_act(act), [[0, 3], [5, -3], [2.5, 0], [3.75, -1.5]],
+                               atol=1e-6)
+
+
+# ---- Statistics
+
+@every_algo
+@pytest.mark.parametrize("offset,scale", [(5, 2), (1e6, 1 / 16)])
+def test_statistics_are_those_of_all_rows_and_of_each_running_return(name, offset, scale):
+    """Of every environment, through rollouts, to the accuracy of float64."""
+    algo = ALGOS[name]
+    agent = algo.Agent(VECTOR, BOX, config(algo, gamma=0.9))
+    rollouts = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        columns = vars(make_rollout(algo, make_agent(algo), seed))
+        noise = torch.randn(columns["obs"].shape) + torch.arange(3.0).view(1, 3, 1)
+        columns["obs"] = (offset + scale * noise).float()
+        rollouts.append(algo.Rollout(**columns))
+        agent.observe(rollouts[-1])
+    rows = torch.cat([rollout.obs for rollout in rollouts]).flatten(0, 1).double().numpy()
+    rew, done = (torch.cat([getattr(rollout, key) for rollout in rollouts]).double().numpy()
+                 for key in ("rew", "done"))
+    returns, running = [], np.zeros(3)
+    for t in range(len(rew)):
+        running = rew[t] + 0.9 * running * (1 - done[t - 1] if t else 1)
+        returns.append(running)
+    assert done.any()
+    for stats, values_seen in ((agent.obs_stats, rows), (agent.ret_stats, np.ravel(returns))):
+        close(stats.count, np.full(values_seen.shape[1:], float(len(values_seen))))
+        np.testing.assert_allclose(stats.mean, values_seen.mean(0), rtol=1e-6)
+        np.testing.assert_allclose(stats.var, values_seen.var(0), rtol=1e-4)
+
+
+# ---- Evaluation
+
+@every_algo
+@pytest.mark.parametrize("act", ["box", "discrete"])
+def test_evaluate_takes_the_best_actions_of_one_episode_and_changes_nothing(name, act):
+    """Of each environment the first episode, however many of others end meanwhile."""
+    algo = ALGOS[name]
+    cfg = config(algo, env="tests.envs:Counter-v0", env_kwargs=json.dumps({"act": act}))
+    envs = algo.make_envs(cfg, 1)
+    agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    agent.actor[-1].weight.data *= 100  # so that it looks at what it sees
+    before, state = statistics(agent), torch.get_rng_state()
+    Counter.made.clear()
+    returns = algo.evaluate(agent, cfg, 5, seed=1)
+    assert returns.tolist() == [script(number, 8)[1][0][2] for number in range(5)]
+    assert same(statistics(agent), before) and torch.equal(torch.get_rng_state(), state)
+    for env in Counter.made:
+        seen = np.float32([row[0] for row in script(env.number, len(env.acts))[0]])
+        expected = agent.env_act(agent.act(seen, deterministic=True))
+        np.testing.assert_allclose(env.acts, expected, atol=1e-5)
+
+
 # ---- What an update changes
 
 @every_algo
@@ -372,6 +483,60 @@ def test_a_seed_is_a_run(name):
     evaluated = [{k: v for k, v in row.items() if "eval" not in k} for row in runs[1]]
     assert evaluated == runs[0] != runs[2] and len(runs[0]) == 3
     assert runs[1][-1]["eval_ret_mean"]
+
+
+@every_algo
+def test_a_run_learns_from_every_row_and_reports_every_episode(name, monkeypatch):
+    """From the first step to the last, also across the joints of rollouts and of reports."""
+    algo, rollouts = ALGOS[name], []
+    plain = algo.update
+
+    def keep(agent, flat, *rest):
+        rollouts.extend(x for x in rest if isinstance(x, algo.Rollout))
+        return plain(agent, flat, *rest)
+
+    monkeypatch.setattr(algo, "update", keep)
+    algo.train(config(algo, env="tests.envs:Counter-v0", total_steps=96, report_every=2,
+                      run_dir="run"))
+    assert len(rollouts) == 4
+    rows = [script(number, 32)[0] for number in range(3)]
+    for i, field in enumerate(["obs", "rew", "next_obs", "terminated", "done"]):
+        expected = torch.tensor([[row[i] for row in env] for env in rows]).transpose(0, 1)
+        assert torch.equal(torch.cat([getattr(rollout, field) for rollout in rollouts]),
+                           expected.float()), field
+    with open("run/episodes.csv") as file:
+        got = [tuple(float(row[key]) for key in ("step", "env", "ep_ret", "ep_len"))
+               for row in csv.DictReader(file)]
+    assert sorted(got) == sorted((3.0 * (t + 1), *rest) for number in range(3)
+                                 for t, *rest in script(number, 32)[1])
+
+
+@every_algo
+def test_every_stream_of_random_numbers_is_one_of_its_own(name, monkeypatch):
+    """Of each seed, of each rank, of each part of a run that goes on, and of each environment."""
+    algo, drawn = ALGOS[name], []
+    plain = algo.Agent.__init__
+
+    def note(*args):
+        drawn.append(torch.initial_seed())
+        if mpi.rank() > 0:
+            raise InterruptedError  # before it waits for the others
+        plain(*args)
+
+    monkeypatch.setattr(algo.Agent, "__init__", note)
+    run = {"env": "tests.envs:Counter-v0", "run_dir": "run"}
+    for settings in ({"total_steps": 24}, {"total_steps": 48, "resume": True},
+                     {"total_steps": 24, "seed": 2, "run_dir": "other"}):
+        algo.train(algo.Config(**run | settings) if "resume" in settings
+                   else config(algo, **run | settings))
+    assert drawn[0] == drawn[1] != drawn[2]
+    monkeypatch.setattr(mpi, "_rank", 1)
+    with pytest.raises(InterruptedError):
+        algo.train(config(algo, **run | {"run_dir": "of rank 1"}))
+    assert len(set(drawn)) == 3
+    seeds = [env.seeds for env in Counter.made[:9]]
+    assert all(first is not None and set(rest) <= {None} for first, *rest in seeds)
+    assert len({first for first, *_ in seeds}) == 9
 
 
 @every_algo

@@ -738,6 +738,28 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
         close(our.data, their.data, rtol=0, atol=1e-6 * num_steps)
 
 
+def test_training_steps_as_the_optimizer_of_stable_baselines3(monkeypatch):
+    """With all that it leaves at their defaults, which show where gradients are tiny."""
+    given, plain = [], ppo.update
+
+    def keep(agent, flat, optimizer, *rest):
+        given.append(optimizer)
+        return plain(agent, flat, optimizer, *rest)
+
+    monkeypatch.setattr(ppo, "update", keep)
+    ppo.train(ppo.Config(env="CartPole-v1", total_steps=24, **SMALL))
+    [ours], their = given, PPO("MlpPolicy", Nowhere("discrete"), device="cpu").policy.optimizer
+    flat = torch.zeros_like(ours.flat).requires_grad_()
+    theirs = type(their)([flat], **their.defaults | {"lr": 0.1})
+    ours.load_state_dict({name: torch.zeros_like(x) for name, x in ours.state_dict().items()})
+    ours.flat.data.zero_()
+    for _ in range(3):
+        ours.flat.grad.copy_(torch.logspace(-9, 0, len(flat)))
+        flat.grad = ours.flat.grad.clone()
+        ours.step(0.1), theirs.step()
+    close(ours.flat, flat, rtol=1e-4)
+
+
 # ---- Other processes
 
 def learn_share(folder):

@@ -8,27 +8,30 @@
 
 Each bug is planted in a copy of the tree, where first a short training has to run and then the
 file's behaviour tests, until one fails. Exit status 1 if a bug survives them, if one no longer
-applies or if it crashes by itself. tests/mutants/catalogue.py says what an entry holds.
+applies or if it crashes by itself; seconds are of CPU time. tests/mutants/catalogue.py says what
+an entry holds.
 """
 import argparse
 import csv
+import importlib
 import os
-import queue
 import re
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tests.mutants.catalogue import ROOT, TESTS, Planting, file_of, planted, plantings, read, sample
 
 COPIED = ("algos", "utils", "tests")                            # what is no file is linked
-LIMIT = 1200                                                    # seconds of all tests together
+LIMIT = 600                                                     # seconds of CPU for all tests
+# Imported once, before the processes fork, since that takes longer than most tests.
+WARM = ("pytest torch torch.testing torch._dynamo torch.optim.adam gymnasium scipy.stats tyro tqdm "
+        "matplotlib.figure jaxtyping beartype stable_baselines3 sb3_contrib").split()
 
 
 @dataclass(frozen=True)
@@ -52,47 +55,82 @@ def copy_tree(to):
     return to
 
 
-def attempt(planting, trees):
-    """Plant it in a tree that is free, run the tests, take it out again."""
-    tree, start, kept = trees.get(), time.monotonic(), {}
+def plant(planting, tree):
+    """The texts as they were, by path, of files that now have the bug; ValueError: no place."""
+    texts = {file_of(name, tree): file_of(name, tree).read_text("utf-8") for name in planting.files}
+    write({path: planted(planting.mutant, text) for path, text in texts.items()})
+    return texts
+
+
+def write(texts):
+    for path, text in texts.items():
+        path.write_text(text, "utf-8")
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # it may look up to date
+
+
+def start_tests(module, tree):
+    """A process of its own that runs them, writes to tree/said and ends as pytest does -> pid."""
+    if pid := os.fork():
+        return pid
     try:
-        for module in planting.files:
-            path = file_of(module, tree)
-            text = path.read_text(encoding="utf-8")
-            path.write_text(planted(planting.mutant, text), encoding="utf-8")
-            kept[path] = text
-        outcome = verdict(*run_tests(planting.module, tree), planting.mutant)
-    except ValueError as error:
-        outcome = "error", f"{path.name}: {error}"
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT + 10))
+        said = os.open(tree / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1), os.dup2(said, 2)
+        os.chdir(tree)
+        os.environ["COLUMNS"] = "400"
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
+        files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
+        status = sys.modules["pytest"].main(
+            ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
+             "-p", "no:cacheprovider", "tests/mutants/smoke.py", *files])
+        sys.stdout.flush()
+        os._exit(status)
     finally:
-        for path, text in kept.items():
-            path.write_text(text, encoding="utf-8")
-        trees.put(tree)
-    return Result(planting.id, *outcome, round(time.monotonic() - start, 1))
+        os._exit(99)
 
 
-def run_tests(module, tree):
-    """(exit status of pytest or None if it took too long, what it said)."""
-    for folder in (tree, tree / "algos", tree / "utils"):       # a .pyc may look newer than it is
-        shutil.rmtree(folder / "__pycache__", ignore_errors=True)
-    files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
-    command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.smoke", "--of", module,
-               "-n", "0", "-x", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider",
-               "tests/mutants/smoke.py", *files]
-    env = os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "400"}
-    process = subprocess.Popen(command, cwd=tree, env=env, text=True, errors="replace",
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               start_new_session=True)
-    try:
-        return process.communicate(timeout=LIMIT)[0], process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()[0], None
+def run_all(todo, jobs):
+    """Results as they come, `jobs` at a time, each in a tree of its own."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}  # as tests/conftest.py does
+    for name in WARM:
+        importlib.import_module(name)
+    todo, running = list(reversed(todo)), {}
+    with tempfile.TemporaryDirectory() as folder:
+        free = [Path(folder, str(number)) for number in range(jobs)]
+        for tree in free:
+            tree.mkdir()
+            copy_tree(tree)
+        try:
+            while todo or running:
+                if todo and free:
+                    planting, tree = todo.pop(), free.pop()
+                    try:
+                        texts = plant(planting, tree)
+                        running[start_tests(planting.module, tree)] = planting, tree, texts
+                    except ValueError as error:
+                        free.append(tree)
+                        yield Result(planting.id, "error", str(error), 0.0)
+                    continue
+                pid, status, used = os.wait4(-1, 0)
+                planting, tree, texts = running.pop(pid)
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)              # what a failed test left behind
+                write(texts)
+                free.append(tree)
+                said = (tree / "said").read_text("utf-8", errors="replace")
+                outcome = verdict(said, os.waitstatus_to_exitcode(status), planting.mutant)
+                yield Result(planting.id, *outcome, round(used.ru_utime + used.ru_stime, 1))
+        finally:
+            for pid in running:
+                os.killpg(pid, signal.SIGKILL)
 
 
 def verdict(said, status, mutant=None):
     """(killed, survived or error; by which test or why), from what pytest said."""
-    if status is None:
+    if status == -signal.SIGXCPU:
         return "killed", "the time limit"
     if status == 0:
         return "survived", ""
@@ -120,21 +158,6 @@ def chosen(args):
             raise SystemExit(f"error: no such bug: {' '.join(sorted(unknown))}")
         found = [p for p in found if p.id in args.id]
     return sample(found, args.sample) if args.sample else found
-
-
-def run_all(todo, jobs):
-    """Results as they come, each of the jobs in a tree of its own."""
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
-        trees = queue.Queue()
-        for number in range(jobs):
-            Path(folder, str(number)).mkdir()
-            trees.put(copy_tree(Path(folder, str(number))))
-        futures = [pool.submit(attempt, planting, trees) for planting in todo]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
 
 
 def report(results, out):

@@ -7,7 +7,7 @@ An entry replaces a text that stands once in the file of its module:
     old = '''...'''                     # stands exactly once in the file
     new = '''...'''
     wrong = "what goes wrong, in a sentence"
-    found = "where it was really found: a codebase, a paper, a near miss of our own"
+    found = "a codebase, a paper, a near miss of our own; or why it is easily written"
     also = ["a2c", "vpg"]               # optional: other modules with the same text, once in each
     crashes = true                      # optional: the file's own `assert` may be what catches it
 
