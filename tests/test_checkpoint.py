@@ -190,6 +190,30 @@ def test_a_disk_that_fills_up():
     assert os.listdir(".") == ["resume-1"]
 
 
+def test_before_every_call_of_the_system_there_is_a_whole_checkpoint(tmp_path):
+    """What a kill at that moment would leave, without the killing."""
+    left = set()
+
+    def look(frame, event, arg):
+        if event == "c_call" and arg.__module__ in ("posix", "nt"):
+            sys.setprofile(None)
+            step, saved = checkpoint.load_resume(tmp_path)
+            left.add((checkpoint.load_file(tmp_path / "policy.pt")["step"], step))
+            assert step == saved["step"]
+            sys.setprofile(look)
+
+    def save(step):
+        payload = {"step": step, "w": torch.full((10,), float(step))}
+        checkpoint.save_file(tmp_path / "policy.pt", payload)
+        checkpoint.save_resume(tmp_path, step, payload)
+
+    save(9)
+    sys.setprofile(look)
+    save(10)
+    sys.setprofile(None)
+    assert left == {(9, 9), (10, 9), (10, 10)}
+
+
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint():
     """Children that do nothing but save, each killed by SIGKILL after a random time."""
     script = """
@@ -242,6 +266,15 @@ def test_another_number_of_ranks_is_refused(tmp_path):
     checkpoint.save_file(tmp_path / "resume-5" / "rank1.pt", {"a": 5})
     with pytest.raises(UsageError, match="saved by 2 processes.*--num-procs is 1"):
         checkpoint.load_resume(tmp_path)
+
+
+def test_every_rank_gets_back_what_it_handed_over(tmp_path, monkeypatch):
+    checkpoint.save_resume(tmp_path, 5, {"of": 0})
+    checkpoint.save_file(tmp_path / "resume-5" / "rank1.pt", {"of": 1})
+    monkeypatch.setattr(mpi, "size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(mpi, "rank", lambda rank=rank: rank)
+        assert checkpoint.load_resume(tmp_path) == (5, {"of": rank})
 
 
 def test_the_rename_waits_for_every_rank(tmp_path, monkeypatch):

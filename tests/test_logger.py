@@ -289,13 +289,14 @@ def test_resume_with_another_setting_names_both(name, value, known):
 
 
 def test_resume_takes_the_settings_of_the_run():
-    cfg = Config(env="Acrobot-v1", hidden=(4,), lr=0.5, max_grad_norm=2.0)
+    cfg = Config(env="Acrobot-v1", hidden=(4,), lr=0.5, max_grad_norm=2.0, total_steps=700,
+                 torch_threads=2)
     with pytest.raises(Stop):
         train(cfg, stop_at=100)
     again = replace(cfg, resume=True)
     assert open_run(Config(resume=True)) == again                   # defaults count as not given
     assert open_run(Config(resume=True, lr=0.5)) == again           # equal to the run's
-    free = {"total_steps": 900, "device": "cpu", "torch_threads": 2}
+    free = {"total_steps": 900, "device": "cpu", "torch_threads": 3}
     assert open_run(Config(resume=True, **free)) == replace(again, **free)
 
 
@@ -315,7 +316,10 @@ def test_a_new_end_goes_on(capsys):
     assert [int(row["step"]) for row in rows()] == list(range(100, 1001, 100))
     config = read_config("run")
     assert config["settings"]["total_steps"] == 1000
-    assert [entry["step"] for entry in config["resumed"]] == [800]
+    train(Config(resume=True, total_steps=1200))
+    config = read_config("run")
+    assert [entry["step"] for entry in config["resumed"]] == [800, 1000]
+    assert all(entry["versions"]["torch"] == torch.__version__ for entry in config["resumed"])
 
 
 def test_config_comes_back():
@@ -458,12 +462,13 @@ def test_a_return_that_is_not_finite_stops_the_run(log):
         log.report(100, [(0, 0, float("nan"), 3)])
 
 
-def test_a_policy_with_nan_is_not_saved():
+@pytest.mark.parametrize("where", [..., (1, 2)], ids=["all", "one"])
+def test_a_policy_with_nan_is_not_saved(where):
     cfg = open_run(Config())
     agent = torch.nn.Linear(3, 2)
     with pytest.raises(FloatingPointError, match="weight of the agent is nan"):
         with Logger(cfg, agent) as log:
-            torch.nn.init.constant_(agent.weight, float("nan"))
+            agent.weight.data[where] = float("nan")
             log.report(100)
     assert checkpoint.load_file("run/policy.pt")["step"] == 0
 
@@ -596,9 +601,9 @@ def test_best_policy():
     with Logger(cfg, agent) as log:
         log.report(100)
         assert not Path("run/best.pt").exists()
-        for ret in (-5.0, 7.0, 6.0):
+        for ret, spread in ((-5.0, 0.0), (7.0, 1.0), (6.0, 9.0), (5.0, 0.0)):
             torch.nn.init.constant_(agent.weight, ret)
-            log.report(100, eval_ret=[ret, ret])
+            log.report(100, eval_ret=[ret - spread, ret + spread])  # the mean decides
         log.saved = -1e9
         log.report(100)
     with Logger(replace(cfg, resume=True), agent) as log:

@@ -158,15 +158,16 @@ def test_gradients_land_in_the_flat_gradient_and_are_summed():
     assert net[0].weight.grad.norm() == 0
 
 
-def test_one_fused_step_equals_the_step_of_every_parameter():
+@pytest.mark.parametrize("scale", [1.0, 1e-5])  # of the loss: where it is small, eps decides
+def test_one_fused_step_equals_the_step_of_every_parameter(scale):
     net, twin, x = small_net(), small_net(), torch.ones(3)
     flat = mpi.flatten(net)
     ours, theirs = mpi.Adam(flat, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
     for lr in (0.1, 0.1, 0.02, 0.0, 0.3):
         flat.grad.zero_()
         theirs.zero_grad()
-        net(x).square().sum().backward()
-        twin(x).square().sum().backward()
+        (scale * net(x).square().sum()).backward()
+        (scale * twin(x).square().sum()).backward()
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
         ours.step(lr)

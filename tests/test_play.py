@@ -102,7 +102,10 @@ def test_figures_are_those_of_evaluate(trained, capsys):
     for value in (returns.mean(), returns.std(), returns.min(), returns.max()):
         assert f" {value:.2f}" in shown
     assert "length mean 40.0" in shown
-    assert not np.allclose(play.main(play.Play(str(run), episodes=3, seed=5)), expected)
+    for seed in (0, 5):
+        other = play.main(play.Play(str(run), episodes=3, seed=seed))
+        assert np.allclose(other, ppo.evaluate(agent, cfg, 3, seed), rtol=1e-5)
+        assert not np.allclose(other, expected)
 
 
 def test_stochastic_samples_and_repeats(trained):
@@ -112,13 +115,44 @@ def test_stochastic_samples_and_repeats(trained):
     assert not np.allclose(first, play.main(play.Play(run, 2)))
 
 
-def test_lengths_are_those_of_the_first_episodes(trained):
-    """Of an environment that is done early the next episode runs on, and does not count."""
-    run, agent, cfg = trained["CartPole-v1"]
-    asked = play.Play(str(run), episodes=6, stochastic=True)
-    torch.manual_seed(1)
-    returns, lengths = play.evaluate(ppo, cfg, agent, asked, seed=1)
-    assert np.array_equal(returns, lengths) and len(set(lengths)) > 1   # CartPole pays 1 a step
+class Clockwork:
+    """A vector of environments: episodes of number i last i + 1 steps, and its k-th pays 10 k + i.
+
+    As the file's module it makes itself, as its agent it does nothing.
+    """
+
+    def make_envs(self, cfg, num_envs):
+        self.length, self.time = 1 + np.arange(num_envs), 0
+        return self
+
+    def reset(self, seed):
+        return np.zeros(len(self.length)), {}
+
+    def act(self, obs, deterministic):
+        return obs
+
+    def env_act(self, act):
+        return act
+
+    def step(self, act):
+        self.time += 1
+        ended = self.time % self.length == 0
+        ret = 10 * (self.time // self.length) + self.length - 1
+        infos = {"episode": {"r": ret * ended, "l": self.length * ended}, "_episode": ended}
+        return act, ended * 0.0, ended, ended, infos if ended.any() else {}
+
+    def close(self):
+        self.length = None
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5])
+def test_of_each_environment_the_first_episode_counts_alone(episodes):
+    """One that is done early plays another, shorter in sum than the longest first one."""
+    clock, asked = Clockwork(), play.Play("run", episodes=episodes)
+    returns, lengths = play.evaluate(clock, None, clock, asked, seed=1)
+    assert returns.tolist() == [10 + i for i in range(episodes)]
+    assert lengths.tolist() == [1 + i for i in range(episodes)]
+    assert clock.length is None                     # closed
 
 
 def test_an_episode_that_never_ends_is_refused(trained):
@@ -161,6 +195,7 @@ REFUSED = {
     "other sizes": (lambda run: rewrite(run, hidden=[17]), r"actor\.0\.weight is \[16, 3\]"),
     "other algorithm": (lambda run: name_module(run, "algos.nothing"), "no algos/nothing.py"),
     "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files of algos/"),
+    "code of a known name": (lambda run: name_module(run, "evil.ppo"), "evil.ppo; only files"),
     "hidden code of theirs": (lambda run: name_module(run, "algos.evil"), "no algos/evil.py"),
 }
 

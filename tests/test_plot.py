@@ -254,6 +254,14 @@ def test_interval_is_stratified():
     assert 500 < low < 500.5 < high < 501
 
 
+def test_seeds_of_two_environments_have_nothing_in_common():
+    """Drawn together, a seed that is good in one and bad in the other would leave no width."""
+    sample = np.random.default_rng(3).normal(size=40)
+    low, high = plot.interval([sample, -sample], plot.mean_of_means)
+    expected = 2 * norm.ppf(0.975) * sample.std() / 40 ** 0.5 / 2 ** 0.5
+    assert high - low == pytest.approx(expected, rel=0.15)
+
+
 def test_one_seed_has_no_interval():
     assert np.isnan(plot.interval([np.array([3.0])], np.mean)).all()
     centre, low, _ = plot.band(np.array([[1.0], [2.0]]), "mean")
@@ -307,6 +315,14 @@ def test_three_protocols(six, capsys):
     assert [float(ppo[name]) for name in ("train100", "eval", "4 of 6")] == [35, 3.5, 35]
 
 
+@pytest.mark.parametrize("later", [-1e6, 0.0, 1e6])
+def test_four_of_six_are_the_first_six_whatever_comes_later(six, capsys, later):
+    for k in (7, 8, 9):
+        write_run(f"runs/later{k}", seed=k, returns=[later] * 100)
+    (ppo, _) = rows_of(table_of(capsys, "--table", "csv").out)
+    assert ppo["seeds"] == "9" and float(ppo["4 of 6"]) == 35
+
+
 def test_text_and_markdown(six, capsys):
     text = table_of(capsys).out.splitlines()
     assert text[0].split() == "environment line steps seeds train100 eval 4 of 6".split()
@@ -337,6 +353,21 @@ def test_compare(six, capsys):
     assert walker.endswith("Walker2d-v4: 0.00 [0.00, 0.00]") and "all of these: 0.38 [0." in both
     gids, texts = drawn("profile.svg")
     assert {"profile, ppo", "profile, sac"} <= gids and "performance profile" in texts
+
+
+def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
+    """Of either, 0 is the worst seed of both and 1 the best."""
+    for seed, (ours, theirs) in enumerate([(1, 0), (2, 5), (3, 9), (4, 2)]):
+        write_run(f"runs/a{seed}", seed=seed, returns=[ours] * 100)
+        write_run(f"runs/b{seed}", seed=seed, algo="sac", returns=[theirs] * 100)
+    once, again = (plot.compare(read(), *names) for names in (("ppo", "sac"), ("sac", "ppo")))
+    for name in ("ppo", "sac"):
+        np.testing.assert_array_equal(once[name][0], again[name][0])
+    share, _, _ = once["sac"]
+    assert share[0] == 0.75 and share[50] == 0.5 and share[100] == 0    # of 0, 5, 9 and 2
+    values = [float(line.split(": ")[1].split()[0]) for line in
+              capsys.readouterr().out.splitlines()]
+    assert values[0] + values[2] == 1
 
 
 def test_published_figures_stand_beside_ours(capsys, monkeypatch):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from algos import ppo
-from utils import collect, play, sweep
+from utils import checkpoint, collect, play, sweep
 from utils.logger import UsageError
 
 FLAKY = '''
@@ -358,6 +358,29 @@ def test_result(run, capsys):
     (run / "result.json").write_text(text.replace('"episodes": 150', '"episodes": 151'))
     assert sweep.main(sweep.Sweep(collect="runs")) == 0
     assert '"episodes": 151' in (run / "result.json").read_text()
+
+
+def test_a_point_of_the_curve_is_the_mean_of_what_ended_since_the_one_before(run):
+    rng = np.random.default_rng(1)
+    steps, returns = np.sort(rng.integers(1, 513, 400)), rng.exponential(size=400)
+    lines = [f"{step},0.5,0,{ret},9" for step, ret in zip(steps, returns)]
+    (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
+    curve = collect.collect(run)["curve"]
+    edges = np.linspace(0, 512, 101)
+    expected = [(round(end), returns[(begin < steps) & (steps <= end)].mean())
+                for begin, end in zip(edges, edges[1:]) if ((begin < steps) & (steps <= end)).any()]
+    np.testing.assert_allclose(curve, expected, atol=1e-3)
+
+
+def test_published_is_the_final_policy_and_not_the_best(run):
+    final = collect.collect(run)["eval"]
+    policy = checkpoint.load_file(run / "policy.pt")
+    for value in policy["agent"].values():
+        value.zero_()
+    checkpoint.save_file(run / "best.pt", policy)
+    assert collect.collect(run)["eval"] == final
+    checkpoint.save_file(run / "policy.pt", policy)
+    assert collect.collect(run)["eval"] != final
 
 
 def test_hashes_are_of_the_code_that_ran_or_of_none(run):

@@ -97,7 +97,7 @@ def run_helper(name):
     elif name == "plot":
         import plot
 
-        plot.main(plot.Plot(("run",), out="curves.svg"))
+        plot.main(plot.Plot(("run",), smooth=1, out="curves.svg"))
     elif name == "mpi":
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --batch 64 --total-steps 128".split()
