@@ -262,33 +262,36 @@ def test_settings_out_of_range_are_refused(settings):
 
 
 def test_every_update_rates_what_it_learned_from(monkeypatch):
-    """With |Q - y| from before its step; beta grows to 1."""
-    betas, rated = [], []
+    """At once, with |Q - y| from before its step; beta grows to 1."""
+    betas, learned, rated = [], [], []
     sample, rating = dqn_per.PriorityBuffer.sample, dqn_per.PriorityBuffer.rate
     update = dqn_per.update
 
     def noting_sample(buffer, batch, beta):
+        assert len(rated) == len(learned)
         betas.append(beta)
         return sample(buffer, batch, beta)
 
     def noting_update(agent, optimizer, batch, lr, gradient):
         columns = list(vars(batch).values())[:5]
         error = dqn_per.per_gradient(agent, optimizer.flat, *columns, batch.weight)[2]
-        rated.append([batch.at, (error.abs() + 1e-6) ** agent.cfg.omega])
+        learned.append([batch.at, (error.abs() + 1e-6) ** agent.cfg.omega])
         return update(agent, optimizer, batch, lr, gradient)
 
     def noting_rate(buffer, at, values):
-        assert torch.equal(at, rated[-1][0])
-        close(values, rated[-1][1])
+        assert torch.equal(at, learned[-1][0])
+        close(values, learned[-1][1])
+        rated.append(at)
         rating(buffer, at, values)
         close(leaves(buffer)[at], values.double())
 
     monkeypatch.setattr(dqn_per.PriorityBuffer, "sample", noting_sample)
     monkeypatch.setattr(dqn_per.PriorityBuffer, "rate", noting_rate)
     monkeypatch.setattr(dqn_per, "update", noting_update)
-    dqn_per.train(dqn_per.Config(**QUICK | {"env": "CartPole-v1", "update_every": 4}))
-    assert len(rated) == 20
-    close(betas, [0.4 + 0.6 * step / 120 for step in range(43, 120, 4)])
+    dqn_per.train(dqn_per.Config(**QUICK | {"env": "CartPole-v1", "update_every": 4,
+                                            "num_envs": 2}))
+    assert len(rated) == len(learned) == 20
+    close(betas, [0.4 + 0.6 * step / 120 for step in range(42, 120, 4)])
 
 
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
