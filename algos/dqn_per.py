@@ -469,7 +469,7 @@ def train(cfg: Config) -> Agent:
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may resume
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         step, episodes = log.step, []
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))

@@ -133,7 +133,7 @@ class RunningStats(nn.Module):
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        count, mean, var = mpi.moments(rows)
+        count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
         self.count += count
         share, delta = count / self.count, mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
@@ -412,7 +412,7 @@ def train(cfg: Config) -> Agent:
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
     with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
             lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr

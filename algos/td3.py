@@ -363,7 +363,7 @@ def train(cfg: Config) -> Agent:
     gradients = tuple(mpi.compiled(gradient, cfg.compile)
                       for gradient in (td3_critic_gradient, td3_actor_gradient))
     with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         step, episodes = log.step, []
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))

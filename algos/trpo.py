@@ -136,7 +136,7 @@ class RunningStats(nn.Module):
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        count, mean, var = mpi.moments(rows)
+        count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
         self.count += count
         share, delta = count / self.count, mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
@@ -364,17 +364,17 @@ def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv:
     params = [*agent.parameters()][:-len([*agent.critic.parameters()])]  # the critic's come last
     with torch.enable_grad():
         out = agent.actor(agent.encoder(obs))
-        old = out.detach(), None if agent.discrete else log_std.detach().clone()
+        old = out.detach(), None if agent.discrete else log_std.detach().clone()  # flat moves
         logp = log_prob(out, log_std, act)
         logp_old, kl = logp.detach(), kl_divergence(*old, out, log_std)
         grad = torch.autograd.grad(surrogate(logp, logp_old, adv), params, retain_graph=True)
-        kl_grad = torch.autograd.grad(kl, params, create_graph=True)
+        kl_grad = torch.autograd.grad(kl, params, create_graph=True)  # 0 here; F: how it grows
         g, kl_grad = (torch.cat([part.flatten() for part in parts]) for parts in (grad, kl_grad))
     mpi.average(g)
     product = partial(fisher_product, kl_grad, params, cfg.damping)
     direction, residual = conjugate_gradient(product, g, cfg.cg_steps)
     step = (2 * cfg.delta / (direction @ product(direction) + 1e-30)).sqrt() * direction
-    policy = flat.data[:len(g)]
+    policy = flat.data[:len(g)]  # a view: to write to it is to move the policy
     start = policy.clone()
     for k in range(cfg.backtracks):
         policy.copy_(start + 0.8**k * step)
@@ -402,7 +402,7 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
     data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
     val, adv, ret = estimate(agent, data)
-    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)
+    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
     metrics = policy_step(agent, flat, obs, act, adv.flatten())
     features = agent.encoder(obs)  # the encoder has moved, and now stays
     for _ in range(cfg.v_steps):
@@ -442,7 +442,7 @@ def train(cfg: Config) -> Agent:
     flat = mpi.flatten(agent)  # rank 0's weights, one vector; parameters and .grad are its views
     v_optimizer, loss = mpi.Adam(flat), mpi.compiled(v_gradient, cfg.compile)
     with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads what --resume goes on with
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
             metrics = update(agent, flat, v_optimizer, rollout, loss)

@@ -27,8 +27,8 @@ an environment; norm_obs and scale_rew switch them off.
 
 Each update collects a batch, takes one step on (8), then v_steps steps on (5), each on a random
 minibatch. One step, since (8) has the right gradient only for the policy that collected the data.
-The value function comes second: fitted first, it would have seen the returns that it is to predict,
-and A would be too small.
+A comes from the value function as it was before: fitted first, it would have seen the returns that
+it is to predict, and A would be too small.
 
 Policy and value function lie in one vector, and each has an Adam of its own. Where a gradient has
 always been zero Adam stands still, so that neither step moves the other's part. With images both
@@ -127,7 +127,7 @@ class RunningStats(nn.Module):
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        count, mean, var = mpi.moments(rows)
+        count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
         self.count += count
         share, delta = count / self.count, mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
@@ -338,7 +338,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: m
     data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
     val, adv, ret = estimate(agent, data)
-    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)
+    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
     with torch.enable_grad():
         pi_loss, bonus = gradient(agent, flat, obs, act, adv.flatten())
     mpi.average(flat.grad)
@@ -383,7 +383,7 @@ def train(cfg: Config) -> Agent:
     optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
     losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]
     with Logger(cfg, agent, optimizer=optimizer, v_optimizer=v_optimizer) as log:  # may resume
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))
+        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
             lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
