@@ -334,7 +334,7 @@ def train(cfg: Config) -> Agent:
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
     mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # vectors of all weights
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights, all
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     gradients = tuple(mpi.compiled(gradient, cfg.compile)

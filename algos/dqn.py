@@ -240,6 +240,7 @@ class FrameBuffer:
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
         # What stood here is lost, and with it the stacks of the next rows, which are the oldest.
+        # Of a first stack all rows but the last were lost by the write before.
         lost = self.newest(i) + self.num_envs * torch.arange(self.stack)
         self.columns["live"][lost % len(self.columns["live"])] = False
 

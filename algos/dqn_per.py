@@ -244,6 +244,7 @@ class FrameBuffer:
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
         # What stood here is lost, and with it the stacks of the next rows, which are the oldest.
+        # Of a first stack all rows but the last were lost by the write before.
         lost = self.newest(i) + self.num_envs * torch.arange(self.stack)
         self.columns["live"][lost % len(self.columns["live"])] = False
 
@@ -286,7 +287,7 @@ class SumTree:
     """Numbers, the leaves of a binary tree in which every node is the sum of its two children."""
 
     def __init__(self, size: int):
-        self.leaves = 1 << (size - 1).bit_length()
+        self.leaves = 1 << (size - 1).bit_length()  # the next power of two
         self.nodes = np.zeros(2 * self.leaves)  # 1: the root, 2 and 3: its children, ...
 
     def set(self, at: np.ndarray, priority: np.ndarray) -> None:
@@ -301,7 +302,8 @@ class SumTree:
         node = np.ones(len(mass), np.int64)
         while node[0] < self.leaves:
             left = self.nodes[2 * node]
-            right = (mass >= left) & (self.nodes[2 * node + 1] > 0)  # no rounding ends in nothing
+            # By rounding mass may be left or more although nothing is on the right: stay left then.
+            right = (mass >= left) & (self.nodes[2 * node + 1] > 0)
             mass, node = mass - left * right, 2 * node + right
         return node - self.leaves
 
@@ -323,7 +325,7 @@ class PriorityBuffer(FrameBuffer):
         piece = (torch.arange(batch) + torch.rand(batch, dtype=torch.float64)) / batch
         at = self.tree.find(piece.numpy() * self.tree.nodes[1])
         prob = self.tree.nodes[at + self.tree.leaves] / self.tree.nodes[1]  # Eq. (8)
-        lowest = min(mpi.gather(float(prob.min())))  # in the whole batch, over all ranks
+        lowest = min(mpi.gather(float(prob.min())))  # of the batch of all ranks, on each of them
         weight = importance(torch.from_numpy(prob), lowest, beta).float()
         rows = self.gather(at := torch.from_numpy(at))
         return Weighted(**vars(rows), at=at, weight=weight.to(rows.rew.device))

@@ -13,7 +13,7 @@ of s'; w is every weight of a network, eps a number for each dimension and sampl
     L(Q)    = mean (Q(s, a) - y)^2,   of each critic, summed                               (2)
     w_targ <- w_targ + tau (w - w_targ),   of the critics                                  (3)
 
-SAC's own, mu and sigma being the two halves of what the actor's network says of s:
+SAC's own, mu and log sigma being the two halves of what the actor's network says of s:
 
     a       = tanh(u),   u = mu + sigma eps                                                (4)
     log pi  = sum_i -eps_i^2 / 2 - log sigma_i - log(2 pi) / 2 - log(1 - tanh(u_i)^2)      (5)
@@ -93,7 +93,7 @@ class Config:
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma tau", 0, 1)
         check_range(self, "hidden lr alpha", above=0)
-        check_range(self, "target_entropy")
+        check_range(self, "target_entropy")  # any finite number
         check_divides(self, "num_envs/num_procs batch/num_procs buffer_size/num_procs")
 
 
@@ -376,7 +376,7 @@ def train(cfg: Config) -> Agent:
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
     mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # vectors of all weights
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights, all
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
