@@ -91,10 +91,11 @@ def difference(name):
 
 def scripted():
     """tests/envs.py, with the counter that our tests use; it is not installed, so by its path."""
-    spec = importlib.util.spec_from_file_location("scripted", lab.ROOT / "tests" / "envs.py")
-    sys.modules["scripted"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)  # registers its environments: "scripted:Counter-v0", ...
-    return module
+    if "tests.envs" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("tests.envs", lab.ROOT / "tests" / "envs.py")
+        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)  # registers its environments: "tests.envs:Counter-v0", ...
+    return sys.modules["tests.envs"]
 
 
 class Orchard(gym.Env):
@@ -151,7 +152,7 @@ def counter_rollout(algo, steps=12):
     terminated, truncated and both, in turn; environment 1 begins with a truncated one.
     """
     Counter.made.clear()  # they are numbered as they are made
-    cfg = algo.Config(env="scripted:Counter-v0")
+    cfg = algo.Config(env="tests.envs:Counter-v0")
     envs = algo.make_envs(cfg, 3)
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     return algo.collect(agent, envs, envs.reset(seed=1)[0], steps)[0]
