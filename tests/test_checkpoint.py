@@ -214,6 +214,15 @@ def test_before_every_call_of_the_system_there_is_a_whole_checkpoint(tmp_path):
     assert left == {(9, 9), (10, 9), (10, 10)}
 
 
+def test_what_a_killed_process_left_half_written_goes_with_the_next_checkpoint(tmp_path):
+    """Whatever its step: a replay buffer is large."""
+    for step in (3, 11):
+        (tmp_path / f"resume-{step}.tmp").mkdir()
+        (tmp_path / f"resume-{step}.tmp" / "rank0.pt.tmp").write_text("half")
+    checkpoint.save_resume(tmp_path, 5, {"a": 5})
+    assert os.listdir(tmp_path) == ["resume-5"]
+
+
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint():
     """Children that do nothing but save, each killed by SIGKILL after a random time."""
     script = """

@@ -202,6 +202,8 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
     assert act.shape == (20000, 2) and act.abs().max() <= 1
     close(act.mean(0), [0, 0], atol=0.02)
     close(act.var(0), [1 / 3, 1 / 3], rtol=0.03)
+    between = torch.corrcoef(torch.cat([act.T[:, 1:], act.T[:, :-1]]))  # and with the row before
+    close(between, torch.eye(4), atol=0.04)
     torch.manual_seed(5)
     assert torch.equal(act, agent.random_act(20000))
 
@@ -402,6 +404,34 @@ def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeyp
                             sources.append(name) or function(*args, **kwargs))
     algo.train(quick(algo, num_envs=2, start_steps=40))
     assert sources == 20 * ["random_act"] + 40 * ["act"]
+
+
+@every_algo
+def test_training_explores_and_evaluation_does_not(algo, monkeypatch):
+    """Two states of the generator give two actions to the same observation, or one."""
+    act, seen = algo.Agent.act, {"train": [], "eval": []}
+
+    def twice(agent, *args, **kwargs):
+        first = act(agent, *args, **kwargs)
+        state = torch.get_rng_state()
+        torch.manual_seed(len(seen[phase]))
+        seen[phase].append(torch.equal(first, act(agent, *args, **kwargs)))
+        torch.set_rng_state(state)
+        return first
+
+    def evaluate(*args):
+        nonlocal phase
+        phase = "eval"
+        returns = plain(*args)
+        phase = "train"
+        return returns
+
+    phase, plain = "train", algo.evaluate
+    monkeypatch.setattr(algo.Agent, "act", twice)
+    monkeypatch.setattr(algo, "evaluate", evaluate)
+    algo.train(quick(algo, num_envs=2, start_steps=40, eval_every=60))
+    assert len(seen["train"]) >= 40 and not any(seen["train"])
+    assert seen["eval"] and all(seen["eval"])
 
 
 @every_algo

@@ -436,6 +436,24 @@ def start(num_envs, kind="film", black=True, algo=dqn):
     return make_agent(algo, kind), envs, plain, envs.reset(seed=1)[0]
 
 
+@both
+def test_a_run_learns_from_whole_images_of_one_step(algo, monkeypatch):
+    """Colours are no frames of a stack: those of tests/envs.py tell environment, episode, time."""
+    seen, plain = [], algo.update
+
+    def note(agent, optimizer, batch, *rest):
+        seen.append((batch.obs[:, 7, 9].float(), batch.next_obs[:, 7, 9].float()))
+        return plain(agent, optimizer, batch, *rest)
+
+    monkeypatch.setattr(algo, "update", note)
+    algo.train(algo.Config(**QUICK | {
+        "env": "tests.envs:Counter-v0", "num_envs": 2, "start_steps": 40, "total_steps": 60,
+        "env_kwargs": json.dumps({"obs": "image", "act": "discrete"})}))
+    obs, next_obs = map(torch.cat, zip(*seen))
+    assert len(obs) > 20 and obs[:, 1].unique().numel() > 2
+    close(next_obs - obs, torch.tensor([0.0, 0.0, 1.0]).expand_as(obs))
+
+
 def new_buffer(kind, num_envs, rows):
     obs = torch.zeros(SPACES[kind].shape, dtype=torch.float32 if kind == "vector" else torch.uint8)
     return dqn.FrameBuffer(rows * num_envs, 1, num_envs, 4 if kind == "film" else 1, obs)

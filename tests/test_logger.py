@@ -807,6 +807,13 @@ TWO_RANKS = """
         told["full"] = ending(log.report, 100)
         torch.save = save
 
+    for late in (1, 0):                     # the clock of one rank says that a checkpoint is due
+        with start(f"late{late}", total_steps=1000) as log:
+            log.report(100)
+            log.saved = -1e9 if rank == late else log.saved
+            log.report(100)
+            told[f"late{late}"] = checkpoint.load_resume(f"late{late}")[0]
+
     with start("whole", total_steps=300) as log:
         for _ in range(3):
             log.report(100, noise=torch.randn(3) * (rank + 1))
@@ -828,6 +835,7 @@ def test_two_ranks():
     for rank in told:
         assert rank["signal"] == "SystemExit: 143"
         assert "loss is nan at step 200" in rank["nan"]
+        assert (rank["late1"], rank["late0"]) == (100, 200)     # rank 0 decides for all
         assert rank["full"].startswith("OSError: cannot write full/resume-200.tmp/rank1.pt")
     first, second, _ = rows(run="numbers")
     assert [first[f"a_{what}"] for what in ("mean", "min", "max")] == ["6.0", "0.0", "12.0"]

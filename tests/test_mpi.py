@@ -208,6 +208,27 @@ def test_a_copy_has_parameters_of_its_own_until_flattened():
     assert net(x).tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("change", [
+    lambda flat: flat.copy_(flat.flip(0)),                      # the same sum, in another order
+    lambda flat: flat.neg_(),                                   # of the same size
+    lambda flat: flat[3].copy_(torch.nextafter(flat[3], flat[4])),  # less than a sum would see
+    lambda flat: flat[2:4].copy_(flat[2:4].flip(0)),
+], ids=["order", "sign", "a bit", "neighbours"])
+def test_parameters_that_differ_in_any_way_are_found(change, monkeypatch):
+    """Beside a rank 0 that holds the others."""
+    flat = torch.linspace(-1000, 1001, 8)
+    monkeypatch.setattr(mpi, "gather", lambda value: [value, value])
+    mpi.check_equal(flat)
+    held = []
+    monkeypatch.setattr(mpi, "gather", lambda value: held.append(value) or [value])
+    mpi.check_equal(flat.clone())
+    other = flat.clone()
+    change(other)
+    monkeypatch.setattr(mpi, "gather", lambda value: [*held, value])
+    with pytest.raises(RuntimeError, match=r"ranks \[1\]"):
+        mpi.check_equal(other)
+
+
 # ------------------------------------------------------------------------------- one process
 def test_one_process_needs_no_mpi(tmp_path):
     program = '''
@@ -298,8 +319,9 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch):
 def test_choose_device_sets_the_threads():
     before = torch.get_num_threads()
     try:
-        mpi.choose_device(settings("cpu", torch_threads=before + 1), images=False)
-        assert torch.get_num_threads() == before + 1
+        for threads in (2, 1, 3):
+            mpi.choose_device(settings("cpu", torch_threads=threads), images=False)
+            assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
 

@@ -486,6 +486,21 @@ def test_a_seed_is_a_run(name):
 
 
 @every_algo
+@pytest.mark.parametrize("eval_every", [48, 72])
+def test_evaluations_stand_in_the_report_they_are_due_in(name, eval_every):
+    """Also where several rollouts make a report, and where they are not due in every one."""
+    algo = ALGOS[name]
+    algo.train(config(algo, env="tests.envs:Counter-v0", total_steps=192, report_every=2,
+                      eval_every=eval_every, run_dir="run"))
+    rows = columns_of("run")
+    ends = [0, *(int(row["step"]) for row in rows)]
+    assert ends[-1] == 192 and len(rows) == (4 if hasattr(algo.Config, "report_every") else 8)
+    for row, begin, end in zip(rows, ends, ends[1:]):
+        due = end // eval_every > begin // eval_every or end == 192
+        assert bool(row["eval_ret_mean"]) == due, end
+
+
+@every_algo
 def test_a_run_learns_from_every_row_and_reports_every_episode(name, monkeypatch):
     """From the first step to the last, also across the joints of rollouts and of reports."""
     algo, rollouts = ALGOS[name], []
@@ -514,8 +529,15 @@ def test_a_run_learns_from_every_row_and_reports_every_episode(name, monkeypatch
 @every_algo
 def test_every_stream_of_random_numbers_is_one_of_its_own(name, monkeypatch):
     """Of each seed, of each rank, of each part of a run that goes on, and of each environment."""
-    algo, drawn = ALGOS[name], []
+    algo, drawn, said, told = ALGOS[name], [], [], []
     plain = algo.Agent.__init__
+
+    def bcast(value):
+        """What rank 0 says, on rank 1 too."""
+        if mpi.rank() > 0:
+            return told.pop(0)
+        said.append(value)
+        return value
 
     def note(*args):
         drawn.append(torch.initial_seed())
@@ -524,6 +546,7 @@ def test_every_stream_of_random_numbers_is_one_of_its_own(name, monkeypatch):
         plain(*args)
 
     monkeypatch.setattr(algo.Agent, "__init__", note)
+    monkeypatch.setattr(mpi, "bcast", bcast)
     run = {"env": "tests.envs:Counter-v0", "run_dir": "run"}
     for settings in ({"total_steps": 24}, {"total_steps": 48, "resume": True},
                      {"total_steps": 24, "seed": 2, "run_dir": "other"}):
@@ -531,6 +554,7 @@ def test_every_stream_of_random_numbers_is_one_of_its_own(name, monkeypatch):
                    else config(algo, **run | settings))
     assert drawn[0] == drawn[1] != drawn[2]
     monkeypatch.setattr(mpi, "_rank", 1)
+    told.extend(said)
     with pytest.raises(InterruptedError):
         algo.train(config(algo, **run | {"run_dir": "of rank 1"}))
     assert len(set(drawn)) == 3
@@ -638,6 +662,28 @@ class Still(mpi.Adam):
 
 
 # ---- Other processes
+
+@pytest.mark.parametrize("name", ["ppo", "vpg", "trpo"])
+def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
+    """Each takes its share: what a step learns from does not grow with their number."""
+    algo, taken = ALGOS[name], []
+    which = "gradient" if algo is ppo else "v_gradient"
+    plain = algo.ppo_gradient if algo is ppo else algo.v_gradient
+
+    def note(agent, flat, rows, *rest):
+        taken.append(len(rows))
+        return plain(agent, flat, rows, *rest)
+
+    agent = make_agent(algo, minibatch=8)
+    flat, rollout = mpi.flatten(agent), make_rollout(algo, agent)
+    given = optimizers(algo, flat)
+    monkeypatch.setattr(mpi, "_size", 4)
+    monkeypatch.setattr(mpi, "average", lambda tensor: None)    # the others are as this one
+    monkeypatch.setattr(mpi, "gather", lambda value: 4 * [value])
+    algo.update(agent, flat, *given, *([rollout] if algo is trpo else [rollout, 1e-3]),
+                **{which: note})
+    assert set(taken) == {2}
+
 
 def learn_share(name, folder):
     """Two learning phases with this rank's environments, all of them if it is alone."""

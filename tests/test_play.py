@@ -108,6 +108,21 @@ def test_figures_are_those_of_evaluate(trained, capsys):
         assert not np.allclose(other, expected)
 
 
+def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys):
+    """The last policy or the best one: here they are of different steps, and act differently."""
+    best = checkpoint.load_file(run / "best.pt")
+    best["agent"] = {name: value + 0.3 for name, value in best["agent"].items()}
+    best["step"] = 123
+    checkpoint.save_file(run / "best.pt", best)
+    module, cfg, _ = play.read_run(run)
+    for kwargs, step in (({}, "512"), ({"best": True}, "123")):
+        shown = play.main(play.Play(str(run), episodes=3, **kwargs))
+        assert f"at step {step}, deterministic" in capsys.readouterr().out
+        returns = module.evaluate(play.load(run, **kwargs), cfg, 3, cfg.seed)
+        assert np.allclose(shown, returns, rtol=1e-5)
+    assert not np.allclose(shown, module.evaluate(play.load(run), cfg, 3, cfg.seed))
+
+
 def test_stochastic_samples_and_repeats(trained):
     run = str(trained["Pendulum-v1"][0])
     first, again = (play.main(play.Play(run, 2, stochastic=True)) for _ in range(2))
