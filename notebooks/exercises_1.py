@@ -11,8 +11,11 @@ def exact_gradient(answer):
     logits = probs.log().requires_grad_()
     (want,) = torch.autograd.grad(logits.softmax(-1) @ rew, logits)
     got = answer(probs, rew)
+    got, better = torch.as_tensor(got), rew - probs @ rew
+    true(got.shape != rew.shape or not torch.allclose(got, better),
+         "The comparison is right. But the formula has one more factor: how likely the action is.")
     hint = "Compare the reward of each action with what the policy gets on average"
-    close(got, want, f"{hint}; here that is {probs @ rew:.1f}.")
+    close(got, want, f"{hint}; here, for pi = 0.2, 0.3, 0.5, that is {probs @ rew:.1f}.")
     close(answer(probs, rew + 10), want,
           "The same amount more for every action should change nothing.")
 
@@ -21,15 +24,18 @@ def exact_gradient(answer):
 def returns_to_go(answer):
     rew = torch.tensor([1.0, 2.0, 4.0, 8.0, 16.0])
     none = torch.zeros(5)
-    close(answer(rew, none, 1.0)[-1], 16.0, "After the last step there is nothing more to add.")
-    close(answer(rew, none, 1.0), [31, 30, 28, 24, 16],
-          "Without discount each is the sum of its own reward and of all later ones.")
+    case = "Rewards 1, 2, 4, 8, 16 and done = [0, 0, 0, 0, 0], a mask: no episode ends. "
+    whole = answer(rew, none, 1.0)
+    close(whole[-1], 16.0, case + "After the last step nothing follows: its return is its reward.")
+    close(whole, [31, 30, 28, 24, 16],
+          case + "With gamma = 1 each return is the sum of its own reward and of all later ones.")
     close(answer(rew, none, 0.5), [5, 8, 12, 16, 16],
-          "A reward k steps later counts gamma ** k times. Walk backwards: each return is made of "
-          "one reward and the next return.")
+          case + "With gamma = 0.5 a reward k steps later counts gamma ** k times. Walk backwards: "
+          "each return is made of one reward and the next return.")
     done = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0])
     close(answer(rew, done, 0.5), [3, 4, 4, 16, 16],
-          "done[2] is 1: what follows belongs to another episode and must not be counted.")
+          "With done = [0, 0, 1, 0, 0] an episode ends with step 2. The reward of step 2 still "
+          "belongs to it; rewards of steps 3 and 4 belong to the next one.")
 
 
 @exercise
@@ -37,9 +43,10 @@ def advantages(answer):
     delta, done = torch.tensor([1.0, -2.0, 3.0, 4.0, -1.0]), torch.tensor([0.0, 0, 1, 0, 0])
     close(answer(delta, done, 0.9, 0.0), delta, "With lam = 0 an advantage is its own delta.")
     close(answer(delta, 0 * done, 1.0, 1.0), [5, 4, 6, 3, -1],
-          "With gamma = lam = 1 it is the sum of its own delta and of all later ones.")
+          "With gamma = lam = 1, and no end (done all 0), it is the sum of its own delta and of "
+          "all later ones.")
     close(answer(delta, 0 * done, 0.5, 1.0), [1.1875, 0.375, 4.75, 3.5, -1],
-          "With lam = 1 a delta k steps later counts gamma ** k times.")
+          "With lam = 1, and no end, a delta k steps later counts gamma ** k times.")
     zeros = torch.zeros(5, 1)
     want, _ = vpg.gae(delta[:, None], zeros, zeros, zeros, done[:, None], 0.8, 0.5)
     close(answer(delta, done, 0.8, 0.5), want[:, 0],

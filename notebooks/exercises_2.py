@@ -15,8 +15,8 @@ def bellman_target(answer):
           "Where the action ended the episode only the reward counts.")
     close(answer(rew, on, next_q, 0.0), rew, "With gamma = 0 only the reward counts.")
     close(answer(rew, on, next_q, 0.5), [3, 5, -2.5],
-          "The best of the next values, times gamma, is added to the reward. The best of -3 and -8 "
-          "is -3.")
+          "The best of the next values, times gamma, is added to the reward: in each row the best "
+          "of its own. The best of -3 and -8 is -3.")
     close(answer(rew, torch.tensor([0.0, 1.0, 0.0]), next_q, 0.5), [3, 2, -2.5],
           "Each row has its own `terminated`.")
 

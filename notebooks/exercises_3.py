@@ -41,9 +41,11 @@ def masks(answer):
         raise Wrong("Two masks are asked for: return bootstrap, goes_on.")
     bootstrap, goes_on = got
     close(bootstrap, [1, 0, 1, 0],
-          "bootstrap: rule 1. The rows go on, are terminated, truncated, and both at once.")
+          "bootstrap: rule 1. The four rows: one goes on, one is terminated, one truncated, the "
+          "last is both at once. Termination wins.")
     close(goes_on, [1, 0, 0, 0],
-          "goes_on: rule 2. The rows go on, are terminated, truncated, and both at once.")
+          "goes_on: rule 2. The four rows: one goes on, one is terminated, one truncated, the last "
+          "is both at once. The last three all end an episode.")
 
 
 @exercise

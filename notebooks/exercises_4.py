@@ -40,7 +40,8 @@ def diagnosis(answer):
 @exercise
 def in_step(answer):
     good = clinic.counter_rollout(ppo)
-    true(yes(answer(good)), "It refuses a rollout of the true file.")
+    true(yes(answer(good)), "It refuses a rollout of the true file. (Where an episode ends, the "
+                            "next row is of another one: compare within a row.)")
     true(not yes(answer(clinic.counter_rollout(clinic.plant("A")))),
          "It accepts a rollout of patient A.")
     # The first observation of the next episode, where one ends.
@@ -68,7 +69,8 @@ def first_step(answer):
 @exercise
 def limit_is_no_end(answer):
     good = clinic.counter_rollout(ppo)
-    true(yes(answer(good)), "It refuses a rollout of the true file.")
+    true(yes(answer(good)), "It refuses a rollout of the true file, in which some episodes are "
+                            "terminated and some are truncated.")
     true(not yes(answer(clinic.counter_rollout(clinic.plant("E")))),
          "It accepts a rollout of patient E.")
     never = replace(good, done=good.terminated)

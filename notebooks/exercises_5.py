@@ -55,11 +55,16 @@ def iqm(answer):
 
 @exercise
 def improvement(answer):
-    one, two = np.array([3.0, 5, 8]), np.array([2.0, 5, 6])
-    close(answer(np.array([2.0, 3]), np.array([0.0, 1])), 1.0,
-          "Every seed of a beats every seed of b.")
-    close(answer(np.array([5.0]), np.array([5.0])), 0.5, "A tie counts one half.")
-    close(answer(one, two), 5.5 / 9, "For [3, 5, 8] and [2, 5, 6] there are nine pairs: "
-                                     "3 wins once, 5 wins once and ties once, 8 wins three times.")
+    high, low = np.array([2.0, 3]), np.array([0.0, 1])
+    close(answer(high, low), 1.0, "For [2, 3] and [0, 1] every seed of a beats every seed of b: "
+                                  "all four pairs count 1, and their mean is 1.")
+    close(answer(low, high), 0.0, "For [0, 1] and [2, 3] no seed of a beats one of b: all four "
+                                  "pairs count 0. A lost pair takes nothing away.")
+    close(answer(np.array([1.0, 4, 8]), np.array([2.0, 3, 6])), 5 / 9,
+          "For [1, 4, 8] and [2, 3, 6] there are nine pairs, since every seed of a meets every "
+          "seed of b: 1 wins none, 4 wins two, 8 wins three. It is 5/9.")
+    close(answer(np.array([3.0, 5, 8]), np.array([2.0, 5, 6])), 5.5 / 9,
+          "For [3, 5, 8] and [2, 5, 6] 3 wins one pair, 5 wins one and ties one, 8 wins three. The "
+          "tie counts one half, so that it is 5.5/9.")
     few, many = RNG.normal(size=3), RNG.normal(size=7)
     close(answer(few, many), plot.improvement(few, many), "Not for 3 seeds against 7.")

@@ -17,6 +17,13 @@ def ends_a_step_early(rew, done, gamma):
     return ret
 
 
+def mask_for_a_list(rew, done, gamma):
+    ends, ret, last = done.int().tolist(), torch.zeros_like(rew), 0.0
+    for t in reversed(range(len(rew))):
+        ret[t] = last = rew[t] + (0.0 if t in ends else gamma * last)
+    return ret
+
+
 def lam_alone(delta, done, gamma, lam):
     adv, last = torch.zeros_like(delta), 0.0
     for t in reversed(range(len(delta))):
@@ -52,7 +59,8 @@ def kl_turned(logits_old, logits):
 WRONG = {
     "exact_gradient": [lambda probs, rew: probs * rew, lambda probs, rew: rew - probs @ rew,
                        lambda probs, rew: probs * (rew - rew.mean())],
-    "returns_to_go": [never_ends, ends_a_step_early, lambda rew, done, gamma: rew.cumsum(0)],
+    "returns_to_go": [never_ends, ends_a_step_early, mask_for_a_list,
+                      lambda rew, done, gamma: rew.cumsum(0)],
     "advantages": [lam_alone, over_episodes, lambda delta, done, gamma, lam: delta],
     "clip_slope": [clipped_whatever_the_sign, lambda ratio, adv, clip: adv,
                    lambda ratio, adv, clip: ratio.clamp(1 - clip, 1 + clip) * adv],

@@ -36,5 +36,7 @@ WRONG = {
     "improvement": [lambda a, b: np.mean(a[:, None] > b[None, :]),
                     lambda a, b: np.mean(a[:, None] >= b[None, :]),
                     lambda a, b: np.mean(np.sign(a[:, None] - b[None, :])),
+                    lambda a, b: np.mean(a > b) if len(a) == len(b) else 0.0,
+                    lambda a, b: np.sum(a[:, None] > b[None, :]),
                     lambda a, b: float(a.mean() > b.mean())],
 }
