@@ -13,6 +13,7 @@ an entry holds.
 """
 import argparse
 import csv
+import gc
 import importlib
 import os
 import re
@@ -31,7 +32,8 @@ COPIED = ("algos", "utils", "tests")                            # what is no fil
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before the processes fork, since that takes longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch.optim.adam gymnasium scipy.stats tyro tqdm "
-        "matplotlib.figure jaxtyping beartype stable_baselines3 sb3_contrib").split()
+        "matplotlib.figure jaxtyping beartype stable_baselines3 sb3_contrib pytest_timeout "
+        "xdist.plugin typeguard._pytest_plugin mujoco gymnasium.envs.mujoco").split()
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ def start_tests(module, tree):
         files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
         status = sys.modules["pytest"].main(
             ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
-             "-p", "no:cacheprovider", "tests/mutants/smoke.py", *files])
+             "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
+             "tests/mutants/smoke.py", *files])
         sys.stdout.flush()
         os._exit(status)
     finally:
@@ -97,6 +100,7 @@ def run_all(todo, jobs):
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}  # as tests/conftest.py does
     for name in WARM:
         importlib.import_module(name)
+    gc.freeze()                                                 # no collection touches these pages
     todo, running = list(reversed(todo)), {}
     with tempfile.TemporaryDirectory() as folder:
         free = [Path(folder, str(number)) for number in range(jobs)]
