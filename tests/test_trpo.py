@@ -355,7 +355,7 @@ def pairs(agent, policy):
 def test_the_step_is_that_of_sb3_contrib(kind):
     """Their KL is a mean over dimensions, ours the sum: of d, delta and damping are d times ours.
 
-    With actions drawn from the policy, and values that follow; three updates, optimizer included.
+    With actions drawn from the policy, and values that follow; ten updates, optimizer included.
     """
     dims = 2 if kind == "box" else 1
     agent = make_agent(trpo, kind, num_envs=4, batch=64, minibatch=64, v_steps=5, v_lr=1e-2,
@@ -369,7 +369,7 @@ def test_the_step_is_that_of_sb3_contrib(kind):
         their.data.copy_(our.data)
     flat = mpi.flatten(agent)
     optimizer = mpi.Adam(flat)
-    for seed in range(3):
+    for seed in range(10):
         rollout, before = make_rollout(trpo, agent, seed), copy.deepcopy(agent)
         adv, ret = targets(trpo, agent, rollout)
         obs, act = agent.normalize(rollout.obs).flatten(0, 1), rollout.act.flatten(0, 1)
@@ -387,4 +387,4 @@ def test_the_step_is_that_of_sb3_contrib(kind):
                                                                 before.parameters()))
         assert moved > 1e-2
         for our, their in pairs(agent, model.policy):
-            close(our.data, their.data, rtol=0, atol=2e-3 * float(moved) * (seed + 1))
+            close(our.data, their.data, rtol=0, atol=3e-4)  # a step moves some by 0.1
