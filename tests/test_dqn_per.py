@@ -173,9 +173,10 @@ def test_live_rows_have_priorities_and_no_others(kind, rows):
     assert (leaves(buffer) == buffer.highest).sum() >= 3 > (before == buffer.highest).sum()
 
 
-def test_transitions_are_those_of_the_parent():
-    buffer = new_buffer("film", 3, 20)
-    check(buffer, fill(buffer, 30, 3))
+@pytest.mark.parametrize("kind", ["film", "image", "vector"])
+def test_transitions_are_those_of_the_parent(kind):
+    buffer = new_buffer(kind, 3, 20)
+    check(buffer, fill(buffer, 30, 3, kind))
     sample = buffer.sample(16, 0.5)
     rows = buffer.gather(sample.at)
     for field in fields(dqn_per.Transitions):
