@@ -7,9 +7,9 @@
     python -m tests.mutants --check --algo ppo          no bug at all: nothing may turn red
 
 Each bug is planted in a copy of the tree, where first a short training has to run and then the
-file's behaviour tests, until one fails. Exit status 1 if a bug survives them, if one no longer
-applies or if it crashes by itself; seconds are of CPU time. tests/mutants/catalogue.py says what
-an entry holds.
+file's behaviour tests, until one fails; first of them the one that saw it last time, as
+last_run.csv tells. Exit status 1 if a bug survives them, if one no longer applies or if it crashes
+by itself; seconds are of CPU time. tests/mutants/catalogue.py says what an entry holds.
 """
 import argparse
 import csv
@@ -26,9 +26,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tests.mutants.catalogue import ROOT, TESTS, Planting, file_of, planted, plantings, read, sample
+from tests.mutants.catalogue import (
+    HERE,
+    ROOT,
+    TESTS,
+    Planting,
+    file_of,
+    planted,
+    plantings,
+    read,
+    sample,
+)
 
 COPIED = ("algos", "utils", "tests")                            # what is no file is linked
+LAST_RUN = HERE / "last_run.csv"                                # of the whole catalogue
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before the processes fork, since that takes longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch.optim.adam gymnasium scipy.stats tyro tqdm "
@@ -70,8 +81,11 @@ def write(texts):
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # it may look up to date
 
 
-def start_tests(module, tree):
-    """A process of its own that runs them, writes to tree/said and ends as pytest does -> pid."""
+def start_tests(module, tree, likely=""):
+    """A process of its own that runs them, writes to tree/said and ends as pytest does -> pid.
+
+    The test that is `likely` to turn red runs before all others, and may have another name by now.
+    """
     if pid := os.fork():
         return pid
     try:
@@ -85,10 +99,13 @@ def start_tests(module, tree):
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
         files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
-        status = sys.modules["pytest"].main(
-            ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
-             "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
-             "tests/mutants/smoke.py", *files])
+        for some in ([[f"tests/{likely}"]] if likely.startswith("test_") else []) + [files]:
+            status = sys.modules["pytest"].main(
+                ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE",
+                 "--tb=no", "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
+                 "tests/mutants/smoke.py", *some])
+            if status == 1:
+                break
         sys.stdout.flush()
         os._exit(status)
     finally:
@@ -101,7 +118,7 @@ def run_all(todo, jobs):
     for name in WARM:
         importlib.import_module(name)
     gc.freeze()                                                 # no collection touches these pages
-    todo, running = list(reversed(todo)), {}
+    todo, running, by = list(reversed(todo)), {}, killers()
     with tempfile.TemporaryDirectory() as folder:
         free = [Path(folder, str(number)) for number in range(jobs)]
         for tree in free:
@@ -113,7 +130,8 @@ def run_all(todo, jobs):
                     planting, tree = todo.pop(), free.pop()
                     try:
                         texts = plant(planting, tree)
-                        running[start_tests(planting.module, tree)] = planting, tree, texts
+                        pid = start_tests(planting.module, tree, by.get(planting.id, ""))
+                        running[pid] = planting, tree, texts
                     except ValueError as error:
                         free.append(tree)
                         yield Result(planting.id, "error", str(error), 0.0)
@@ -130,6 +148,12 @@ def run_all(todo, jobs):
         finally:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
+
+
+def killers():
+    """Which test saw each bug in the run that is kept: id -> test."""
+    with open(LAST_RUN, newline="") as file:
+        return {row["id"]: row["by"] for row in csv.DictReader(file)}
 
 
 def verdict(said, status, mutant=None):
