@@ -473,12 +473,15 @@ def test_a_policy_with_nan_is_not_saved(where):
     assert checkpoint.load_file("run/policy.pt")["step"] == 0
 
 
-def test_evaluation_is_due():
-    log = Logger(Config(eval_every=250, total_steps=1000), torch.nn.Linear(3, 2))
+@pytest.mark.parametrize("every,expected", [
+    (250, [300, 500, 800, 1000]), (300, [300, 600, 900, 1000]), (2000, [1000])])
+def test_evaluation_is_due(every, expected):
+    """At the first report that reaches a multiple, and at the end, multiple or not."""
+    log = Logger(Config(eval_every=every, total_steps=1000), torch.nn.Linear(3, 2))
     due = []
     for log.step in range(0, 1000, 100):
         due.append(log.eval_due(100))
-    assert [100 * (k + 1) for k, is_due in enumerate(due) if is_due] == [300, 500, 800, 1000]
+    assert [100 * (k + 1) for k, is_due in enumerate(due) if is_due] == expected
     assert not Logger(Config(), torch.nn.Linear(3, 2)).eval_due(10**6)
 
 

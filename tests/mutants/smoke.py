@@ -103,6 +103,8 @@ def run_helper(name):
         flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --batch 64 --total-steps 128".split()
         command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
         env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-        subprocess.run(command, env=env, check=True, timeout=240)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+        assert "differ from those of rank 0" not in done.stderr, "the run's own check"
+        done.check_returncode()
     elif name not in ("logger", "checkpoint"):
         importlib.import_module(f"utils.{name}")
