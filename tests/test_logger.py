@@ -815,6 +815,7 @@ TWO_RANKS = """
             log.report(100)
             log.saved = -1e9 if rank == late else log.saved
             log.report(100)
+            mpi.barrier()                   # rank 0 has put it in its place
             told[f"late{late}"] = checkpoint.load_resume(f"late{late}")[0]
 
     with start("whole", total_steps=300) as log:
