@@ -1,0 +1,269 @@
+"""General mutants: does any small change of the mathematics turn a test red?
+
+`python -m tests.mutants --math` calls it. Each function that stands under "mathematics" in algos/
+is changed in all files that hold it at once, and the tests of all of these may see it. They are
+loaded once; each mutant gets a fork of that process, in which its code takes the place of the true
+one, and meets the tests that call the function: those that name it first, quick ones before slow.
+
+equivalent.toml lists what no test can see, since nothing that counts changes, with the reason.
+"""
+import ast
+import csv
+import gc
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from io import StringIO
+from pathlib import Path
+from types import CodeType, FunctionType
+
+import pytest
+
+from tests.mutants.catalogue import HERE, ROOT, TESTS, file_of
+from tests.mutants.changes import functions, mutants, with_
+from tests.mutants.smoke import LEFT_OUT, SLOW
+
+BUDGET = 4                                                      # seconds of CPU for tests a mutant
+LIMIT = 10                                                      # more than a test takes by itself
+WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # whole trainings: slow, and blunt
+CALLED = set()                                                  # names of functions, by `noted`
+
+
+@dataclass(frozen=True)
+class Test:
+    item: pytest.Item
+    names: set                                                  # of the functions that it calls
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Result:
+    mutant: object
+    outcome: str                                                # killed, survived, error
+    by: str = ""
+    seconds: float = 0.0
+
+
+# ---- In a fork
+
+def plant(function, tree):
+    """Its code becomes that of `tree` wherever the function is held, and where it is loaded yet."""
+    name, codes = function.name.partition(".")[2], {}
+    for path in map(str, map(file_of, function.modules)):
+        module = ast.Module([with_(tree, decorator_list=[])], [])
+        parts = compile(ast.fix_missing_locations(module), path, "exec").co_consts
+        codes[path] = next(part for part in parts
+                           if isinstance(part, CodeType) and part.co_name == tree.name)
+
+    def replace():
+        for held in gc.get_objects():
+            if type(held) is FunctionType and held.__code__.co_qualname == name:
+                held.__code__ = codes.get(held.__code__.co_filename, held.__code__)
+
+    def execute(loader, module, plain=SourceFileLoader.exec_module):
+        plain(loader, module)
+        if loader.path in codes:
+            replace()
+
+    SourceFileLoader.exec_module = execute
+    replace()
+
+
+def noted(function):
+    """The same function, which says that it was called."""
+    note = f"__import__('{__name__}', fromlist=['CALLED']).CALLED.add('{function.name}')"
+    return with_(function.tree, body=[*ast.parse(note).body, *function.tree.body])
+
+
+def start(items, limits, folder, plantings):
+    """A process that runs tests until one is red -> pid; folder/said: a line for each, as it ends.
+
+    Index, red or green, seconds of CPU and the functions called. SIGPROF ends a test that hangs.
+    """
+    if pid := os.fork():
+        return pid
+    try:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1), os.dup2(nothing, 2)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
+        for function, tree in plantings:
+            plant(function, tree)
+        with open(folder / "said", "w", buffering=1) as said:
+            for at, (item, limit) in enumerate(zip(items, limits)):
+                CALLED.clear()
+                signal.setitimer(signal.ITIMER_PROF, limit)
+                began, reds = time.process_time(), item.session.testsfailed
+                item.config.hook.pytest_runtest_protocol(
+                    item=item, nextitem=items[at + 1] if at + 1 < len(items) else None)
+                red = "red" if item.session.testsfailed > reds else "green"
+                said.write(f"{at} {red} {time.process_time() - began:.3f} {' '.join(CALLED)}\n")
+                if red == "red":
+                    break
+        os._exit(0)
+    finally:
+        os._exit(99)
+
+
+# ---- The process that forks
+
+class Forks:
+    """A pytest plugin: runs mutants in place of the collected tests."""
+
+    def __init__(self, todo, listed, check, jobs, out):
+        self.todo, self.listed, self.check, self.jobs, self.out = todo, listed, check, jobs, out
+        self.table, self.status = sys.stdout, None
+
+    def pytest_collection_modifyitems(self, items):
+        """Those that start processes of their own would see nothing of a fork."""
+        left_out = (*LEFT_OUT, *SLOW)
+        items[:] = [item for item in items if not any(word in item.name for word in left_out)]
+
+    def pytest_runtestloop(self, session):
+        if not session.testsfailed:                             # all could be loaded
+            with redirect_stdout(self.table):
+                try:
+                    self.status = report(self.results(session.items), self.out)
+                except ValueError as error:
+                    print(f"error: {error}")
+        return True
+
+    def results(self, items):
+        """One a mutant, as they come. What is listed as equivalent is run by a check alone."""
+        with tempfile.TemporaryDirectory() as folder:
+            tests = calibrated(items, {mutant.function for mutant in self.todo}, folder)
+            todo, running = list(reversed(self.todo)), {}
+            try:
+                while todo or running:
+                    if todo and not self.check and todo[-1].key in self.listed:
+                        mutant = todo.pop()
+                        yield Result(mutant, "equivalent", self.listed[mutant.key])
+                    elif todo and len(running) < self.jobs:
+                        mutant, own = todo.pop(), Path(tempfile.mkdtemp(dir=folder))
+                        chosen = those_for(mutant.function.name, tests)
+                        limits = [LIMIT + 5 * test.seconds for test in chosen]
+                        pid = start([test.item for test in chosen], limits, own,
+                                    [(mutant.function, mutant.tree)])
+                        running[pid] = mutant, chosen, own
+                    else:
+                        pid, status, used = os.wait4(-1, 0)
+                        mutant, chosen, own = running.pop(pid)
+                        with suppress(ProcessLookupError):
+                            os.killpg(pid, signal.SIGKILL)      # what a failed test left behind
+                        said = (own / "said").read_text().splitlines()
+                        outcome, by = verdict(said, chosen, os.waitstatus_to_exitcode(status))
+                        if self.check:
+                            outcome = "error" if outcome == "killed" else "equivalent"
+                        yield Result(mutant, outcome, by, round(used.ru_utime + used.ru_stime, 2))
+                        shutil.rmtree(own)
+            finally:
+                for pid in running:
+                    os.killpg(pid, signal.SIGKILL)
+
+
+def calibrated(items, wanted, folder):
+    """Which of the functions each test calls, and its seconds; ValueError if one is red."""
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    pid = start(items, [60] * len(items), folder, [(each, noted(each)) for each in wanted])
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    rows = [row.split() for row in (folder / "said").read_text().splitlines()]
+    if status or len(rows) < len(items) or any(color == "red" for _, color, *_ in rows):
+        raise ValueError(f"red without a mutant: {items[max(len(rows) - 1, 0)].nodeid}")
+    return [Test(item, set(names), float(seconds))
+            for item, (_, _, seconds, *names) in zip(items, rows)]
+
+
+def those_for(name, tests):
+    """The tests that call a function, as many as fit into the budget, in their order."""
+    def order(test):
+        return name.rpartition(".")[2] not in names_in(test.item.function.__code__), test.seconds
+
+    chosen, left = [], BUDGET
+    for test in sorted((test for test in tests if name in test.names), key=order):
+        left -= test.seconds
+        if left > 0:
+            chosen.append(test)
+    return chosen
+
+
+def names_in(code):
+    inner = (part for part in code.co_consts if isinstance(part, CodeType))
+    return set(code.co_names).union(*map(names_in, inner))
+
+
+def verdict(said, tests, status):
+    """(killed, survived or error; by which test or why)"""
+    if said and said[-1].split()[1] == "red":
+        return "killed", tests[len(said) - 1].item.nodeid.removeprefix("tests/")
+    if status == -signal.SIGPROF:
+        return "killed", "the time limit"
+    if status or not tests:
+        return "error", f"exit status {status} after {len(said)} of {len(tests)} tests"
+    return "survived", ""
+
+
+def equivalents(every):
+    """(function, old, new): why, of what is listed; SystemExit if one is no mutant any more."""
+    with open(HERE / "equivalent.toml", "rb") as file:
+        rows = tomllib.load(file)["equivalent"]
+    listed = {(row["function"], row["old"], row["new"]): row["why"] for row in rows}
+    gone = sorted(listed.keys() - {mutant.key for mutant in every})
+    if gone or len(listed) < len(rows):
+        raise SystemExit("error: no mutant, or listed twice: "
+                         + "; ".join(f"{name}: {old} -> {new}" for name, old, new in gone))
+    return listed
+
+
+def report(results, out):
+    """The table as it grows, what was not killed at its end -> the exit status."""
+    done = []
+    with open(out or os.devnull, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["function", "line", "old", "new", "outcome", "by", "seconds"])
+        for result in results:
+            done.append(result)
+            mutant = result.mutant
+            writer.writerow([mutant.function.name, mutant.line, mutant.old, mutant.new,
+                             result.outcome, result.by, result.seconds])
+            file.flush()
+            if result.outcome == "killed":
+                print(line(result, result.by), flush=True)
+    for result in (result for result in done if result.outcome == "equivalent"):
+        print(line(result, "equivalent"))
+    bad = [result for result in done if result.outcome in ("survived", "error")]
+    for result in bad:
+        print(line(result, f"{result.outcome.upper()} {result.by}"))
+    equal = sum(result.outcome == "equivalent" for result in done)
+    print(f"killed {len(done) - len(bad) - equal} of {len(done)}, {equal} equivalent")
+    return int(bool(bad))
+
+
+def line(result, by):
+    mutant = result.mutant
+    return (f"{mutant.function.name:<22}{mutant.line:>5}{result.seconds:>7.1f}  {by:<70}"
+            f"  {' '.join(mutant.old.split())} -> {' '.join(mutant.new.split())}")
+
+
+def main(algo=None, jobs=1, out="", check=False):
+    """The exit status; a check runs what is listed, and all of it must survive."""
+    every = [mutant for function in functions() for mutant in mutants(function)]
+    listed = equivalents(every)
+    todo = [mutant for mutant in every if (mutant.key in listed or not check)
+            and (not algo or set(algo) & set(mutant.function.modules))]
+    modules = {module for mutant in todo for module in mutant.function.modules}
+    files = dict.fromkeys(name for module in TESTS if module in modules
+                          for name in TESTS[module].split() if name not in WITHOUT)
+    forks = Forks(todo, listed, check, jobs, out)
+    with redirect_stdout(StringIO()) as said:
+        pytest.main(["-n", "0", "-q", "-s", "--timeout", "60", "-p", "no:cacheprovider",
+                     *(str(ROOT / f"tests/test_{name}.py") for name in files)], [forks])
+    if forks.status is None:
+        print(said.getvalue())
+    return 1 if forks.status is None else forks.status
