@@ -146,11 +146,16 @@ def number(node):
 
 
 def others(value):
+    """n + 1 and 0, for an epsilon 0 and twice as much; of a negative number its opposite too."""
     if type(value) is float:
-        numbers = {0.0, 2 * value}
+        numbers = {0.0, 2 * value, abs(value)}
     else:
         numbers = {value + 1, 0} if value >= 0 else {value + 1, value - 1, -value}
     return sorted(numbers - {value})
+
+
+def is_flag(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
 
 
 def comparisons(node):
@@ -169,7 +174,7 @@ def calls(node):
     func, args, keywords = node.func, node.args, node.keywords
     yield from (with_(node, args=args[:i] + args[i + 1:]) for i in range(len(args)))
     yield from (with_(node, keywords=[word for word in keywords if word is not left])
-                for left in keywords if not isinstance(left.value, ast.Constant))
+                for left in keywords if not is_flag(left.value))
     yield from (with_(node, args=[*args[:i], args[i + 1], args[i], *args[i + 2:]])
                 for i in range(len(args) - 1))
     of = func.value if isinstance(func, ast.Attribute) else None

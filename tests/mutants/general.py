@@ -262,7 +262,7 @@ def main(algo=None, jobs=1, out="", check=False):
                           for name in TESTS[module].split() if name not in WITHOUT)
     forks = Forks(todo, listed, check, jobs, out)
     with redirect_stdout(StringIO()) as said:
-        pytest.main(["-n", "0", "-q", "-s", "--timeout", "60", "-p", "no:cacheprovider",
+        pytest.main(["-n", "0", "-q", "-s", "--tb=no", "--timeout", "60", "-p", "no:cacheprovider",
                      *(str(ROOT / f"tests/test_{name}.py") for name in files)], [forks])
     if forks.status is None:
         print(said.getvalue())
