@@ -107,6 +107,7 @@ def test_best_q_by_hand(algo):
     q_targ, judge = vec((1, 5, 2), (4, 3, 6)), vec((9, 0, 3), (0, 7, 1))
     close(algo.best_q(q_targ, judge), vec(1, 3))
     close(algo.best_q(q_targ, q_targ), vec(5, 6))
+    close(algo.best_q(q_targ[:1], judge[:1]), vec(1))
 
 
 @pytest.mark.eq("dqn", 3)

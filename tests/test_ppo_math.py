@@ -231,9 +231,10 @@ def random_policy(kind, num_rows=6):
     return out, log_std, 5 * torch.randn(num_rows, 4), Independent(Normal(out, log_std.exp()), 1)
 
 
+@pytest.mark.parametrize("num_rows", [6, 1])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_log_prob_and_entropy_are_those_of_the_library(kind):
-    out, log_std, act, library = random_policy(kind)
+def test_log_prob_and_entropy_are_those_of_the_library(kind, num_rows):
+    out, log_std, act, library = random_policy(kind, num_rows)
     close(ppo.log_prob(out, log_std, act), library.log_prob(act))
     close(ppo.entropy(out, log_std), library.entropy().mean())
 

@@ -186,7 +186,7 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="*", choices=TESTS, metavar="MODULE",
                         help=f"only bugs whose tests are those of {', '.join(TESTS)}")
-    parser.add_argument("--id", nargs="*", help="only these")
+    parser.add_argument("--id", nargs="*", help="only these; of --math functions, as ppo.gae")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--sample", type=int, default=0, help="only so many, always the same")
     parser.add_argument("--second", action="store_true", help="the second catalogue")
@@ -196,7 +196,7 @@ def main(argv=None):
     parser.add_argument("--out", default="", help="a .csv file for the table")
     args = parser.parse_args(argv)
     if args.math:
-        return general.main(args.algo, args.jobs, args.out, args.check)
+        return general.main(args.algo, args.id, args.jobs, args.out, args.check)
     results = run_all(chosen(args), args.jobs)
     if args.check:
         red = [result for result in results if result.outcome != "survived"]

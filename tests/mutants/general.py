@@ -36,7 +36,7 @@ WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # whole trainin
 CALLED = set()                                                  # names of functions, by `noted`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Test:
     item: pytest.Item
     names: set                                                  # of the functions that it calls
@@ -181,16 +181,20 @@ def calibrated(items, wanted, folder):
 
 
 def those_for(name, tests):
-    """The tests that call a function, as many as fit into the budget, in their order."""
-    def order(test):
-        return name.rpartition(".")[2] not in names_in(test.item.function.__code__), test.seconds
+    """The tests that call a function, as many as fit into the budget: first those that name it.
+
+    Of each kind the quick ones are taken, but run as they stand, since files share fixtures.
+    """
+    def indirect(test):
+        return name.rpartition(".")[2] not in names_in(test.item.function.__code__)
 
     chosen, left = [], BUDGET
-    for test in sorted((test for test in tests if name in test.names), key=order):
+    calling = sorted((test for test in tests if name in test.names), key=lambda t: t.seconds)
+    for test in sorted(calling, key=indirect):
         left -= test.seconds
         if left > 0:
             chosen.append(test)
-    return chosen
+    return sorted((test for test in tests if test in chosen), key=indirect)
 
 
 def names_in(code):
@@ -209,10 +213,9 @@ def verdict(said, tests, status):
     return "survived", ""
 
 
-def equivalents(every):
+def equivalents(every, path=HERE / "equivalent.toml"):
     """(function, old, new): why, of what is listed; SystemExit if one is no mutant any more."""
-    with open(HERE / "equivalent.toml", "rb") as file:
-        rows = tomllib.load(file)["equivalent"]
+    rows = tomllib.loads(path.read_text("utf-8"))["equivalent"]
     listed = {(row["function"], row["old"], row["new"]): row["why"] for row in rows}
     gone = sorted(listed.keys() - {mutant.key for mutant in every})
     if gone or len(listed) < len(rows):
@@ -251,19 +254,27 @@ def line(result, by):
             f"  {' '.join(mutant.old.split())} -> {' '.join(mutant.new.split())}")
 
 
-def main(algo=None, jobs=1, out="", check=False):
+def main(algo=None, names=None, jobs=1, out="", check=False):
     """The exit status; a check runs what is listed, and all of it must survive."""
     every = [mutant for function in functions() for mutant in mutants(function)]
     listed = equivalents(every)
+    if unknown := set(names or ()) - {mutant.function.name for mutant in every}:
+        raise SystemExit(f"error: no such function: {' '.join(sorted(unknown))}")
     todo = [mutant for mutant in every if (mutant.key in listed or not check)
-            and (not algo or set(algo) & set(mutant.function.modules))]
+            and (not algo or set(algo) & set(mutant.function.modules))
+            and (not names or mutant.function.name in names)]
     modules = {module for mutant in todo for module in mutant.function.modules}
     files = dict.fromkeys(name for module in TESTS if module in modules
                           for name in TESTS[module].split() if name not in WITHOUT)
+    return run(todo, [f"tests/test_{name}.py" for name in files], listed, check, jobs, out)
+
+
+def run(todo, tests, listed=(), check=False, jobs=1, out=""):
+    """The exit status of these mutants, by these files or single tests."""
     forks = Forks(todo, listed, check, jobs, out)
     with redirect_stdout(StringIO()) as said:
         pytest.main(["-n", "0", "-q", "-s", "--tb=no", "--timeout", "60", "-p", "no:cacheprovider",
-                     *(str(ROOT / f"tests/test_{name}.py") for name in files)], [forks])
+                     f"--rootdir={ROOT}", *(str(ROOT / test) for test in tests)], [forks])
     if forks.status is None:
         print(said.getvalue())
     return 1 if forks.status is None else forks.status
