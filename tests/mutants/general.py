@@ -10,6 +10,7 @@ equivalent.toml lists what no test can see, since nothing that counts changes, w
 import ast
 import csv
 import gc
+import importlib
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ from tests.mutants.smoke import LEFT_OUT, SLOW
 BUDGET = 4                                                      # seconds of CPU for tests a mutant
 LIMIT = 10                                                      # more than a test takes by itself
 WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # whole trainings: slow, and blunt
+LOADED = []                                                     # functions, before any fork
 CALLED = set()                                                  # names of functions, by `noted`
 
 
@@ -62,18 +64,24 @@ def plant(function, tree):
         codes[path] = next(part for part in parts
                            if isinstance(part, CodeType) and part.co_name == tree.name)
 
-    def replace():
-        for held in gc.get_objects():
-            if type(held) is FunctionType and held.__code__.co_qualname == name:
+    def replace(among):
+        for held in among:
+            if held.__code__.co_qualname == name:
                 held.__code__ = codes.get(held.__code__.co_filename, held.__code__)
 
     def execute(loader, module, plain=SourceFileLoader.exec_module):
         plain(loader, module)
         if loader.path in codes:
-            replace()
+            replace(loaded())
 
     SourceFileLoader.exec_module = execute
-    replace()
+    replace(LOADED)
+
+
+def loaded():
+    """The functions of algos/ that there are; of a fork those of its own."""
+    return [held for held in gc.get_objects() if type(held) is FunctionType
+            and Path(held.__code__.co_filename).parent == ROOT / "algos"]
 
 
 def noted(function):
@@ -128,6 +136,9 @@ class Forks:
 
     def pytest_runtestloop(self, session):
         if not session.testsfailed:                             # all could be loaded
+            importlib.import_module("torch._dynamo")            # loaded when first used
+            LOADED[:] = loaded()
+            gc.freeze()                                         # forks leave it where it is
             with redirect_stdout(self.table):
                 try:
                     self.status = report(self.results(session.items), self.out)
