@@ -3,7 +3,7 @@
 `python -m tests.mutants --math` calls it. Each function that stands under "mathematics" in algos/
 is changed in all files that hold it at once, and the tests of all of these may see it. They are
 loaded once; each mutant gets a fork of that process, in which its code takes the place of the true
-one, and meets the tests that call the function: those that name it first, quick ones before slow.
+one, and meets the tests of these files, those that name the function first.
 
 equivalent.toml lists what no test can see, since nothing that counts changes, with the reason.
 """
@@ -20,6 +20,7 @@ import time
 import tomllib
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.machinery import SourceFileLoader
 from io import StringIO
 from pathlib import Path
@@ -35,14 +36,6 @@ BUDGET = 4                                                      # seconds of CPU
 LIMIT = 10                                                      # more than a test takes by itself
 WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # whole trainings: slow, and blunt
 LOADED = []                                                     # functions, before any fork
-CALLED = set()                                                  # names of functions, by `noted`
-
-
-@dataclass(frozen=True, eq=False)
-class Test:
-    item: pytest.Item
-    names: set                                                  # of the functions that it calls
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -84,16 +77,10 @@ def loaded():
             and Path(held.__code__.co_filename).parent == ROOT / "algos"]
 
 
-def noted(function):
-    """The same function, which says that it was called."""
-    note = f"__import__('{__name__}', fromlist=['CALLED']).CALLED.add('{function.name}')"
-    return with_(function.tree, body=[*ast.parse(note).body, *function.tree.body])
+def start(items, folder, planting=None):
+    """A process that runs tests until one is red or time is up -> pid; folder/said: red or green.
 
-
-def start(items, limits, folder, plantings):
-    """A process that runs tests until one is red -> pid; folder/said: a line for each, as it ends.
-
-    Index, red or green, seconds of CPU and the functions called. SIGPROF ends a test that hangs.
+    A line for each test, when it has ended. SIGPROF ends a test that hangs.
     """
     if pid := os.fork():
         return pid
@@ -102,22 +89,29 @@ def start(items, limits, folder, plantings):
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1), os.dup2(nothing, 2)
         os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
-        for function, tree in plantings:
-            plant(function, tree)
+        if planting:
+            plant(planting.function, planting.tree)
         with open(folder / "said", "w", buffering=1) as said:
-            for at, (item, limit) in enumerate(zip(items, limits)):
-                CALLED.clear()
-                signal.setitimer(signal.ITIMER_PROF, limit)
-                began, reds = time.process_time(), item.session.testsfailed
-                item.config.hook.pytest_runtest_protocol(
-                    item=item, nextitem=items[at + 1] if at + 1 < len(items) else None)
-                red = "red" if item.session.testsfailed > reds else "green"
-                said.write(f"{at} {red} {time.process_time() - began:.3f} {' '.join(CALLED)}\n")
-                if red == "red":
+            for item, after in zip(items, [*items[1:], None]):
+                signal.setitimer(signal.ITIMER_PROF, LIMIT)
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                said.write("red\n" if item.session.testsfailed else "green\n")
+                if item.session.testsfailed or (planting and time.process_time() > BUDGET):
                     break
         os._exit(0)
     finally:
         os._exit(99)
+
+
+def finished(pid, running):
+    """Of the next fork that ends, or this one: its entry in `running`, reds, status, seconds."""
+    pid, status, used = os.wait4(pid, 0)
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)                          # what a failed test left behind
+    work = running.pop(pid)
+    said = (work[-1] / "said").read_text().split()
+    shutil.rmtree(work[-1])
+    return work, said, os.waitstatus_to_exitcode(status), round(used.ru_utime + used.ru_stime, 2)
 
 
 # ---- The process that forks
@@ -148,9 +142,8 @@ class Forks:
 
     def results(self, items):
         """One a mutant, as they come. What is listed as equivalent is run by a check alone."""
+        todo, running, killers = list(reversed(self.todo)), {}, {}
         with tempfile.TemporaryDirectory() as folder:
-            tests = calibrated(items, {mutant.function for mutant in self.todo}, folder)
-            todo, running = list(reversed(self.todo)), {}
             try:
                 while todo or running:
                     if todo and not self.check and todo[-1].key in self.listed:
@@ -158,54 +151,49 @@ class Forks:
                         yield Result(mutant, "equivalent", self.listed[mutant.key])
                     elif todo and len(running) < self.jobs:
                         mutant, own = todo.pop(), Path(tempfile.mkdtemp(dir=folder))
-                        chosen = those_for(mutant.function.name, tests)
-                        limits = [LIMIT + 5 * test.seconds for test in chosen]
-                        pid = start([test.item for test in chosen], limits, own,
-                                    [(mutant.function, mutant.tree)])
-                        running[pid] = mutant, chosen, own
+                        tests = in_order(mutant.function, items)
+                        running[start(tests, own, mutant)] = mutant, tests, own
                     else:
-                        pid, status, used = os.wait4(-1, 0)
-                        mutant, chosen, own = running.pop(pid)
-                        with suppress(ProcessLookupError):
-                            os.killpg(pid, signal.SIGKILL)      # what a failed test left behind
-                        said = (own / "said").read_text().splitlines()
-                        outcome, by = verdict(said, chosen, os.waitstatus_to_exitcode(status))
+                        (mutant, tests, _), said, status, seconds = finished(-1, running)
+                        outcome, by = verdict(said, tests, status)
+                        if outcome == "killed" and said:
+                            killers[tests[len(said) - 1]] = None
                         if self.check:
                             outcome = "error" if outcome == "killed" else "equivalent"
-                        yield Result(mutant, outcome, by, round(used.ru_utime + used.ru_stime, 2))
-                        shutil.rmtree(own)
+                        yield Result(mutant, outcome, by, seconds)
+                own = Path(tempfile.mkdtemp(dir=folder))
+                running[start(list(killers), own)] = (own,)
+                _, said, status, _ = finished(-1, running)
+                if status or len(said) < len(killers) or "red" in said:
+                    raise ValueError(f"red without a mutant: {list(killers)[len(said) - 1].nodeid}")
             finally:
                 for pid in running:
                     os.killpg(pid, signal.SIGKILL)
 
 
-def calibrated(items, wanted, folder):
-    """Which of the functions each test calls, and its seconds; ValueError if one is red."""
-    folder = Path(tempfile.mkdtemp(dir=folder))
-    pid = start(items, [60] * len(items), folder, [(each, noted(each)) for each in wanted])
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    rows = [row.split() for row in (folder / "said").read_text().splitlines()]
-    if status or len(rows) < len(items) or any(color == "red" for _, color, *_ in rows):
-        raise ValueError(f"red without a mutant: {items[max(len(rows) - 1, 0)].nodeid}")
-    return [Test(item, set(names), float(seconds))
-            for item, (_, _, seconds, *names) in zip(items, rows)]
+def in_order(function, items):
+    """The tests of its files: those that name it, those whose helpers do, others."""
+    name = function.name.split(".")[1]
+    files = {f"test_{each}.py" for module in function.modules for each in TESTS[module].split()}
+
+    def distance(item):
+        direct = names_in(item.function.__code__) | set(item.name.split("[")[-1].split("-"))
+        return 0 if name in direct else 1 if name in names_by_helpers(item.function) else 2
+
+    return sorted((item for item in items if item.path.name in files), key=distance)
 
 
-def those_for(name, tests):
-    """The tests that call a function, as many as fit into the budget: first those that name it.
-
-    Of each kind the quick ones are taken, but run as they stand, since files share fixtures.
-    """
-    def indirect(test):
-        return name.rpartition(".")[2] not in names_in(test.item.function.__code__)
-
-    chosen, left = [], BUDGET
-    calling = sorted((test for test in tests if name in test.names), key=lambda t: t.seconds)
-    for test in sorted(calling, key=indirect):
-        left -= test.seconds
-        if left > 0:
-            chosen.append(test)
-    return sorted((test for test in tests if test in chosen), key=indirect)
+@cache
+def names_by_helpers(function):
+    found, todo = set(), [function]
+    while todo:
+        function = todo.pop()
+        for name in names_in(function.__code__) - found:
+            found.add(name)
+            held = function.__globals__.get(name)
+            if isinstance(held, FunctionType) and "test" in held.__module__:
+                todo.append(held)
+    return found
 
 
 def names_in(code):
@@ -215,11 +203,11 @@ def names_in(code):
 
 def verdict(said, tests, status):
     """(killed, survived or error; by which test or why)"""
-    if said and said[-1].split()[1] == "red":
-        return "killed", tests[len(said) - 1].item.nodeid.removeprefix("tests/")
+    if "red" in said:
+        return "killed", tests[len(said) - 1].nodeid.removeprefix("tests/")
     if status == -signal.SIGPROF:
         return "killed", "the time limit"
-    if status or not tests:
+    if status or not said:
         return "error", f"exit status {status} after {len(said)} of {len(tests)} tests"
     return "survived", ""
 
