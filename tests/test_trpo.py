@@ -160,7 +160,7 @@ def test_fisher_product_by_hand():
     close(product(vec(0, 0, 2)), vec(0, 24, 8.2))
 
 
-def test_fisher_product_is_the_mean_over_ranks_and_damping_counts_once(monkeypatch):
+def test_fisher_product_is_that_of_all_observations_and_damping_counts_once(monkeypatch):
     """The matrix of all observations is the mean of those of two halves, and so is its product."""
     agent, obs = make_agent(trpo, hidden=(3,)), torch.randn(8, 3)
     v = torch.randn(sum(param.numel() for param in policy_params(agent)))
