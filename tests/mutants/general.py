@@ -33,7 +33,7 @@ from tests.mutants.changes import functions, mutants, with_
 from tests.mutants.smoke import LEFT_OUT, SLOW
 
 BUDGET = 4                                                      # seconds of CPU for tests a mutant
-LIMIT = 10                                                      # more than a test takes by itself
+LIMIT = 60                                                      # more than a test takes by itself
 WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # whole trainings: slow, and blunt
 LOADED = []                                                     # functions, before any fork
 
@@ -272,8 +272,8 @@ def run(todo, tests, listed=(), check=False, jobs=1, out=""):
     """The exit status of these mutants, by these files or single tests."""
     forks = Forks(todo, listed, check, jobs, out)
     with redirect_stdout(StringIO()) as said:
-        pytest.main(["-n", "0", "-q", "-s", "--tb=no", "--timeout", "60", "-p", "no:cacheprovider",
-                     f"--rootdir={ROOT}", *(str(ROOT / test) for test in tests)], [forks])
+        pytest.main(["-n", "0", "-q", "-s", "--tb=no", "-p", "no:cacheprovider", f"--rootdir={ROOT}",
+                     *(str(ROOT / test) for test in tests)], [forks])
     if forks.status is None:
         print(said.getvalue())
     return 1 if forks.status is None else forks.status
