@@ -272,8 +272,8 @@ def run(todo, tests, listed=(), check=False, jobs=1, out=""):
     """The exit status of these mutants, by these files or single tests."""
     forks = Forks(todo, listed, check, jobs, out)
     with redirect_stdout(StringIO()) as said:
-        pytest.main(["-n", "0", "-q", "-s", "--tb=no", "-p", "no:cacheprovider", f"--rootdir={ROOT}",
-                     *(str(ROOT / test) for test in tests)], [forks])
+        pytest.main([f"--rootdir={ROOT}", "-n", "0", "-q", "-s", "--tb=no", "-p",
+                     "no:cacheprovider", *(str(ROOT / test) for test in tests)], [forks])
     if forks.status is None:
         print(said.getvalue())
     return 1 if forks.status is None else forks.status
