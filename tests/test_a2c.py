@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from algos import a2c
 from tests.envs import Counter
+from tests.offpolicy import bare
 from tests.test_onpolicy import (
     LOG_2PI,
     SPACES,
@@ -44,6 +45,12 @@ def test_policy_loss_by_hand():
 def test_policy_loss_refuses_a_column_for_a_batch():
     with pytest.raises(TypeCheckError):
         a2c.policy_loss(torch.zeros(4), torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize("at", range(2))
+def test_policy_loss_refuses_a_column_without_the_checker_of_shapes_too(at):
+    with pytest.raises(AssertionError):
+        bare(a2c).policy_loss(*(torch.zeros(4, 1) if i == at else torch.zeros(4) for i in range(2)))
 
 
 def tiny_agent(mu, log_std, val, **settings):

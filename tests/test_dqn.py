@@ -107,6 +107,7 @@ def test_best_q_by_hand(algo):
     q_targ, judge = vec((1, 5, 2), (4, 3, 6)), vec((9, 0, 3), (0, 7, 1))
     close(algo.best_q(q_targ, judge), vec(1, 3))
     close(algo.best_q(q_targ, q_targ), vec(5, 6))
+    close(algo.best_q(q_targ[:1], judge[:1]), vec(1))
 
 
 @pytest.mark.eq("dqn", 3)
@@ -128,6 +129,20 @@ def test_a_column_against_a_vector_is_no_loss(algo):
         algo.huber(torch.zeros(3), torch.zeros(3, 1))
     with pytest.raises((TypeCheckError, AssertionError)):
         algo.td_target(torch.zeros(3), torch.zeros(3), torch.zeros(3, 1), 0.9)
+
+
+@both
+def test_what_has_another_shape_is_refused_without_the_checker_too(algo):
+    algo, b, b1 = bare(algo), torch.zeros(3), torch.zeros(3, 1)
+    for args in ((b1, b, b), (b, b1, b), (b, b, b1)):
+        with pytest.raises(AssertionError):
+            algo.td_target(*args, 0.9)
+    for args in ((b1, b), (b, b1)):
+        with pytest.raises(AssertionError):
+            algo.huber(*args)
+    for wide, narrow in ((4, 2), (2, 4)):
+        with pytest.raises(AssertionError):
+            algo.best_q(torch.zeros(3, wide), torch.zeros(3, narrow))
 
 
 @pytest.mark.eq("dqn", 4)
@@ -162,6 +177,23 @@ def test_an_action_is_random_with_probability_eps(algo, eps):
     share[2] += 1 - eps
     assert (counts[share == 0] == 0).all()
     assert eps == 0 or stats.chisquare(counts, n * share).pvalue > 1e-3
+
+
+@both
+@pytest.mark.parametrize("drawn,eps,kinds", [(0.0, 0.0, 1), (1 - 2**-24, 1.0, 8)])
+def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, eps, kinds,
+                                                                 monkeypatch):
+    """The least and the greatest of the numbers that there are from 0 to 1 without 1."""
+    monkeypatch.setattr(torch, "rand", lambda shape, **device: torch.full(shape, drawn))
+    act = algo.epsilon_greedy(torch.full((2000,), 7), 8, torch.tensor(eps))
+    assert len(act.unique()) == kinds
+
+
+@both
+def test_actions_are_drawn_on_the_device_of_the_networks(algo):
+    """"meta" is a device on every machine, and no other one mixes with it."""
+    best, eps = torch.zeros(3, dtype=torch.int64, device="meta"), torch.tensor(0.5, device="meta")
+    assert algo.epsilon_greedy(best, 4, eps).device.type == "meta"
 
 
 @both

@@ -2,6 +2,7 @@
 
 A few of the bugs are planted here; all of them by `python -m tests.mutants`.
 """
+import ast
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 from tests.mutants import __main__ as runner
-from tests.mutants import catalogue
+from tests.mutants import catalogue, changes, general
 from tests.mutants.catalogue import ROOT, TESTS, Mutant
 
 BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
@@ -140,3 +141,79 @@ def test_a_sample_is_killed():
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "killed 12 of 12"
+
+
+# ---- General mutants
+
+TOY = changes.Function("ppo.toy", ("ppo",), ast.parse('''
+def toy(a: Float32[Tensor, "1"], b, eps=1):
+    """Text - 1."""
+    assert a.shape == b.shape == eps.shape, "message 1"
+    if a < 0.5 and b is None:
+        note(a)
+        return -a, b[0] + torch.clamp(a - b, -1, eps + 1e-8)
+    return torch.where(a <= b, a, b.max(dim=-1, keepdim=True) * a / b) if not eps else b.exp().T
+''').body[0])
+
+
+@pytest.mark.parametrize("old,new", [
+    ("a < 0.5", "a <= 0.5"), ("a < 0.5", "a > 0.5"), ("b is None", "b is not None"),
+    ("a.shape == b.shape == eps.shape", "a.shape == b.shape"),
+    ("a < 0.5 and b is None", "a < 0.5 or b is None"), ("a < 0.5 and b is None", "b is None"),
+    ("a - b", "a + b"), ("a - b", "b - a"), ("a - b", "a"), ("-a", "a"), ("not eps", "eps"),
+    ("b.max(dim=-1, keepdim=True) * a", "b.max(dim=-1, keepdim=True) / a"),
+    ("b[0]", "b[1]"), ("a < 0.5", "a < 1.0"), ("eps + 1e-08", "eps + 0.0"),
+    ("eps + 1e-08", "eps + 2e-08"), ("dim=-1", "dim=0"), ("dim=-1", "dim=-2"), ("dim=-1", "dim=1"),
+    ("True", "False"), ("b.max(dim=-1, keepdim=True)", "b.max(keepdim=True)"),
+    ("b.max(dim=-1, keepdim=True)", "b.min(dim=-1, keepdim=True)"),
+    ("torch.clamp(a - b, -1, eps + 1e-08)", "torch.clamp(a - b, -1)"),
+    ("torch.clamp(a - b, -1, eps + 1e-08)", "torch.clamp(a - b, eps + 1e-08, -1)"),
+    ("torch.clamp(a - b, -1, eps + 1e-08)", "a - b"), ("b.exp()", "b"), ("b.exp().T", "b.exp()"),
+    ("note(a)", "pass"),
+])
+def test_each_kind_of_change_is_made(old, new):
+    assert (old, new) in {(mutant.old, mutant.new) for mutant in changes.mutants(TOY)}
+
+
+def test_a_general_mutant_is_one_change_of_what_is_computed():
+    made = changes.mutants(TOY)
+    texts = [ast.unparse(mutant.tree) for mutant in made] + [ast.unparse(TOY.tree)]
+    assert len(set(texts)) == len(texts) and len({mutant.key for mutant in made}) == len(made)
+    kept = ['def toy(a: Float32[Tensor, "1"], b, eps=1)', "Text - 1."]
+    assert all(part in text.replace("'", '"') for part in kept for text in texts)
+    for text in texts:
+        compile(text, "toy", "exec")
+
+
+def test_a_function_of_several_files_is_one():
+    places = {function.name: function.modules for function in changes.functions()}
+    assert places["ppo.gae"] == ("ppo", "a2c", "vpg", "trpo") and "a2c.gae" not in places
+    assert places["a2c.RMSProp.step"] == ("a2c",) and len(places) >= 30
+
+
+def test_what_is_listed_as_equivalent_is_a_mutant(tmp_path):
+    every = [mutant for function in changes.functions() for mutant in changes.mutants(function)]
+    assert all(len(why) > 10 for why in general.equivalents(every).values())
+    path, entry = tmp_path / "list.toml", '{function="ppo.toy", old="a - b", new="%s", why="?"}'
+    path.write_text(f"equivalent = [{entry % 'b - a'}]")
+    assert list(general.equivalents(changes.mutants(TOY), path)) == [("ppo.toy", "a - b", "b - a")]
+    path.write_text(f"equivalent = [{entry % 'a - c'}]")
+    with pytest.raises(SystemExit, match="a - c"):
+        general.equivalents(changes.mutants(TOY), path)
+
+
+ONE = """
+import sys
+from tests.mutants import changes, general
+
+function, = (each for each in changes.functions() if each.name == "a2c.policy_loss")
+wanted = [mutant for mutant in changes.mutants(function) if mutant.old == "logp * adv"]
+unseen = [mutant for mutant in changes.mutants(function) if mutant.new == "pass"]
+sys.exit(general.run(wanted + unseen, ["tests/test_vpg.py::test_policy_loss_by_hand"]))
+"""
+
+
+def test_general_mutants_are_killed_by_a_test_that_sees_them_and_no_other():
+    done = subprocess.run([sys.executable, "-c", ONE], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "killed 3 of 4, 0 equivalent", done.stdout + done.stderr
+    assert done.returncode == 1

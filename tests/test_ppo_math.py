@@ -156,6 +156,16 @@ def test_gae_keeps_environments_apart():
         close(together[:, [n]], ppo.gae(*(x[:, [n]] for x in steps), 0.9, 0.8)[0])
 
 
+@pytest.mark.parametrize("terminated", [0.0, 1.0])
+def test_gae_of_a_single_step_is_its_error(terminated):
+    """Of each environment; batch = num_envs is a rollout of one step."""
+    rew, val, next_val = torch.randn(3, 1, 4)
+    ends = torch.full((1, 4), terminated)
+    adv, ret = ppo.gae(rew, val, next_val, ends, ends, 0.9, 0.8)
+    close(adv, rew + (0.9 * next_val if terminated == 0 else 0) - val)
+    close(ret, adv + val)
+
+
 def test_gae_is_that_of_stable_baselines3():
     rew, val, next_val, terminated, done = random_steps(5, 0.1, 0.1)
     truncated = done * (1 - terminated)
@@ -221,9 +231,10 @@ def random_policy(kind, num_rows=6):
     return out, log_std, 5 * torch.randn(num_rows, 4), Independent(Normal(out, log_std.exp()), 1)
 
 
+@pytest.mark.parametrize("num_rows", [6, 1])
 @pytest.mark.parametrize("kind", ["discrete", "box"])
-def test_log_prob_and_entropy_are_those_of_the_library(kind):
-    out, log_std, act, library = random_policy(kind)
+def test_log_prob_and_entropy_are_those_of_the_library(kind, num_rows):
+    out, log_std, act, library = random_policy(kind, num_rows)
     close(ppo.log_prob(out, log_std, act), library.log_prob(act))
     close(ppo.entropy(out, log_std), library.entropy().mean())
 

@@ -99,6 +99,15 @@ def test_deviations_are_kept_within_bounds():
     close(act, torch.tanh(column(0.01 * math.exp(2), 0.01 * math.exp(-20))))
 
 
+def test_densities_are_those_of_the_deviations_that_are_kept():
+    """Beyond a bound the density is that at the bound; short of it each has its own."""
+    eps, log_stds = torch.full((6, 1), 0.3), torch.tensor([-50.0, -20, -19.5, 1.5, 2, 50])
+    _, logp = sac.squashed(torch.stack([torch.zeros(6), log_stds], 1), eps)
+    kept = log_stds.clip(-20, 2)
+    raw = 0.3 * kept.exp().double()
+    close(logp, -0.045 - kept - 0.5 * math.log(2 * math.pi) + 2 * raw.cosh().log())
+
+
 def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
     agent = make_agent(sac)
     obs = torch.ones(20000, 3)

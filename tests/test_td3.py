@@ -1,6 +1,7 @@
 """algos/td3.py by hand, against algos/ddpg.py and against stable-baselines3."""
 import math
 
+import numpy as np
 import pytest
 import torch
 from stable_baselines3 import TD3
@@ -41,6 +42,14 @@ def test_noise_on_the_targets_action_by_hand():
     act, eps = column(0.5, 0.5, -0.8, 0.1, 0.1), column(1.0, 10, -3, 2.5, -2.6)
     close(td3.smoothed(act, eps, 0.2, 0.5), column(0.7, 1.0, -1.0, 0.6, -0.4))
     close(td3.smoothed(act, eps, 0.0, 0.5), act)
+
+
+@pytest.mark.parametrize("sigma,clip", [(0.2, 0.5), (1.0, 1.5), (3.0, 0.1)])
+def test_noise_on_the_targets_action_is_that_of_numpy(sigma, clip):
+    """Within the clip and beyond it, within the box and beyond it on either side."""
+    act, eps = 2 * torch.rand(500, 2) - 1, 2 * torch.randn(500, 2)
+    noise = np.clip(sigma * eps.numpy(), -clip, clip)
+    close(td3.smoothed(act, eps, sigma, clip), np.clip(act.numpy() + noise, -1, 1))
 
 
 def test_the_targets_noise_is_independent_in_every_dimension_and_sample(monkeypatch):

@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from algos import trpo
+from tests.offpolicy import bare
 from tests.test_onpolicy import (
     SPACES,
     close,
@@ -62,6 +63,12 @@ def test_surrogate_by_hand():
 def test_surrogate_refuses_a_column_for_a_batch(at):
     with pytest.raises(TypeCheckError):
         trpo.surrogate(*(torch.zeros(4, 1) if i == at else torch.zeros(4) for i in range(3)))
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_surrogate_refuses_a_column_without_the_checker_of_shapes_too(at):
+    with pytest.raises(AssertionError):
+        bare(trpo).surrogate(*(torch.zeros(4, 1) if i == at else torch.zeros(4) for i in range(3)))
 
 
 @pytest.mark.eq("trpo", 9)
@@ -153,6 +160,17 @@ def test_fisher_product_by_hand():
     close(product(vec(0, 0, 2)), vec(0, 24, 8.2))
 
 
+def test_fisher_product_is_that_of_all_observations_and_damping_counts_once(monkeypatch):
+    """The matrix of all observations is the mean of those of two halves, and so is its product."""
+    agent, obs = make_agent(trpo, hidden=(3,)), torch.randn(8, 3)
+    v = torch.randn(sum(param.numel() for param in policy_params(agent)))
+    expected = product_of(agent, obs, 0.3)(v)
+    theirs = product_of(agent, obs[4:])(v)
+    monkeypatch.setattr(mpi, "average", lambda mine: mine.add_(theirs).div_(2))
+    close(product_of(agent, obs[:4], 0.3)(v), expected)
+    assert (theirs - expected).abs().max() > 0.1
+
+
 # ---- Equation (11): the conjugate gradient
 
 @pytest.mark.eq("trpo", 11)
@@ -184,6 +202,31 @@ def test_conjugate_gradient_says_what_is_left():
         close(left, (g - matrix @ x).norm() / g.norm(), rtol=1e-2, atol=1e-4)
         lefts.append(left)
     assert lefts[0] > lefts[1] > lefts[2]
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1e-4, 1e4, 1e10])
+def test_conjugate_gradient_is_linear_in_its_right_side(scale):
+    """Neither when it stops nor what it says is left depends on the unit of the gradient."""
+    torch.manual_seed(0)
+    root, g = torch.randn(8, 8), torch.randn(8)
+    product = partial(torch.mv, root @ root.T / 8 + torch.eye(8))
+    for steps in (2, 4, 100):
+        (x, left), (scaled, same) = (trpo.conjugate_gradient(product, size * g, steps)
+                                     for size in (1.0, scale))
+        close(scaled / scale, x, rtol=1e-3)
+        close(same, left, rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_conjugate_gradient_stops_when_float32_goes_no_further(seed):
+    """A matrix of three different eigenvalues needs three products, however many are allowed."""
+    torch.manual_seed(seed)
+    basis, g, made = torch.linalg.qr(torch.randn(9, 9)).Q, torch.randn(9), []
+    matrix = basis @ torch.diag(vec(1, 1, 1, 2, 2, 2, 3, 3, 3)) @ basis.T
+    product = partial(lambda v: made.append(v) or matrix @ v)
+    x, left = trpo.conjugate_gradient(product, g, 100)
+    assert 3 <= len(made) <= 5 and left < 1e-5
+    close(matrix @ x, g, rtol=1e-4, atol=1e-5)
 
 
 def test_conjugate_gradient_of_nothing_is_nothing():

@@ -5,11 +5,13 @@
     python -m tests.mutants --id ppo-time-limit@a2c     this one
     python -m tests.mutants --second                    bugs of someone who had not seen the tests
     python -m tests.mutants --check --algo ppo          no bug at all: nothing may turn red
+    python -m tests.mutants --math --algo ppo           any small change of its mathematics
 
 Each bug is planted in a copy of the tree, where first a short training has to run and then the
 file's behaviour tests, until one fails; first of them the one that saw it last time, as
 last_run.csv tells. Exit status 1 if a bug survives them, if one no longer applies or if it crashes
-by itself; seconds are of CPU time. tests/mutants/catalogue.py says what an entry holds.
+by itself; seconds are of CPU time. tests/mutants/catalogue.py says what an entry holds,
+tests/mutants/general.py what --math does.
 """
 import argparse
 import csv
@@ -26,6 +28,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from tests.mutants import general
 from tests.mutants.catalogue import (
     HERE,
     ROOT,
@@ -212,13 +215,17 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="*", choices=TESTS, metavar="MODULE",
                         help=f"only bugs whose tests are those of {', '.join(TESTS)}")
-    parser.add_argument("--id", nargs="*", help="only these")
+    parser.add_argument("--id", nargs="*", help="only these; of --math functions, as ppo.gae")
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
     parser.add_argument("--sample", type=int, default=0, help="only so many, always the same")
     parser.add_argument("--second", action="store_true", help="the second catalogue")
-    parser.add_argument("--check", action="store_true", help="plant nothing: the tests must pass")
+    parser.add_argument("--math", action="store_true", help="general mutants of the mathematics")
+    parser.add_argument("--check", action="store_true",
+                        help="plant nothing, or what is listed as equivalent: the tests must pass")
     parser.add_argument("--out", default="", help="a .csv file for the table")
     args = parser.parse_args(argv)
+    if args.math:
+        return general.main(args.algo, args.id, args.jobs, args.out, args.check)
     results = run_all(chosen(args), args.jobs)
     if args.check:
         red = [result for result in results if result.outcome != "survived"]

@@ -1,0 +1,192 @@
+"""The functions of the mathematics in algos/, and every small change of one of their expressions.
+
+A comparison, a sign, an operator, a number, an argument, a call, a term of a sum: one at a time.
+Docstrings, annotations, decorators and messages stay as they are.
+"""
+import ast
+import copy
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tests.mutants.catalogue import TESTS, file_of
+
+OTHER = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
+         ast.Pow: ast.Mult, ast.MatMult: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+         ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+         ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
+TURNED = {ast.Lt: ast.Gt, ast.LtE: ast.GtE, ast.Gt: ast.Lt, ast.GtE: ast.LtE}
+PAIRS = [("min", "max"), ("argmin", "argmax"), ("sum", "mean"), ("softmax", "log_softmax"),
+         ("exp", "expm1"), ("ones", "zeros"), ("ones_like", "zeros_like"), ("square", "abs")]
+NAMES = dict(PAIRS) | {b: a for a, b in PAIRS}
+LIBRARIES = ("torch", "nn.functional", "math", "mpi")
+KEPT = {"args", "annotation", "returns", "decorator_list", "msg"}   # "args" of a def, not of a call
+
+
+@dataclass(frozen=True)
+class Function:
+    """One text, in one or more files; its name has that of the first: ppo.gae, a2c.RMSProp.step."""
+
+    name: str
+    modules: tuple
+    tree: ast.FunctionDef = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    function: Function
+    line: int
+    old: str
+    new: str
+    tree: ast.FunctionDef = field(repr=False)                   # of the whole function, changed
+
+    @property
+    def key(self):
+        return self.function.name, self.old, self.new
+
+
+# ---- Functions
+
+def functions():
+    """Every function and method of the mathematics, equal ones once."""
+    found = {}
+    for module in TESTS:
+        if file_of(module).parent.name == "algos":
+            for name, tree in mathematics(file_of(module).read_text("utf-8")):
+                found.setdefault((name, ast.dump(tree)), []).append((module, tree))
+    return [Function(f"{places[0][0]}.{name}", tuple(module for module, _ in places), places[0][1])
+            for (name, _), places in found.items()]
+
+
+def mathematics(text):
+    """(name, tree) of what stands in that section of a file."""
+    titles = {n: line for n, line in enumerate(text.splitlines(), 1) if line.startswith("# ====")}
+    for node in ast.parse(text).body:
+        title = max((n for n in titles if n < node.lineno), default=None)
+        if title and " mathematics " in titles[title]:
+            parts = node.body if isinstance(node, ast.ClassDef) else [node]
+            before = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+            yield from ((before + part.name, part) for part in parts
+                        if isinstance(part, ast.FunctionDef))
+
+
+# ---- Mutants
+
+def mutants(function):
+    """All of a function, no two alike, each said by the smallest text that no other has."""
+    trails = {ast.unparse(trail[-1][1]): trail for trail in reversed(list(changed(function.tree)))}
+    trails.pop(ast.unparse(function.tree), None)
+    trails = list(reversed(trails.values()))
+    levels = [1 if number(trail[0][0]) is not None else 0 for trail in trails]
+    while True:
+        texts = [tuple(map(ast.unparse, trail[level])) for trail, level in zip(trails, levels)]
+        twice = {text for text in texts if texts.count(text) > 1}
+        if not twice:
+            break
+        levels = [level + (text in twice) for level, text in zip(levels, texts)]
+    return [Mutant(function, trail[0][0].lineno, *text, trail[-1][1])
+            for trail, text in zip(trails, texts)]
+
+
+def changed(node):
+    """For each change the pairs (as it was, as it is): of the place, of what it is part of, ..."""
+    for new in variants(node):
+        yield [(node, ast.copy_location(new, node))]
+    if number(node) is not None:                                # its minus has had its turn
+        return
+    for name, value in ast.iter_fields(node):
+        if name in KEPT and not isinstance(node, ast.Call):
+            continue
+        for at, part in enumerate(value if isinstance(value, list) else [value]):
+            for trail in changed(part) if isinstance(part, ast.AST) else ():
+                new = trail[-1][1]
+                if isinstance(value, list):
+                    new = [*value[:at], new, *value[at + 1:]]
+                yield [*trail, (node, with_(node, **{name: new}))]
+
+
+def variants(node):
+    """The ways to change this very node; those of its parts are for `changed`."""
+    if (value := number(node)) is not None:
+        yield from (ast.Constant(other) for other in others(value))
+        return
+    match node:
+        case ast.Constant(bool(value)):
+            yield ast.Constant(not value)
+        case ast.BinOp(left, op, right):
+            yield with_(node, op=OTHER[type(op)]())
+            yield from (left, right)
+            if not isinstance(op, (ast.Add, ast.Mult)):
+                yield with_(node, left=right, right=left)
+        case ast.UnaryOp(ast.USub() | ast.Not(), operand):
+            yield operand
+        case ast.BoolOp(op, values):
+            yield with_(node, op=OTHER[type(op)]())
+            yield from values
+        case ast.Compare():
+            yield from comparisons(node)
+        case ast.IfExp(_, body, orelse):
+            yield with_(node, body=orelse, orelse=body)
+        case ast.Attribute(value, "T"):
+            yield value
+        case ast.Call():
+            yield from calls(node)
+        case ast.Return(ast.Tuple(elts)):
+            yield with_(node, value=with_(node.value, elts=elts[::-1]))
+        case ast.Return(value) if value and not isinstance(value, ast.UnaryOp):
+            yield with_(node, value=ast.UnaryOp(ast.USub(), value))
+        case ast.Expr(ast.Call()) | ast.Assert() | ast.Break():
+            yield ast.Pass()
+
+
+def number(node):
+    """The number that an expression is, its minus included; None if it is no number."""
+    with suppress(ValueError, TypeError, SyntaxError):
+        value = ast.literal_eval(node)
+        return value if type(value) in (int, float) else None
+
+
+def others(value):
+    """n + 1 and 0, for an epsilon 0 and twice as much; of a negative number its opposite too."""
+    if type(value) is float:
+        numbers = {0.0, 2 * value, abs(value)}
+    else:
+        numbers = {value + 1, 0} if value >= 0 else {value + 1, value - 1, -value}
+    return sorted(numbers - {value})
+
+
+def is_flag(node):
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
+
+
+def comparisons(node):
+    """Other operators; of a < b < c each without one of the three."""
+    for i, op in enumerate(node.ops):
+        for to in filter(None, (OTHER[type(op)], TURNED.get(type(op)))):
+            yield with_(node, ops=[*node.ops[:i], to(), *node.ops[i + 1:]])
+    every = [node.left, *node.comparators]
+    for i in range(len(every) if len(every) > 2 else 0):
+        left, *rest = every[:i] + every[i + 1:]
+        yield with_(node, left=left, ops=node.ops[1:], comparators=rest)
+
+
+def calls(node):
+    """An argument less, two swapped, another function of the same kind, no call at all."""
+    func, args, keywords = node.func, node.args, node.keywords
+    yield from (with_(node, args=args[:i] + args[i + 1:]) for i in range(len(args)))
+    yield from (with_(node, keywords=[word for word in keywords if word is not left])
+                for left in keywords if not is_flag(left.value))
+    yield from (with_(node, args=[*args[:i], args[i + 1], args[i], *args[i + 2:]])
+                for i in range(len(args) - 1))
+    of = func.value if isinstance(func, ast.Attribute) else None
+    if name := NAMES.get(func.attr if of else func.id):
+        yield with_(node, func=with_(func, **{"attr" if of else "id": name}))
+    if of and ast.unparse(of) not in LIBRARIES:
+        yield of
+    elif args:
+        yield args[0]
+
+
+def with_(node, **parts):
+    new = copy.copy(node)
+    vars(new).update(parts)
+    return new
