@@ -28,7 +28,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from tests.mutants import general
 from tests.mutants.catalogue import (
     HERE,
     ROOT,
@@ -225,6 +224,7 @@ def main(argv=None):
     parser.add_argument("--out", default="", help="a .csv file for the table")
     args = parser.parse_args(argv)
     if args.math:
+        from tests.mutants import general  # which loads this very tree
         return general.main(args.algo, args.id, args.jobs, args.out, args.check)
     results = run_all(chosen(args), args.jobs)
     if args.check:
