@@ -41,7 +41,7 @@ from tests.mutants.catalogue import (
 )
 
 COPIED = ("algos", "utils", "tests")                            # what is no file is linked
-LAST_RUN = HERE / "last_run.csv"                                # of the whole catalogue
+LAST_RUNS = HERE / "last_run.csv", HERE / "second" / "last_run.csv"     # of whole catalogues
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before the processes fork, since that takes longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch.optim.adam gymnasium scipy.stats tyro tqdm "
@@ -102,13 +102,19 @@ def start_tests(module, tree, likely=""):
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
         files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
         for some in ([[f"tests/{likely}"]] if likely.startswith("test_") else []) + [files]:
-            status = sys.modules["pytest"].main(
-                ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE",
-                 "--tb=no", "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
-                 "tests/mutants/smoke.py", *some])
+            pid = os.fork()                                     # pytest starts only once in each
+            if not pid:
+                status = sys.modules["pytest"].main(
+                    ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE",
+                     "--tb=no", "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
+                     "tests/mutants/smoke.py", *some])
+                sys.stdout.flush()
+                os._exit(status)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if status < 0:                                      # SIGXCPU: this one ends like it
+                os.kill(os.getpid(), -status)
             if status == 1:
                 break
-        sys.stdout.flush()
         os._exit(status)
     finally:
         os._exit(99)
@@ -153,9 +159,12 @@ def run_all(todo, jobs):
 
 
 def killers():
-    """Which test saw each bug in the run that is kept: id -> test."""
-    with open(LAST_RUN, newline="") as file:
-        return {row["id"]: row["by"] for row in csv.DictReader(file)}
+    """Which test saw each bug in the runs that are kept: id -> test."""
+    found = {}
+    for path in LAST_RUNS:
+        with open(path, newline="") as file:
+            found |= {row["id"]: row["by"] for row in csv.DictReader(file)}
+    return found
 
 
 def verdict(said, status, mutant=None):
