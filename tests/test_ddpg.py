@@ -254,6 +254,13 @@ def test_each_loss_moves_its_own_network_alone(algo):
             assert param.grad.any() and (param.grad != 123).all(), f"{own}.{name} learns nothing"
 
 
+@pytest.mark.parametrize("algo", [td3, sac], ids=["td3", "sac"])
+def test_two_critics_begin_different(algo):
+    critic = algo.Agent(offpolicy.VECTOR, offpolicy.BOX, algo.Config()).critic
+    for one, other in zip(critic.q1.parameters(), critic.q2.parameters(), strict=True):
+        assert not torch.isclose(one, other).all()
+
+
 @every_algo
 def test_the_policys_loss_asks_the_critics_and_not_their_targets(algo):
     agent, batch = make_agent(algo), make_batch(algo)

@@ -415,6 +415,37 @@ def test_metrics_say_what_was_believed_before(name):
 
 
 @every_algo
+@pytest.mark.parametrize("kind", ["box", "discrete"])
+def test_the_entropy_is_that_of_the_policy_that_acted_in_all_states(name, kind):
+    algo = ALGOS[name]
+    agent = make_agent(algo, kind)
+    rollout = make_rollout(algo, agent)
+    expected = distribution(agent, rollout.obs.flatten(0, 1)).entropy().mean()
+    close(learn(algo, agent, rollout)[1]["entropy"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vpg", "trpo"])
+def test_value_steps_are_on_rows_of_the_whole_rollout_and_report_their_mean(name, monkeypatch):
+    algo = ALGOS[name]
+    agent, given, losses = make_agent(algo, minibatch=8, v_steps=30), [], []
+    rollout, value_loss = make_rollout(algo, agent), algo.value_loss
+
+    def noting(val, ret):
+        given.append(ret)
+        losses.append(value_loss(val, ret))
+        return losses[-1]
+
+    monkeypatch.setattr(algo, "value_loss", noting)
+    _, all_of_them = targets(algo, copy.deepcopy(agent), rollout)
+    _, metrics = learn(algo, agent, rollout)
+    rows = (torch.stack(given)[..., None] - all_of_them).abs().argmin(-1)  # [v_steps, minibatch]
+    close(torch.stack(given), all_of_them[rows], rtol=1e-4, atol=1e-5)
+    assert rows.shape == (30, 8) and all(len(row.unique()) == 8 for row in rows)
+    assert len(rows.unique()) == 24
+    close(metrics["v_loss"], torch.stack(losses).mean().detach())
+
+
+@every_algo
 def test_the_order_of_environments_does_not_matter(name):
     algo, results = ALGOS[name], []
     for order in ([0, 1, 2], [2, 0, 1]):

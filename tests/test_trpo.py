@@ -272,19 +272,20 @@ def test_step_by_hand():
 
 
 @pytest.mark.eq("trpo", 12)
-def test_a_step_that_goes_too_far_is_drawn_back_by_hand():
+@pytest.mark.parametrize("delta", [0.1, 0.5, 1.0, 1.5, 2.5])
+def test_a_step_that_goes_too_far_is_drawn_back_by_hand(delta):
     """The other way sigma shrinks, which the estimate of KL takes too lightly: 0.8^k of it fits."""
-    agent = tiny_agent(delta=1.5, damping=0.0, cg_steps=9)  # the whole step is (-1, 0, -1)
+    agent = tiny_agent(delta=delta, damping=0.0, cg_steps=9)
     flat = mpi.flatten(agent)
     metrics = torch.no_grad()(trpo.policy_step)(agent, flat, torch.zeros(2, 1), vec((2,), (0,)),
                                                 vec(-1, 1))
-    kls = [(1 + size**2) * math.exp(2 * size) / 2 - 0.5 - size
-           for size in (0.8**k for k in range(10))]
-    k = next(k for k, kl in enumerate(kls) if kl <= 1.5)
+    sizes = [(delta / 1.5) ** 0.5 * 0.8**k for k in range(10)]  # the step is this times (-1, 0, -1)
+    kls = [(1 + size**2) * math.exp(2 * size) / 2 - 0.5 - size for size in sizes]
+    k = next(k for k, kl in enumerate(kls) if kl <= delta)
     assert k == metrics["backtracks"] > 0
-    close(flat.detach()[:3], vec(-1, 0, -1) * 0.8**k, rtol=1e-4)
+    close(flat.detach()[:3], vec(-1, 0, -1) * sizes[k], rtol=1e-4)
     close(metrics["kl"], kls[k], rtol=1e-3)
-    close(metrics["improvement_expected"], 3 * 0.8**k, rtol=1e-4)
+    close(metrics["improvement_expected"], 3 * sizes[k], rtol=1e-4)
 
 
 @every_kind

@@ -241,9 +241,15 @@ def test_value_steps_fit_the_returns():
     assert (val - ret).square().mean() < 0.05 * ret.var()
 
 
-def test_lr_falls_to_zero_and_v_lr_stays(monkeypatch):
+def test_two_optimizers_of_which_the_policys_lr_falls_to_zero(monkeypatch):
     given, plain = [], vpg.update
-    monkeypatch.setattr(vpg, "update", lambda *args: given.append(args[5]) or plain(*args))
+
+    def update(agent, flat, optimizer, v_optimizer, rollout, lr, *rest):
+        assert optimizer is not v_optimizer and optimizer.flat is v_optimizer.flat is flat
+        given.append(lr)
+        return plain(agent, flat, optimizer, v_optimizer, rollout, lr, *rest)
+
+    monkeypatch.setattr(vpg, "update", update)
     for anneal in (True, False):
         vpg.train(vpg.Config("CartPole-v1", total_steps=96, num_envs=2, batch=24, minibatch=24,
                              v_steps=1, lr=0.1, anneal_lr=anneal, run_dir=f"run{anneal}"))

@@ -63,11 +63,16 @@ def test_it_runs(request):
         run_helper(of)
 
 
-def run_algo(name):
+def plain(name):
     """Without the checks of shapes that the tests add: a bug that only they see is one to find."""
-    spec = importlib.util.spec_from_file_location(f"plain_{name}", ROOT / f"algos/{name}.py")
-    algo = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(algo)
+    spec = importlib.util.spec_from_file_location(f"plain.{name}", ROOT / f"algos/{name}.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_algo(name):
+    algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
     for env in ("CartPole-v1", "Pendulum-v1"):
         steps = 128 if "buffer_size" in known else 192
@@ -84,8 +89,7 @@ def run_algo(name):
 
 def run_helper(name):
     """A run of PPO that is saved and goes on, and what else the module is for."""
-    from algos import ppo
-
+    ppo = plain("ppo")
     settings = {k: v for k, v in SMALL.items() if hasattr(ppo.Config, k)}
     run = {"env": "CartPole-v1", "run_dir": "run", "eval_every": 64}
     ppo.train(ppo.Config(**settings, **run, total_steps=128))
