@@ -7,7 +7,8 @@ A marker says what follows it: which algorithms (default: all) and environments,
 `default` only runs of default settings, whatever their number of steps.
 
     <!-- made: table ppo Hopper-v4 Walker2d-v4 -->
-    <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's
+    <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's, train100
+    <!-- made: eval-difference sac Hopper-v4 -->         the same of eval
     <!-- made: published ppo Hopper-v4 default -->       figures of others
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
     ...
@@ -23,7 +24,7 @@ import re
 import sys
 from collections import defaultdict
 from contextlib import redirect_stderr
-from functools import cache
+from functools import cache, partial
 from io import StringIO
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from utils import collect
 
 HERE = Path(__file__).resolve().parent
 README, RESULTS, FIGURES = HERE / "README.md", HERE / "results", HERE / "figures"
+PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, whatever the budget
 PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Key = tuple[str, str, str, str]     # env, library, algo, settings
 
@@ -57,9 +59,9 @@ def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[di
     """The groups that a marker names."""
     envs = {word for word in words if re.search(r"-v\d+$", word)}
     algos = set(words) - envs - {"default"}
-    plain = re.compile(r"(total_steps=[^,]*)?$" if "default" in words else "")
     return {key: results for key, results in groups.items()
-            if key[0] in (envs or key) and key[2] in (algos or key) and plain.match(key[3])}
+            if key[0] in (envs or key) and key[2] in (algos or key)
+            and ("default" not in words or PLAIN.fullmatch(key[3]))}
 
 
 sources = cache(collect.sources)      # of an algorithm, as its files are now
@@ -91,7 +93,7 @@ def table(groups: dict[Key, list[dict]]) -> str:
         final = np.array([np.mean(result["eval"]) for result in results])
         rows.append({
             "environment": key[0], "algorithm": key[2], "library": key[1],
-            "settings": key[3] or "default", "steps": int(results[0]["total_steps"]),
+            "settings": key[3] or "default", "steps": steps(results),
             "seeds": " ".join(str(result["seed"]) for result in results),
             "train100 of each": " ".join(f"{value:.0f}" for value in train),
             "train100": mean(train), "eval of each": " ".join(f"{value:.0f}" for value in final),
@@ -105,17 +107,17 @@ def mean(values: np.ndarray) -> str:
     return plot.cell(float(values.mean()) if few else plot.estimate(values, np.mean))
 
 
-def difference(groups: dict[Key, list[dict]]) -> str:
-    """Ours minus the peer's train100 at equal seeds, and the geometric mean of the ratios."""
+def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
+    """Ours, of default settings, minus the peer's after as many steps; geometric mean of ratios."""
     lines, ratios = [], []
     for (env, library, algo, settings), results in groups.items():
         peer = next((v for k, v in groups.items() if (k[0], k[2]) == (env, algo)
-                     and k[1] != library), None)
-        if library != "plainrl" or settings or peer is None:
+                     and k[1] != library and np.isclose(steps(v), steps(results), rtol=0.01)), None)
+        if library != "plainrl" or not PLAIN.fullmatch(settings) or peer is None:
             continue
         seeds = {result["seed"] for result in results} & {result["seed"] for result in peer}
-        ours, theirs = (np.array([result["train100"] for result in each if result["seed"] in seeds])
-                        for each in (results, peer))
+        ours, theirs = (np.array([np.mean(result[figure]) for result in each
+                                  if result["seed"] in seeds]) for each in (results, peer))
         ratios.append(ours.mean() / theirs.mean())
         low, high = plot.interval([ours, theirs],
                                   lambda a, b, axis: a.mean(axis) - b.mean(axis))
@@ -124,6 +126,10 @@ def difference(groups: dict[Key, list[dict]]) -> str:
     if ratios:
         lines.append(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
     return "\n".join(["```", *lines, "```"])
+
+
+def steps(results: list[dict]) -> int:
+    return int(results[0]["total_steps"])
 
 
 def grouped(groups: dict[Key, list[dict]]) -> plot.Groups:
@@ -155,7 +161,8 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
         return "Not run yet."
     if kind == "curves":
         return curves(chosen, figures / name)
-    return {"table": table, "difference": difference, "published": published}[kind](chosen)
+    return {"table": table, "difference": difference, "published": published,
+            "eval-difference": partial(difference, figure="eval")}[kind](chosen)
 
 
 def rewrite(text: str, groups: dict[Key, list[dict]], figures: Path = FIGURES) -> str:

@@ -154,10 +154,13 @@ def test_difference_by_hand():
         write(f"r/ours{seed}", ours, seed=seed)
         if theirs:
             write(f"r/theirs{seed}", theirs, seed=seed, library="peer")
-    lines = table.difference(table.read(Path("r"))).splitlines()
-    assert lines[1:-1] == [
-        "Hopper-v4, ppo, seeds [1, 2]: ratio of means 4.00, difference 30 [20, 40]",
-        "geometric mean of the ratios: 4.00"]
+    write("r/budget", 1.0, library="peer", total_steps=20, settings={"total_steps": 20})
+    write("r/other_settings", 1.0, settings={"lr": 0.1})
+    for figure, ratio in (("train100", "4.00"), ("eval", "3.50")):
+        lines = table.difference(table.read(Path("r")), figure).splitlines()
+        assert lines[1:-1] == [
+            f"Hopper-v4, ppo, seeds [1, 2]: ratio of means {ratio}, difference 30 [20, 40]",
+            f"geometric mean of the ratios: {ratio}"]
 
 
 def test_a_marker_chooses():
