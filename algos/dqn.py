@@ -35,6 +35,7 @@ Reproduce     python -m algos.dqn    (benchmarks/README.md: return, seeds)
 
 import copy
 import json
+import math
 import os
 from dataclasses import dataclass
 from typing import Literal
@@ -120,14 +121,14 @@ class QNetwork(nn.Module):
         self.register_buffer("to_q", dueling_matrix(num_acts), persistent=False)
         self.channels_last = self.images and shape[2] < shape[0]
         chw = (shape[2], *shape[:2]) if self.channels_last else shape
-        self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
+        self.encoder = nature_cnn(*chw) if self.images else None
         sizes = (512,) if self.images else (*shape, *cfg.hidden)
         self.head = relu_mlp(*sizes, num_acts + cfg.dueling)  # V comes before the advantages
 
     def forward(self, obs: Tensor) -> Tensor:
         if self.images:
-            obs = (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
-        out = self.head(self.encoder(obs))
+            obs = self.encoder((obs.movedim(-1, -3) if self.channels_last else obs).float() / 255)
+        out = self.head(obs)
         return out @ self.to_q if self.dueling else out  # Eq. (4)
 
 
@@ -195,88 +196,87 @@ class Transitions:
 class FrameBuffer:
     """The last transitions, each observation once: it is the next_obs of the row before as well.
 
-    Each environment has a ring of rows. A row holds an observation, of stacked frames the newest
-    alone, and what the action there brought; the next row holds next_obs. An episode begins with
-    all frames of its first stack, whatever they are, and ends with a row for where it led. Rows
-    that are a transition, and whose frames are all still there, are `live`; no other is sampled.
+    Each environment has a ring of rows, in main memory even with a GPU: Atari's take 7 GB. A row
+    holds an observation, of stacked frames the newest, and what the action there brought; the next
+    row holds next_obs. An episode begins with all of its first stack and ends with a row for where
+    it led. Transitions whose frames are all still there are `live`; no other row is sampled.
     """
 
     def __init__(self, size: int, num_procs: int, num_envs: int, stack: int, obs: Tensor):
         """`size` rows over all ranks, `num_envs` of this one; an observation of `stack` frames."""
         self.rows, self.num_envs = mpi.share(size, "buffer_size", num_procs) // num_envs, num_envs
         self.stack, self.written, self.begins = stack, [0] * num_envs, [True] * num_envs
-        number, frame = torch.zeros((), device=obs.device), obs.unflatten(0, (stack, -1))[-1]
-        kinds = {"frame": frame, "act": number.long(), "rew": number, "terminated": number}
+        self.device, frame = obs.device, obs.unflatten(0, (stack, -1))[-1].cpu().numpy()
+        kinds = {"frame": frame, "act": np.int64(), "rew": np.float32(), "terminated": np.float32()}
         need = sum(kind.nbytes for kind in kinds.values()) * size + size
-        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        have = torch.cuda.mem_get_info(obs.device)[0] if obs.is_cuda else have
+        have = math.inf  # Windows does not say
+        if hasattr(os, "sysconf"):
+            have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} rows, {need / 1e9:.2f} GB when full")
         if need > have:
             raise mpi.UsageError(f"--buffer-size is {size}, which takes {need / 1e9:.2f} GB; "
                                  f"there are {have / 1e9:.2f} GB of memory")
-        self.columns = {name: kind.new_empty(self.rows * num_envs, *kind.shape)
+        self.columns = {name: np.empty((self.rows * num_envs, *kind.shape), kind.dtype)
                         for name, kind in kinds.items()}
-        self.columns["live"] = torch.zeros(self.rows * num_envs, dtype=torch.bool)
+        self.columns["live"] = np.zeros(self.rows * num_envs, bool)
 
-    def add(self, obs: np.ndarray, act: Tensor, rew: np.ndarray, next_obs: np.ndarray,
+    def add(self, obs: np.ndarray, act: np.ndarray, rew: np.ndarray, next_obs: np.ndarray,
             terminated: np.ndarray, done: np.ndarray) -> None:
         """One step of each environment, [N, ...]; next_obs is where it led, the last one too."""
         for i, begins in enumerate(self.begins):
             if begins:  # else all but what the step brings is there already
                 self.write(i, obs[i])
-            at = self.newest(i)
-            for name, part in (("act", act), ("rew", rew), ("terminated", terminated)):
-                self.columns[name][at] = part[i].item()
-            self.columns["live"][at] = True
+            row = {"act": act[i], "rew": rew[i], "terminated": terminated[i], "live": True}
+            for name, value in row.items():
+                self.columns[name][self.newest(i)] = value
             self.write(i, next_obs[i][-(len(next_obs[i]) // self.stack):])
         self.begins = done.tolist()
 
-    def newest(self, i: int) -> int:
-        """The row that environment i wrote last."""
-        return (self.written[i] - 1) % self.rows * self.num_envs + i
+    def newest(self, i: int, on: int = 0) -> int:
+        """The row that environment i wrote last, or the one `on` rows further."""
+        return (self.written[i] - 1 + on) % self.rows * self.num_envs + i
 
     def write(self, i: int, frames: np.ndarray) -> None:
-        for frame in torch.as_tensor(frames).view(-1, *self.columns["frame"].shape[1:]):
+        for frame in frames.reshape(-1, *self.columns["frame"].shape[1:]):
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
         # What stood here is lost, and with it the stacks of the next rows, which are the oldest.
         # Of a first stack all rows but the last were lost by the write before.
-        lost = self.newest(i) + self.num_envs * torch.arange(self.stack)
-        self.columns["live"][lost % len(self.columns["live"])] = False
+        self.columns["live"][[self.newest(i, on) for on in range(self.stack)]] = False
 
     def sample(self, batch: int) -> Transitions:
         filled = min(max(self.written), self.rows) * self.num_envs
-        at = torch.randint(filled, (batch,))
+        at = torch.randint(filled, (batch,)).numpy()
         while (dead := ~self.columns["live"][at]).any():
-            at[dead] = torch.randint(filled, (int(dead.sum()),))
+            at[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
         return self.gather(at)
 
-    def gather(self, at: Choice) -> Transitions:
+    def gather(self, at: Int64[np.ndarray, "B"]) -> Transitions:
         """The transitions in these rows; obs and next_obs share all but their outer frames."""
-        around = self.num_envs * torch.arange(1 - self.stack, 2)
-        frames = self.columns["frame"][(at[:, None] + around) % len(self.columns["live"])]
-        act, rew, terminated = (self.columns[name][at] for name in ("act", "rew", "terminated"))
+        around = at[:, None] + self.num_envs * np.arange(1 - self.stack, 2)
+        frames = self.columns["frame"].take(around, axis=0, mode="wrap")
+        parts = frames, *(self.columns[name][at] for name in ("act", "rew", "terminated"))
+        frames, act, rew, terminated = (torch.from_numpy(part).to(self.device) for part in parts)
         obs, next_obs = frames[:, :-1].flatten(1, 2), frames[:, 1:].flatten(1, 2)
         return Transitions(obs, act, rew, next_obs, terminated)
 
     def state_dict(self) -> dict:
-        """Of the filled rows; on the CPU without a copy, which would take as much memory again."""
+        """Of the filled rows; without a copy, which would take as much memory again."""
         filled = min(max(self.written), self.rows) * self.num_envs
-        columns = {name: torch.from_numpy(column[:filled].cpu().numpy())
-                   for name, column in self.columns.items()}
+        columns = {name: torch.from_numpy(column[:filled]) for name, column in self.columns.items()}
         return {"columns": columns, "written": list(self.written)}
 
     def load_state_dict(self, saved: dict) -> None:
         """Environments, when resumed, begin new episodes."""
         self.written, self.begins = list(saved["written"]), [True] * self.num_envs
         for name, column in saved["columns"].items():
-            self.columns[name][:len(column)] = column
+            self.columns[name][:len(column)] = column.numpy()
 
 
 def take_step(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer, obs: np.ndarray,
               act: Tensor) -> tuple[np.ndarray, list]:
     """One step of all environments, stored -> next obs, ended episodes (env, ep_ret, ep_len)."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs, rew, terminated, truncated, infos = envs.step(act := agent.env_act(act))
     done = terminated | truncated
     led_to = true_next_obs(next_obs, done, infos)
     if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):
