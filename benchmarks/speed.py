@@ -35,7 +35,8 @@ PEER = {"trpo": {"n_critic_updates": 10, "batch_size": 256, "cg_max_steps": 15,
                  "target_kl": 0.04 / 6, "cg_damping": 0.1 / 6},
         "a2c": {"n_steps": 10},
         **{algo: {"learning_starts": 1000} for algo in ("ddpg", "td3", "sac")}}
-OURS = {algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac")}
+OURS = {"dqn": {"double": False, "dueling": False},     # the peer has neither
+        **{algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac")}}
 
 
 def count_steps(library: str, env: str) -> dict[str, int]:
