@@ -27,11 +27,11 @@ Departs from the papers: Adam, with a step size that falls to zero at the end; t
 (4) share all hidden layers.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
-              --buffer-size 50000 --target-every 250
 Atari         python -m algos.dqn --env ALE/Pong-v5 --total-steps 2.5e6 --buffer-size 1000000
               --start-steps 80000 --update-every 4 --target-every 1000 --batch 32 --lr 1e-4
               --eps-steps 250000 --eps-end 0.01
-Reproduce     python -m algos.dqn    (benchmarks/README.md: return, seeds)
+Reproduce     python -m algos.dqn --gamma 0.98 --buffer-size 10000 --target-every 125
+              (benchmarks/README.md: return, seeds)
 """
 
 import copy
@@ -75,10 +75,10 @@ class Config:
     init_from: str = ""  # a run whose weights to start from
     eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 10_000  # transitions kept, over all processes; the oldest go first
+    buffer_size: int = 50_000  # transitions kept, over all processes; the oldest go first
     start_steps: int = 1000  # environment steps before anything is learned
     update_every: int = 2  # environment steps for each update
-    target_every: int = 125  # environment steps between copies of the network into its target
+    target_every: int = 250  # environment steps between copies of the network into its target
     batch: int = 128  # samples of an update, over all processes
     lr: float = 1e-3  # Adam's step size at the start
     anneal_lr: bool = True  # linearly to zero at the end of the run

@@ -31,7 +31,6 @@ Departs from the papers as algos/dqn.py does; omega is their alpha, here the tem
 step size is not made smaller.
 
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
-              --buffer-size 50000 --target-every 250
 Reproduce     python -m algos.dqn_per    (benchmarks/README.md: return, seeds)
 """
 
@@ -76,10 +75,10 @@ class Config:
     init_from: str = ""  # a run whose weights to start from
     eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 10_000  # transitions kept, over all processes; the oldest go first
+    buffer_size: int = 50_000  # transitions kept, over all processes; the oldest go first
     start_steps: int = 1000  # environment steps before anything is learned
     update_every: int = 2  # environment steps for each update
-    target_every: int = 125  # environment steps between copies of the network into its target
+    target_every: int = 250  # environment steps between copies of the network into its target
     batch: int = 128  # samples of an update, over all processes
     lr: float = 1e-3  # Adam's step size at the start
     anneal_lr: bool = True  # linearly to zero at the end of the run

@@ -73,9 +73,9 @@ def make_peer(algo, env, seed, num_envs=None, **given):
                    target_kl=SCALED_KL.get(env, 0.01))
         return sb3_contrib.TRPO("MlpPolicy", envs, **common | own | given)
     if algo == "dqn":
-        own = dict(learning_rate=lambda left: 1e-3 * left, buffer_size=10_000, batch_size=128,
+        own = dict(learning_rate=lambda left: 1e-3 * left, buffer_size=50_000, batch_size=128,
                    learning_starts=1000, train_freq=2, gradient_steps=1,
-                   target_update_interval=125, exploration_fraction=8000 / 5e4,
+                   target_update_interval=250, exploration_fraction=8000 / 5e4,
                    exploration_final_eps=0.04, policy_kwargs={"net_arch": [128, 128]})
         return stable_baselines3.DQN("MlpPolicy", envs, **common | own | given)
     own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256, learning_starts=10_000,
