@@ -385,7 +385,7 @@ def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv:
         if found[0] > 0 and found[1] <= cfg.delta:
             break
     else:
-        k, found = cfg.backtracks, torch.zeros(2)
+        k, found, step = cfg.backtracks, torch.zeros(2), torch.zeros_like(step)
         policy.copy_(start)
     return {"kl": found[1], "improvement": found[0], "improvement_expected": 0.8**k * (g @ step),
             "backtracks": k, "cg_residual": residual, "grad_norm": g.norm(),

@@ -347,7 +347,8 @@ def test_a_failed_line_search_leaves_every_bit_as_it_was(kind, why, monkeypatch)
     before, after, metrics = step(agent)
     assert len(searched) == 4
     assert before.numpy().tobytes() == after.numpy().tobytes()
-    assert metrics["kl"] == metrics["improvement"] == 0 and metrics["backtracks"] == 4
+    assert metrics["kl"] == metrics["improvement"] == metrics["improvement_expected"] == 0
+    assert metrics["backtracks"] == 4
 
 
 def test_without_advantages_nothing_moves_and_nothing_is_nan():
