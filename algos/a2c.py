@@ -2,7 +2,7 @@
 
 VPG collects hundreds of steps for one step of its policy. A2C takes that step every few: many
 environments at once make a batch that short rollouts alone would be too alike for, and one step on
-one loss moves policy, value function and what they share together. What it gives up is accuracy: a
+one loss moves policy, value function and their encoder of images. What it gives up is accuracy: a
 rollout of ten steps sees little of what follows, and V has to tell the rest.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
@@ -31,7 +31,7 @@ of 3e-3, beside it one of 1e-5: the step is up to 300 times as long. And m = 0 a
 first step of each parameter lr / sqrt(0.01), ten times what is meant, in whichever direction noise
 pointed, where m = 1 begins gently. Whoever ported A2C with the number but without the rule found
 it unstable at 1e-5 and needed 1e-3. `rmsprop` chooses. Here, with ten steps of 16 environments and
-normalised rewards, (11) is stable with 1e-5 as well, and (10) slowed down by its floor (return
+normalised rewards, (11) is stable with 1e-5 as well, and (10) slower by its floor (mean return
 after 1M steps on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at best 1069,
 981, 1002, one seed).
 
@@ -82,7 +82,7 @@ class Config:
     init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
     eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
     batch: int = 160  # steps collected for each update, over all environments
-    report_every: int = 25  # updates between reports
+    report_every: int = 25  # updates between reports; step size, evaluation, checkpoints wait
     lr: float = 1e-3  # RMSProp's step size at the start
     anneal_lr: bool = True  # linearly to zero at the end of the run
     lam: float = 0.95  # GAE: from most bias (0) to most variance (1)
@@ -126,7 +126,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -156,7 +156,7 @@ class Agent(nn.Module):
         self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
         gains = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}  # at first no action is preferred
         for layer in self.modules() if cfg.orthogonal_init else ():
-            if isinstance(layer, nn.Linear | nn.Conv2d):  # keep the length of what passes through
+            if isinstance(layer, nn.Linear | nn.Conv2d):  # sqrt(2): for ReLU; with tanh a custom
                 nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
                 nn.init.zeros_(layer.bias)
         self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
@@ -375,7 +375,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollou
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
     """Returns of the deterministic policy, the first of each of `episodes` environments."""
     envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
@@ -391,11 +391,11 @@ def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
-    flat = mpi.flatten(agent)  # rank 0's weights, one vector; parameters and .grad are its views
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)
     steps = cfg.batch // cfg.num_envs
@@ -411,7 +411,7 @@ def train(cfg: Config) -> Agent:
                 episodes += [(phase * steps + t, *rest) for t, *rest in ended]
             if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
-            log.report(cfg.batch * cfg.report_every, episodes)  # adds to log.step; saves
+            log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent
 
 

@@ -90,7 +90,7 @@ class Config:
     def __post_init__(self):
         check_range(self, "total_steps num_envs num_procs torch_threads batch eps_steps", 1)
         check_range(self, "report_every update_every target_every", 1)
-        check_range(self, "buffer_size", 8 * self.num_envs)  # a stack and its successor fit in
+        check_range(self, "buffer_size", 8 * self.num_envs)  # more than a stack and its successor
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma eps_end", 0, 1)
         check_range(self, "hidden lr", above=0)
@@ -351,7 +351,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float,
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
     """Returns of the deterministic policy, the first of each of `episodes` environments."""
     envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
@@ -372,14 +372,14 @@ def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # all weights, each
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's weights
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may resume
@@ -401,7 +401,7 @@ def train(cfg: Config) -> Agent:
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
-            log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # adds to log.step, saves
+            log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # means over ranks; saves
             episodes = []
     return agent
 

@@ -130,7 +130,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -160,7 +160,7 @@ class Agent(nn.Module):
         self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
         gains = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}  # at first no action is preferred
         for layer in self.modules() if cfg.orthogonal_init else ():
-            if isinstance(layer, nn.Linear | nn.Conv2d):  # keep the length of what passes through
+            if isinstance(layer, nn.Linear | nn.Conv2d):  # sqrt(2): for ReLU; with tanh a custom
                 nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
                 nn.init.zeros_(layer.bias)
         self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
@@ -388,7 +388,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollo
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
     """Returns of the deterministic policy, the first of each of `episodes` environments."""
     envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
@@ -407,8 +407,8 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
-    flat = mpi.flatten(agent)  # rank 0's weights, one vector; parameters and .grad are its views
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
     with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from

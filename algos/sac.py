@@ -22,13 +22,13 @@ SAC's own, mu and log sigma being the two halves of what the actor's network say
     L(alpha) = -log alpha mean [log pi(a | s) + H],   H = target_entropy d, d dimensions   (8)
 
 Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
-critics see them. The environment gets them stretched to its own box, dimension by dimension; the
-constant that log pi then lacks would move H alone. Nothing is normalised. Every `update_every`
-environment steps there is one step of the critics, one of the actor, one of the temperature and
-one of the targets; before that `start_steps` actions are drawn at random.
+critics see them, and log pi is theirs. The environment gets them stretched to its own box,
+dimension by dimension. Nothing is normalised. Every `update_every` environment steps there is one
+step of the critics, one of the actor, one of the temperature and one of the targets; before that
+`start_steps` actions are drawn at random.
 
 Departs from the paper: in (8) log alpha stands where the paper has alpha, which has the same fixed
-point and steps that do not depend on the size of alpha.
+point and steps that do not depend on the size of alpha; Adam's step size is 1e-3, not 3e-4.
 
 Read after    algos/td3.py:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4 --start-steps 1000
@@ -348,7 +348,7 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
     """Returns of the deterministic policy, the first of each of `episodes` environments."""
     envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
@@ -369,13 +369,13 @@ def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     device = mpi.choose_device(cfg, images=False)
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights, all
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
@@ -383,6 +383,8 @@ def train(cfg: Config) -> Agent:
     gradients = tuple(mpi.compiled(gradient, cfg.compile)
                       for gradient in (sac_critic_gradient, sac_actor_gradient))
     with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
+        if not cfg.learn_alpha:  # nor does it come with --init-from
+            agent.log_alpha.data.fill_(math.log(cfg.alpha))
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         step, episodes = log.step, []
         while log.step < cfg.total_steps:

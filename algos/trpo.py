@@ -39,7 +39,8 @@ The value function is fitted as in VPG, by v_steps of Adam, after the policy. Wi
 through one encoder, which is the policy's: value steps leave it as it is, since they would move the
 policy without regard to delta.
 
-Departs from the paper: GAE; x' F x holds the damping too, so that a step is a little shorter; tanh
+Departs from the paper: GAE; delta is 0.04, not 0.01; x' F x holds the damping too, which makes a
+step shorter, the more so the smaller F is; statistics that (6) gathers move the policy, too; tanh
 takes an action a to the bounds of the environment (the density that (3) then lacks is the same in
 both policies of (8) and (9), and cancels).
 
@@ -133,7 +134,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -163,7 +164,7 @@ class Agent(nn.Module):
         self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
         gains = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}  # at first no action is preferred
         for layer in self.modules() if cfg.orthogonal_init else ():
-            if isinstance(layer, nn.Linear | nn.Conv2d):  # keep the length of what passes through
+            if isinstance(layer, nn.Linear | nn.Conv2d):  # sqrt(2): for ReLU; with tanh a custom
                 nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
                 nn.init.zeros_(layer.bias)
         self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
@@ -419,7 +420,7 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
     """Returns of the deterministic policy, the first of each of `episodes` environments."""
     envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
     while not ended.all():
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
@@ -435,11 +436,11 @@ def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank
+    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; all was refused before
-    flat = mpi.flatten(agent)  # rank 0's weights, one vector; parameters and .grad are its views
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     v_optimizer, loss = mpi.Adam(flat), mpi.compiled(v_gradient, cfg.compile)
     with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads what --resume goes on with
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
@@ -449,7 +450,7 @@ def train(cfg: Config) -> Agent:
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
-            log.report(cfg.batch, episodes, **metrics)  # adds to log.step, saves now and then
+            log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
     return agent
 
 

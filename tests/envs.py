@@ -43,11 +43,11 @@ class Counter(gym.Env):
 
     made = []
 
-    def __init__(self, obs="vector", act="box"):
+    def __init__(self, obs="vector", act="box", scale=1):
         image = obs == "image"
         self.observation_space = (Box(0, 255, IMAGE, np.uint8) if image
                                   else Box(-np.inf, np.inf, (3,), np.float32))
-        self.action_space = Box(LOW, HIGH) if act == "box" else Discrete(5)
+        self.action_space = Box(scale * LOW, scale * HIGH) if act == "box" else Discrete(5)
         self.obs = np.zeros(self.observation_space.shape, self.observation_space.dtype)
         self.number, self.episode, self.time = len(self.made), -1, 0
         self.acts, self.seeds = [], []

@@ -496,6 +496,18 @@ def test_init_from_takes_the_weights_of_all_networks(algo):
     assert not moved(copies(first), second)                         # nothing was learned since
 
 
+@every_algo
+def test_init_from_leaves_the_box_to_the_environment(algo):
+    """That of the other run may be another one, for the same networks."""
+    first, second = (algo.train(quick(algo, "tests.envs:Counter-v0", start_steps=1000, **settings))
+                     for settings in ({"run_dir": "first", "env_kwargs": '{"scale": 2}'},
+                                      {"run_dir": "second", "init_from": "first"}))
+    assert torch.equal(first.high, 2 * second.high) and torch.equal(second.high, torch.tensor(HIGH))
+    assert torch.equal(first.low, 2 * second.low)
+    assert moved(copies(first), second) == {"low", "high"}
+    assert torch.equal(play.load("second").low, second.low)
+
+
 # ---- Refusals
 
 @every_algo

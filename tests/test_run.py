@@ -23,7 +23,7 @@ import torch
 
 from algos import ppo
 from tests import envs  # noqa: F401  registers its environments
-from utils import checkpoint, mpi
+from utils import checkpoint, mpi, play
 from utils.logger import UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -332,14 +332,15 @@ class Witness(gym.Wrapper):
         return super().step(act)
 
 
-gym.register("Witness-v0", Witness)
+WITNESS = f"Witness-{__name__}-v0"     # other tests import this file under another name
+gym.register(WITNESS, Witness)
 
 
 def test_another_seed_is_another_run(monkeypatch):
     seen = {}
     for seed in (1, 2, 3):
         monkeypatch.setattr(Witness, "seen", [])
-        agent = train(env="Witness-v0", total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
+        agent = train(env=WITNESS, total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
         first = [x for x in Witness.seen if isinstance(x, tuple)]
         acts = [x for x in Witness.seen if not isinstance(x, tuple)]
         assert len(set(first)) == len(first) >= 2, "environments, episodes must begin differently"
@@ -489,14 +490,14 @@ def test_a_resumed_run_begins_other_episodes(monkeypatch):
     first = {}
     for total, resume in ((64, False), (128, True), (192, True)):
         monkeypatch.setattr(Witness, "seen", [])
-        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
+        train(env=WITNESS, run_dir="run", total_steps=total, resume=resume)
         first[total] = {x for x in Witness.seen if isinstance(x, tuple)}
     assert not first[64] & first[128] and not first[128] & first[192] and not first[64] & first[192]
     again = first[192]
     shutil.rmtree("run")
     for total, resume in ((64, False), (128, True), (192, True)):
         monkeypatch.setattr(Witness, "seen", [])
-        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
+        train(env=WITNESS, run_dir="run", total_steps=total, resume=resume)
     assert {x for x in Witness.seen if isinstance(x, tuple)} == again
 
 
@@ -535,6 +536,14 @@ def test_init_from_takes_weights_and_statistics_only():
     shutil.rmtree("old")                                        # is not needed to go on
     train(run_dir="new", resume=True, total_steps=128)
     assert saved("new")[0] == 128
+
+
+def test_init_from_leaves_the_box_to_the_environment():
+    settings = {"env": "tests.envs:Counter-v0", "lr": 1e-30, "total_steps": 64}
+    old = train(run_dir="old", env_kwargs='{"scale": 2}', **settings)
+    new = train(run_dir="new", init_from="old", **settings)
+    assert torch.equal(old.low, 2 * new.low) and torch.equal(old.high, 2 * new.high)
+    assert torch.equal(play.load("new").high, new.high) and torch.equal(old.log_std, new.log_std)
 
 
 # ---- Processes that are stopped

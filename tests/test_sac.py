@@ -209,6 +209,15 @@ def test_a_fixed_temperature_stays():
     close(sac.Agent(offpolicy.VECTOR, offpolicy.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
 
 
+def test_a_fixed_temperature_is_not_that_of_another_run():
+    first = sac.train(offpolicy.quick(sac, run_dir="first", alpha=0.5))
+    given = {"init_from": "first", "start_steps": 1000, "alpha": 0.2}
+    learned = sac.train(offpolicy.quick(sac, run_dir="learned", **given))
+    fixed = sac.train(offpolicy.quick(sac, run_dir="fixed", learn_alpha=False, **given))
+    assert learned.log_alpha == first.log_alpha != math.log(0.5)
+    close(fixed.log_alpha.exp(), 0.2)
+
+
 def test_neither_loss_moves_the_temperature():
     agent, batch = make_agent(sac), make_batch(sac)
     _, _, flats = learner(agent)

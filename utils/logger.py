@@ -137,9 +137,10 @@ class Logger:
 
     def load_policy(self):
         """--init-from: weights and statistics of another run. Returns what config.json keeps."""
-        path = Path(self.cfg.init_from, "policy.pt")
+        path, own = Path(self.cfg.init_from, "policy.pt"), self.agent.state_dict()
         policy = checkpoint.load_file(path, "agent", "step")
-        checkpoint.load_into(self.agent, policy["agent"], path)
+        bounds = {name: own[name] for name in ("low", "high") if name in own}  # of this box
+        checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
         return {"run": self.cfg.init_from, "step": policy["step"]}
 
     def restore(self, saved):
