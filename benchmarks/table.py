@@ -119,10 +119,12 @@ def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
         ours, theirs = (np.array([np.mean(result[figure]) for result in each
                                   if result["seed"] in seeds]) for each in (results, peer))
         ratios.append(ours.mean() / theirs.mean())
-        low, high = plot.interval([ours, theirs],
-                                  lambda a, b, axis: a.mean(axis) - b.mean(axis))
         lines.append(f"{env}, {algo}, seeds {sorted(seeds)}: ratio of means {ratios[-1]:.2f}, "
-                     f"difference {ours.mean() - theirs.mean():.0f} [{low:.0f}, {high:.0f}]")
+                     f"difference {ours.mean() - theirs.mean():.0f}")
+        if len(seeds) > 1:
+            low, high = plot.interval([ours, theirs],
+                                      lambda a, b, axis: a.mean(axis) - b.mean(axis))
+            lines[-1] += f" [{low:.0f}, {high:.0f}]"
     if ratios:
         lines.append(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
     return "\n".join(["```", *lines, "```"])

@@ -161,6 +161,8 @@ def test_difference_by_hand():
         assert lines[1:-1] == [
             f"Hopper-v4, ppo, seeds [1, 2]: ratio of means {ratio}, difference 30 [20, 40]",
             f"geometric mean of the ratios: {ratio}"]
+    Path("r/theirs2/result.json").unlink()                          # of one seed no interval
+    assert table.difference(table.read(Path("r"))).splitlines()[1].endswith("3.00, difference 20")
 
 
 def test_a_marker_chooses():
