@@ -390,7 +390,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
@@ -410,7 +410,7 @@ def train(cfg: Config) -> Agent:
                 agent.observe(rollout)
                 episodes += [(phase * steps + t, *rest) for t, *rest in ended]
             if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
             log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent
 

@@ -370,7 +370,7 @@ def updates_by(step: int, cfg: Config) -> int:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
@@ -387,7 +387,7 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
             left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
             lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
@@ -398,8 +398,8 @@ def train(cfg: Config) -> Agent:
                 targ.data.copy_(flat.data)
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
-            if log.eval_due(step - log.step) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+            if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
             log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # means over ranks; saves
             episodes = []
     return agent

@@ -403,7 +403,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
@@ -418,7 +418,7 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
-            if log.eval_due(cfg.batch) and mpi.rank() == 0:
+            if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # over ranks; adds to log.step; saves
     return agent

@@ -368,7 +368,7 @@ def updates_by(step: int, cfg: Config) -> int:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     device = mpi.choose_device(cfg, images=False)
@@ -390,15 +390,15 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"))
                 log.store(**update(agent, optimizers, targets, batch, gradients))
             step += cfg.num_envs
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
-            if log.eval_due(step - log.step) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+            if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
             log.report(step - log.step, episodes)  # over ranks; adds to log.step; saves
             episodes = []
     return agent

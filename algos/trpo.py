@@ -435,7 +435,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
@@ -448,8 +448,8 @@ def train(cfg: Config) -> Agent:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
             metrics = update(agent, flat, v_optimizer, rollout, loss)
             agent.observe(rollout)
-            if log.eval_due(cfg.batch) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))
+            if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
     return agent
 
