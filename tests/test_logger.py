@@ -760,9 +760,9 @@ def test_killed_again_and_again():
         half = calls // 2
         kills, status = 0, None
         while status != 0:                                      # also of one with nothing to do
+            calls, deadly = 0, random.randrange(half)           # each child's own moment
             child = os.fork()
             if child == 0:
-                calls, deadly = 0, random.randrange(half)
                 sys.setprofile(count)
                 train(replace(cfg, resume=os.path.exists("run/config.json")), always=True)
                 os._exit(0)
