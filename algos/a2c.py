@@ -2,7 +2,7 @@
 
 VPG collects hundreds of steps for one step of its policy. A2C takes that step every few: many
 environments at once make a batch that short rollouts alone would be too alike for, and one step on
-one loss moves policy, value function and their encoder of images. What it gives up is accuracy: a
+one loss moves policy, value function and, of images, their encoder. It gives up accuracy: a
 rollout of ten steps sees little of what follows, and V has to tell the rest.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
@@ -394,7 +394,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)

@@ -377,7 +377,7 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's weights
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)

@@ -407,7 +407,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one

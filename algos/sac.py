@@ -375,7 +375,7 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights, all
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}

@@ -439,7 +439,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     v_optimizer, loss = mpi.Adam(flat), mpi.compiled(v_gradient, cfg.compile)
     with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads what --resume goes on with

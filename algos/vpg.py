@@ -378,7 +378,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs all this anew; settings are fine
+    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
     losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
+import pytest
 import torch
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
@@ -32,6 +33,14 @@ def bare(algo):
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+def refuses_columns(function, count, *rest):
+    """Of its first `count` arguments, numbers of 4 samples, none may be [4, 1] among others [4]."""
+    for column in range(count):
+        args = [torch.ones(4, 1) if at == column else torch.ones(4) for at in range(count)]
+        with pytest.raises(AssertionError):
+            function(*args, *rest)
 
 
 def make_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):

@@ -163,6 +163,23 @@ def test_no_bug_of_a_kept_run_has_left_the_catalogue():
     assert set(kept) <= planted and len(kept) > 1000
 
 
+HANGS = """
+from tests.mutants import __main__ as runner
+from tests.mutants.catalogue import Mutant, Planting
+
+runner.LIMIT = 3
+new = "while True: pass\\n\\ndef gae("
+bug = Mutant("a2c-x", "a2c", old="def gae(", new=new, wrong="", found="")
+for result in runner.run_all([Planting(bug.id, "a2c", ("a2c",), bug)], 1):
+    print(result.outcome, "by", result.by)
+"""
+
+
+def test_a_bug_that_hangs_is_killed_by_the_time_limit():
+    done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "killed by the time limit\n", done.stdout + done.stderr
+
+
 # ---- General mutants
 
 TOY = changes.Function("ppo.toy", ("ppo",), ast.parse('''
