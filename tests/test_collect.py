@@ -13,7 +13,7 @@ from torch.distributions import Categorical, Normal
 from algos import ppo
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
-from utils import mpi
+from utils import mpi, ranks
 
 counters = pytest.mark.parametrize("num_envs", [1, 3])
 # Two are cut where an episode of environment 0 ends, one has a single step.
@@ -420,6 +420,6 @@ def test_seeds_of_ranks_differ(monkeypatch):
     """Each rank's environments are its own; rank 0 alone evaluates."""
     seeds = []
     for rank in range(4):
-        monkeypatch.setattr(mpi, "_rank", rank)
+        monkeypatch.setattr(ranks, "_rank", rank)
         seeds.append(mpi.seed(1, 1))
     assert len(set(seeds)) == 4

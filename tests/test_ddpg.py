@@ -39,7 +39,7 @@ from tests.offpolicy import (
     refuses_columns,
 )
 from tests.test_run import assert_same_run
-from utils import checkpoint, mpi, play
+from utils import checkpoint, mpi, play, ranks
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
@@ -571,7 +571,7 @@ def learn_share(folder):
 def test_two_ranks_equal_one(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
     first, second = (torch.load(tmp_path / f"rank{k}.pt") for k in (0, 1))
     for name, algo in ALGOS.items():

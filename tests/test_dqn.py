@@ -25,7 +25,7 @@ from algos import dqn, dqn_per
 from tests import envs as scripted
 from tests import probe
 from tests.offpolicy import bare, close, copies, moved, progress, refuses_columns
-from utils import checkpoint, mpi
+from utils import checkpoint, mpi, ranks
 from utils.mpi import UsageError
 
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
@@ -752,7 +752,7 @@ def learn_share(folder):
 def test_two_ranks_equal_one(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))

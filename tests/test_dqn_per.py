@@ -18,7 +18,7 @@ from algos import dqn, dqn_per
 from tests import probe
 from tests.offpolicy import close, copies
 from tests.test_dqn import PROBE, QUICK, SPACES, check, fill, make_agent, make_batch, vec
-from utils import checkpoint, mpi
+from utils import checkpoint, mpi, ranks
 from utils.mpi import UsageError
 
 
@@ -344,7 +344,7 @@ def learn_share(folder):
 def test_two_ranks_equal_one(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, tmp_path]
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     subprocess.run(command, env=env, check=True, timeout=240)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))

@@ -24,7 +24,7 @@ from algos import a2c, ppo, trpo, vpg
 from tests import envs as scripted
 from tests import probe
 from tests.envs import Counter
-from utils import mpi
+from utils import mpi, ranks
 
 ALGOS = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -584,7 +584,7 @@ def test_every_stream_of_random_numbers_is_one_of_its_own(name, monkeypatch):
         algo.train(algo.Config(**run | settings) if "resume" in settings
                    else config(algo, **run | settings))
     assert drawn[0] == drawn[1] != drawn[2]
-    monkeypatch.setattr(mpi, "_rank", 1)
+    monkeypatch.setattr(ranks, "_rank", 1)
     told.extend(said)
     with pytest.raises(InterruptedError):
         algo.train(config(algo, **run | {"run_dir": "of rank 1"}))
@@ -708,7 +708,7 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     agent = make_agent(algo, minibatch=8)
     flat, rollout = mpi.flatten(agent), make_rollout(algo, agent)
     given = optimizers(algo, flat)
-    monkeypatch.setattr(mpi, "_size", 4)
+    monkeypatch.setattr(ranks, "_size", 4)
     monkeypatch.setattr(mpi, "average", lambda tensor: None)    # the others are as this one
     monkeypatch.setattr(mpi, "gather", lambda value: 4 * [value])
     algo.update(agent, flat, *given, *([rollout] if algo is trpo else [rollout, 1e-3]),
@@ -744,7 +744,7 @@ def shares(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shares")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, folder]
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     subprocess.run(command, env=env, check=True, timeout=240)
     return folder
 

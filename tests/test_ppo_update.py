@@ -21,7 +21,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import ppo
-from utils import mpi
+from utils import mpi, ranks
 
 VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 IMAGES = gym.spaces.Box(0, 255, (44, 36, 3), np.uint8)  # height, width, channels
@@ -783,14 +783,14 @@ def learn_share(folder):
 def test_two_ranks_equal_one(tmp_path):
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     subprocess.run([*command, tmp_path], env=env, check=True, timeout=120)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
     assert torch.equal(first["flat"], second["flat"])
-    for ranks in (first, second):
+    for saved in (first, second):
         for name in set(one) - {"adv", "ret_sum"}:
-            close(ranks[name], one[name], rtol=1e-5, atol=1e-6)
+            close(saved[name], one[name], rtol=1e-5, atol=1e-6)
     for name in ("adv", "ret_sum"):  # of each rank's own environments
         close(torch.cat([first[name], second[name]], -1), one[name])
 

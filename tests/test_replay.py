@@ -14,7 +14,7 @@ from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
 from tests.offpolicy import close, name_of, progress, quick
 from tests.test_collect import script
-from utils import checkpoint, mpi
+from utils import checkpoint, ranks
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
@@ -182,7 +182,7 @@ def test_a_refused_buffer_leaves_nothing_behind(algo, elsewhere, capsys):
 
 @every_algo
 def test_the_size_is_a_total_over_processes(algo, monkeypatch):
-    monkeypatch.setattr(mpi, "_size", 4)
+    monkeypatch.setattr(ranks, "_size", 4)
     buffer = algo.ReplayBuffer(1000, 4, torch.zeros(3), torch.zeros(2))
     assert len(buffer.columns["rew"]) == 250
     with pytest.raises(UsageError):
@@ -329,7 +329,7 @@ def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
     """First weights, random actions, first observations; all of it decided by seed and rank."""
     def seed_of(rank, *args):
         with monkeypatch.context() as patch:
-            patch.setattr(mpi, "_rank", rank)
+            patch.setattr(ranks, "_rank", rank)
             return seed(*args)
 
     seed, runs = mpi.seed, []

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import tyro
 from tqdm import tqdm
 
-from utils import mpi, play
+from utils import play, ranks
 from utils.collect import HASHES, OURS, collect_all, finished, sources, summary
 from utils.inputs import check_range
 from utils.mpi import UsageError
@@ -151,7 +151,7 @@ class Crew:
     def call(self, command: list[str], log) -> int:
         """The exit status of a process of its own, which writes to the open file `log`."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
-                                   stderr=subprocess.STDOUT, env=mpi.clean_env(),
+                                   stderr=subprocess.STDOUT, env=ranks.clean_env(),
                                    preexec_fn=end_with_parent if LIBC else None)
         self.processes.add(process)
         if self.signal:  # it came while the process was being made
@@ -236,7 +236,7 @@ def say(line: str) -> None:
 
 def make_pool(workers: int, crew: Crew):
     """What runs jobs: threads of this process, or the workers that mpiexec started; and how."""
-    if mpi.size() == 1:
+    if ranks.size() == 1:
         return ThreadPoolExecutor(workers), partial(run_job, crew=crew)
     from mpi4py.futures import MPIPoolExecutor
 
@@ -292,7 +292,7 @@ def main(sweep: Sweep) -> int:
     """The exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
     if sweep.collect:
         return collect_all(Path(sweep.collect))
-    if mpi.size() > 1 and "mpi4py.futures" not in sys.modules:
+    if ranks.size() > 1 and "mpi4py.futures" not in sys.modules:
         raise UsageError("mpiexec would run the sweep several times: mpiexec -n W python -m "
                          "mpi4py.futures -m utils.sweep ...")
     jobs = plan(sweep)

@@ -37,6 +37,7 @@ TESTS = {
     "logger": "logger run bad_input",
     "checkpoint": "checkpoint logger run bad_input",
     "mpi": "mpi onpolicy ddpg logger run",
+    "ranks": "mpi onpolicy run bad_input",
     "inputs": "logger bad_input",
     "rundir": "logger run bad_input",
     "table": "logger run",

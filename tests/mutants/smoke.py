@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from utils import mpi
+from utils import mpi, ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
@@ -102,11 +102,11 @@ def run_helper(name):
         import plot
 
         plot.main(plot.Plot(("run",), smooth=1, out="curves.svg"))
-    elif name == "mpi":
+    elif name in ("mpi", "ranks"):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
         flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --batch 64 --total-steps 128".split()
         command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
-        env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+        env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
         assert "differ from those of rank 0" not in done.stderr, "the run's own check"
         done.check_returncode()
