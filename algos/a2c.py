@@ -75,12 +75,12 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
     gamma: float = 0.99  # discount factor
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile the loss: quicker steps, a slower start
+    compile: bool = False  # torch.compile loss and gradient: quicker steps, a slower start
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
     init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
-    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
     batch: int = 160  # steps collected for each update, over all environments
     report_every: int = 25  # updates between reports; step size, evaluation, checkpoints wait
     lr: float = 1e-3  # RMSProp's step size at the start
@@ -126,7 +126,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # all alike
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -205,7 +205,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -353,7 +353,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the loss, which takes advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollout,
            lr: float, gradient=a2c_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
+    """One learning phase on one rollout -> metrics (arrays for their spread); statistics stay."""
     cfg = agent.cfg
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -389,12 +389,12 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
+    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)
@@ -410,7 +410,7 @@ def train(cfg: Config) -> Agent:
                 agent.observe(rollout)
                 episodes += [(phase * steps + t, *rest) for t, *rest in ended]
             if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
             log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent
 

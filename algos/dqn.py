@@ -67,14 +67,14 @@ class Config:
     hidden: tuple[int, ...] = (128, 128)  # widths of the hidden layers (vector observations)
     gamma: float = 0.99  # discount factor
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile the loss: quicker steps, a slower start
+    compile: bool = False  # torch.compile loss and gradient: quicker steps, a slower start
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
     init_from: str = ""  # a run whose weights to start from
-    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 50_000  # transitions kept, over all processes; the oldest go first
+    buffer_size: int = 50_000  # rows kept, one a transition and a few an episode, of all processes
     start_steps: int = 1000  # environment steps before anything is learned
     update_every: int = 2  # environment steps for each update
     target_every: int = 250  # environment steps between copies of the network into its target
@@ -164,7 +164,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -196,10 +196,10 @@ class Transitions:
 class FrameBuffer:
     """The last transitions, each observation once: it is the next_obs of the row before as well.
 
-    Each environment has a ring of rows, in main memory even with a GPU: Atari's take 7 GB. A row
-    holds an observation, of stacked frames the newest, and what the action there brought; the next
-    row holds next_obs. An episode begins with all of its first stack and ends with a row for where
-    it led. Transitions whose frames are all still there are `live`; no other row is sampled.
+    Each environment has a ring of rows, in main memory even with a GPU: a million of Atari are 7
+    GB. A row holds an observation, of stacked frames the newest, and what the action there brought;
+    the next row holds next_obs. An episode begins with its whole first stack and ends with a row
+    for where it led. Transitions whose frames are all there are `live`; no other row is sampled.
     """
 
     def __init__(self, size: int, num_procs: int, num_envs: int, stack: int, obs: Tensor):
@@ -369,7 +369,7 @@ def updates_by(step: int, cfg: Config) -> int:
 
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
@@ -377,11 +377,11 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
+    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's weights
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)
-    with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may resume
+    with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         step, episodes = log.step, []
         while log.step < cfg.total_steps:
@@ -399,8 +399,8 @@ def train(cfg: Config) -> Agent:
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
-            log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # means over ranks; saves
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
+            log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # saves; moves log.step
             episodes = []
     return agent
 

@@ -2,7 +2,7 @@
 
 A policy gradient holds for the policy that collected the data, so that one step a batch is all it
 allows. PPO takes hundreds: its loss pays nothing for making an action more than 1 + c times as
-likely as it was, or less than 1 - c times, so that many epochs over a batch cannot run far from it.
+likely as it was, or less than 1 - c times, so that no epoch gains anything by going further.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
 cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
@@ -33,12 +33,13 @@ Departs from the paper: advantages and targets are computed anew every epoch, si
 moved; tanh takes an action a to the bounds of the environment (the density that (3) then lacks is
 the same in both policies of (9), and cancels; H knows nothing of it).
 
-Decided by measurement (train100 of HalfCheetah, Hopper, Walker2d after a million steps; numbers of
-seeds and every run are in benchmarks/README.md). With actions bounded by clipping: advantages anew
-every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837; anew, but normalised over the batch
-and not the minibatch, 1649, 2665, 3319. Anew, means of two seeds: bounded by clipping 3285, 3063,
-3694 (HalfCheetah once on its back), by tanh 4357, 3070, 3749. With sigma 0.6 and clipping, the
-value loss clipped as well 3118, 2268, 4041, not clipped 4113, 2590, 3880.
+Decided by measurement (mean return of the last 100 training episodes of HalfCheetah, Hopper,
+Walker2d, of a million steps; every run is in benchmarks/README.md). With actions bounded by
+clipping: advantages anew every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837; anew, but
+normalised over the batch and not the minibatch, 1649, 2665, 3319. Anew, means of two seeds:
+bounded by clipping 3285, 3063, 3694 (HalfCheetah once on its back), by tanh 4357, 3070, 3749. With
+sigma 0.6 and clipping, the value loss clipped as well 3118, 2268, 4041, not clipped 4113, 2590,
+3880.
 
 Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
@@ -76,12 +77,12 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
     gamma: float = 0.99  # discount factor
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile the loss: quicker steps, a slower start
+    compile: bool = False  # torch.compile loss and gradient: quicker steps, a slower start
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
     init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
-    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
     batch: int = 2048  # steps collected for each update, over all environments
     minibatch: int = 64  # samples of a gradient step, over all processes
     epochs: int = 10  # passes over the batch
@@ -130,7 +131,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # all alike
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -209,7 +210,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -349,7 +350,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the loss, which takes advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollout,
            lr: float, gradient=ppo_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
+    """One learning phase on one rollout -> metrics (arrays for their spread); statistics stay."""
     cfg, terms = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -402,12 +403,12 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
+    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
@@ -419,7 +420,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
             log.report(cfg.batch, episodes, **metrics)  # over ranks; adds to log.step; saves
     return agent
 

@@ -82,17 +82,17 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
     gamma: float = 0.99  # discount factor
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile the value loss: quicker steps, a slower start
+    compile: bool = False  # torch.compile the value gradient: quicker steps, a slower start
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
     init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
-    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
     batch: int = 2048  # steps collected for each update, over all environments
     minibatch: int = 256  # samples of a value step, over all processes
     v_steps: int = 80  # value steps an update
     delta: float = 0.04  # what KL of an update may be at most
-    cg_steps: int = 15  # iterations of the conjugate gradient
+    cg_steps: int = 15  # iterations of the conjugate gradient at most
     damping: float = 0.1  # added to the Fisher matrix's diagonal
     backtracks: int = 10  # steps that the line search tries, each 0.8 times the one before
     v_lr: float = 1e-3  # step size of the value function's Adam, all the time
@@ -134,7 +134,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # all alike
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -208,7 +208,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -396,7 +396,7 @@ def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv:
 @torch.no_grad()  # all but the losses, which take advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
            rollout: Rollout, v_gradient=v_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
+    """One learning phase on one rollout -> metrics (arrays for their spread); statistics stay."""
     cfg, v_losses = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -434,22 +434,22 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
-    flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
+    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
+    flat = mpi.flatten(agent)  # rank 0's, in the order of parameters(), which become its views
     v_optimizer, loss = mpi.Adam(flat), mpi.compiled(v_gradient, cfg.compile)
-    with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads what --resume goes on with
+    with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads --resume, --init-from
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
             metrics = update(agent, flat, v_optimizer, rollout, loss)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
             log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
     return agent
 

@@ -23,7 +23,7 @@ one step. (1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
 (3) is for continuous actions; of discrete ones log pi is the log of a softmax. H measures how much
 the policy still tries, and is only reported. (6) and (7) keep numbers near 1, whatever the units of
-an environment; norm_obs and scale_rew switch them off.
+an environment; --no-norm-obs and --no-scale-rew switch them off.
 
 Each update collects a batch, takes one step on (8), then v_steps steps on (5), each on a random
 minibatch. One step, since (8) has the right gradient only for the policy that collected the data.
@@ -75,12 +75,12 @@ class Config:
     hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
     gamma: float = 0.99  # discount factor
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile the losses: quicker steps, a slower start
+    compile: bool = False  # torch.compile losses and gradients: quicker steps, a slower start
     torch_threads: int = 1  # threads of PyTorch in each process
     run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
     resume: bool = False  # go on from the last checkpoint of the run directory
     init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
-    eval_every: int = 0  # steps between evaluations of the deterministic policy; 0: none
+    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
     batch: int = 512  # steps collected for each update, over all environments
     minibatch: int = 256  # samples of a value step, over all processes
     v_steps: int = 20  # value steps an update
@@ -124,7 +124,7 @@ class RunningStats(nn.Module):
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
         for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # count too
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # all alike
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -198,7 +198,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Environments that reset in the step that ends one; as some (not ALE) reuse arrays, copied."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -331,7 +331,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the losses, which take advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: mpi.Adam,
            rollout: Rollout, lr: float, gradient=pi_gradient, v_gradient=v_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; moves parameters, never statistics."""
+    """One learning phase on one rollout -> metrics (arrays for their spread); statistics stay."""
     cfg, v_losses = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -373,16 +373,16 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # with run_dir filled in; with --resume the settings of that run
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: becomes mpiexec, which runs this anew; refusals came before
+    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
     losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]
-    with Logger(cfg, agent, optimizer=optimizer, v_optimizer=v_optimizer) as log:  # may resume
+    with Logger(cfg, agent, optimizer=optimizer, v_optimizer=v_optimizer) as log:  # may load a run
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
@@ -390,7 +390,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, v_optimizer, rollout, lr, *losses)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # by rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
             log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
     return agent
 
