@@ -1,0 +1,205 @@
+"""How many processes pay: a model of PPO's update, fitted here, tried on two, then extrapolated.
+
+P ranks share N environments, batches of B steps and minibatches of M samples, E epochs of them. An
+update takes, in seconds,
+
+    t(P) = B/N (a + b N/P)            the rollout: a step of the vector, and of each environment
+         + E B/M (c + d M/P)          gradient steps: each one's own cost, and that of its samples
+         + log2(P) E B/M (f + g W)    messages: of each gradient, which has W bytes,
+         + log2(P) E k                and of each epoch's moments; log2, since halves speak at once
+
+a and b are fitted (least squares) to rollouts of one process with several N; c and d to its updates
+with several M; f, g and k to messages between two processes. Left out: ranks that wait for the
+slowest, cores that share their memory.
+
+    python benchmarks/scaling.py            fit, predict two processes, measure them, extrapolate
+"""
+
+import argparse
+import csv
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+ENVS = (1, 2, 4, 8, 16)
+MINIBATCHES = (16, 32, 64, 128, 256)
+NUMBERS = (1_000, 10_000, 100_000)
+# Not measured: what a message takes on a 10 Gbit/s network, seconds and seconds a byte.
+NETWORK = 30e-6, 1 / 1.25e9
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds: a, b, c, d, f, k of the model; g in seconds a byte; the gradient's bytes."""
+
+    vector_step: float
+    env_step: float
+    gradient_step: float
+    sample: float
+    message: float
+    byte: float
+    moments: float
+    gradient_bytes: int
+
+
+def line(x, y):
+    """Least squares: (intercept, slope) of y over x."""
+    slope, intercept = np.polyfit(x, y, 1)
+    return float(intercept), float(slope)
+
+
+def update_seconds(costs, procs, num_envs, batch, minibatch, epochs=10):
+    """t(P) of the model. One process sends no messages."""
+    steps = epochs * batch / minibatch
+    rollout = batch / num_envs * (costs.vector_step + costs.env_step * num_envs / procs)
+    learning = steps * (costs.gradient_step + costs.sample * minibatch / procs)
+    message = costs.message + costs.byte * costs.gradient_bytes
+    return rollout + learning + math.log2(procs) * (steps * message + epochs * costs.moments)
+
+
+def rate(costs, procs, num_envs, batch, minibatch):
+    """Environment steps per second by the model."""
+    return batch / update_seconds(costs, procs, num_envs, batch, minibatch)
+
+
+def weak(procs):
+    """P, N, B, M where each process has the work of one."""
+    return procs, 8 * procs, 2048 * procs, 64 * procs
+
+
+def strong(procs):
+    """P, N, B, M where all of them share the work of one."""
+    return procs, 64, 8192, 256
+
+
+def quickest(function, *inputs, repeats=3):
+    """The least seconds of several calls: what it takes when nothing comes between."""
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function(*inputs)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)
+
+
+def one_process():
+    """a, b, c, d in seconds, and the gradient's bytes."""
+    from algos import ppo
+    from utils import mpi
+
+    torch.set_num_threads(1)
+    rollouts, updates = [], []
+    for num_envs in ENVS:
+        cfg = ppo.Config(num_envs=num_envs)
+        envs = ppo.make_envs(cfg, num_envs)
+        agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        obs, _ = envs.reset(seed=1)
+        ppo.collect(agent, envs, obs, 20)
+        rollouts.append(quickest(ppo.collect, agent, envs, obs, 100) / 100)
+    rollout, *_ = ppo.collect(agent, envs, obs, 2048 // num_envs)
+    for minibatch in MINIBATCHES:
+        cfg = ppo.Config(num_envs=num_envs, minibatch=minibatch)
+        agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        flat = mpi.flatten(agent)
+        optimizer = mpi.Adam(flat)
+        seconds = quickest(ppo.update, agent, flat, optimizer, rollout, 1e-4)
+        updates.append(seconds / (cfg.epochs * 2048 / minibatch))
+    return *line(ENVS, rollouts), *line(MINIBATCHES, updates), flat.numel() * flat.element_size()
+
+
+def child():
+    """One of two ranks that send each other messages; rank 0 prints f, g and k."""
+    from utils import mpi
+
+    torch.set_num_threads(1)
+
+    def seconds(function, tensor, repeats=200):
+        def many():
+            for _ in range(repeats):
+                function(tensor)
+
+        mpi.barrier()
+        return quickest(many, repeats=5) / repeats
+
+    averages = [seconds(mpi.average, torch.zeros(numbers)) for numbers in NUMBERS]
+    moments = seconds(mpi.moments, torch.randn(64, 32))
+    if mpi.rank() == 0:
+        print(json.dumps([*line([4 * numbers for numbers in NUMBERS], averages), moments]))
+
+
+def two_processes():
+    """f, g, k between two processes of this machine."""
+    from utils import ranks
+
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "--child"]
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    out = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
+    return json.loads(out.splitlines()[-1])
+
+
+def measured(procs, num_envs, batch, minibatch):
+    """Steps per second of a run of 20 updates, from its first report on."""
+    from speed import run_ppo
+
+    with tempfile.TemporaryDirectory() as folder:
+        rows = list(csv.DictReader(run_ppo(
+            f"{folder}/run", "--num-procs", str(procs), "--num-envs", str(num_envs), "--batch",
+            str(batch), "--minibatch", str(minibatch), "--total-steps", str(20 * batch)).open()))
+    first, last = ({key: float(row[key]) for key in ("step", "time")}
+                   for row in (rows[0], rows[-1]))
+    return (last["step"] - first["step"]) / (last["time"] - first["time"])
+
+
+def main():
+    vector_step, env_step, gradient_step, sample, gradient_bytes = one_process()
+    message, byte, moments = two_processes()
+    costs = Costs(vector_step, env_step, gradient_step, sample, message, byte, moments,
+                  gradient_bytes)
+    print(f"a step of the vector {vector_step * 1e6:.0f} us and {env_step * 1e6:.0f} us an "
+          f"environment; a gradient step {gradient_step * 1e6:.0f} us and {sample * 1e6:.2f} us a "
+          f"sample;\na message between two {message * 1e6:.0f} us and {byte * 1e9:.2f} ns a byte, "
+          f"the gradient has {gradient_bytes:,}; moments {moments * 1e6:.0f} us", flush=True)
+    sizes = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
+             "strong, two": (2, 8, 2048, 64)}
+    for name, size in sizes.items():
+        print(f"{name}: predicted {rate(costs, *size):.0f} steps/s", flush=True)
+    for name, size in sizes.items():
+        rates = [measured(*size) for _ in range(3)]
+        print(f"{name}: measured {' '.join(f'{rate:.0f}' for rate in rates)}, "
+              f"median {statistics.median(rates):.0f}", flush=True)
+    over_network = Costs(vector_step, env_step, gradient_step, sample, *NETWORK, moments,
+                         gradient_bytes)
+    print("extrapolated, never measured: steps/s (over one process)")
+    print("procs | weak: 8 environments, minibatch 64 each | strong: 64 environments, batch 8192, "
+          "minibatch 256 | the same over a 10 Gbit/s network")
+    cases = (costs, weak), (costs, strong), (over_network, strong)
+    one = [rate(model, *size(1)) for model, size in cases]
+    for procs in (1, 2, 4, 8, 16, 32, 64):
+        rates = [rate(model, *size(procs)) for model, size in cases]
+        cells = [f"{of:.0f} ({of / single:.1f})" for of, single in zip(rates, one)]
+        print(" | ".join([f"{procs:5}", *cells]))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--child", action="store_true")
+    if parser.parse_args().child:
+        child()
+    else:
+        main()
