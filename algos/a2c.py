@@ -25,19 +25,20 @@ parameter by how large it has lately been, whose square m remembers:
     m      <- 0.99 m + 0.01 g^2,   m = 1 at first;   step  lr g / sqrt(m + eps)           (10)
     m      <- 0.99 m + 0.01 g^2,   m = 0 at first;   step  lr g / (sqrt(m) + eps)         (11)
 
-(10) is TensorFlow's rule, which the published results used; (11), that of torch.optim.RMSprop, is
+(10) is TensorFlow's rule, behind OpenAI Baselines' results; (11), that of torch.optim.RMSprop, is
 another algorithm for the same numbers. Where gradients are small, 1e-5 under the root is a floor
 of 3e-3, beside it one of 1e-5: the step is up to 300 times as long. And m = 0 at first makes the
 first step of each parameter lr / sqrt(0.01), ten times what is meant, in whichever direction noise
 pointed, where m = 1 begins gently. Whoever ported A2C with the number but without the rule found
 it unstable at 1e-5 and needed 1e-3. `rmsprop` chooses. Here, with ten steps of 16 environments and
 normalised rewards, (11) is stable with 1e-5 as well, and (10) slower by its floor (mean return
-after 1M steps on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at best 1069,
-981, 1002, one seed).
+after 1M steps on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at the best step
+size 1069, 981, 1002, one seed).
 
-Departs from the paper: rollouts are taken in step, not by threads that overwrite each other; GAE
-(the paper has lam = 1); tanh takes an action a to the bounds of the environment (the density that
-(3) then lacks does not depend on the parameters, and leaves the gradient as it is).
+Departs from the paper: rollouts are taken in step, not by threads that overwrite each other; (11);
+(6), (7) and orthogonal weights; sigma does not depend on s; GAE (the paper has lam = 1); tanh takes
+an action a to the bounds of the environment (the density that (3) then lacks does not depend on the
+parameters, and leaves the gradient as it is).
 
 Read after    algos/vpg.py:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5 --ent-coef 0.01
@@ -125,8 +126,8 @@ class RunningStats(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # all alike
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # counts all alike
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -141,7 +142,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # or exit
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # bounded
         shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
         self.channels_last = self.images and shape[2] < shape[0]
@@ -205,13 +206,13 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (ALE: new)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):
+    with env_errors(cfg):  # knows ALE, too
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -373,7 +374,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollou
 
 # =========================================== evaluate ===========================================
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
@@ -394,7 +395,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
+    mpi.launch(cfg)  # --num-procs: ends here; mpiexec runs the command P times
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)
@@ -410,7 +411,7 @@ def train(cfg: Config) -> Agent:
                 agent.observe(rollout)
                 episodes += [(phase * steps + t, *rest) for t, *rest in ended]
             if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
             log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent
 

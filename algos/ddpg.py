@@ -113,7 +113,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector", act="box")  # or exit
+        check_spaces(obs_space, act_space, obs="vector", act="box")  # or exit; finite bounds
         self.cfg, self.obs_dim, self.act_dim = cfg, *obs_space.shape, math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
@@ -144,13 +144,13 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (ALE: new)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):
+    with env_errors(cfg):  # knows ALE, too
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -167,7 +167,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 @dataclass(frozen=True)
 class Transitions:
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as the policy gave it
+    act: Shaped[Tensor, "B *act"]  # as it was taken, with its noise
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
     terminated: Batch  # a time limit is no end: it is not stored
@@ -184,7 +184,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0]
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # a GPU each
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -304,7 +304,7 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
 
 # =========================================== evaluate ===========================================
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
@@ -333,8 +333,8 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights, all
+    mpi.launch(cfg)  # --num-procs: ends here; mpiexec runs the command P times
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # weights become views
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     gradients = tuple(mpi.compiled(gradient, cfg.compile)
@@ -353,7 +353,7 @@ def train(cfg: Config) -> Agent:
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
             log.report(step - log.step, episodes)  # over ranks; adds to log.step; saves
             episodes = []
     return agent

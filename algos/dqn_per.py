@@ -168,13 +168,13 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (ALE: new)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):
+    with env_errors(cfg):  # knows ALE, too
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -191,7 +191,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 @dataclass(frozen=True)
 class Transitions:
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as the policy gave it
+    act: Shaped[Tensor, "B *act"]  # as it was taken, with its noise
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
     terminated: Batch  # a time limit is no end: it is not stored
@@ -245,7 +245,7 @@ class FrameBuffer:
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
         # What stood here is lost, and with it the stacks of the next rows, which are the oldest.
-        # Of a first stack all rows but the last were lost by the write before.
+        # Of a first stack all rows but the last were lost by the last episode's write.
         self.columns["live"][[self.newest(i, on) for on in range(self.stack)]] = False
 
     def sample(self, batch: int) -> Transitions:
@@ -437,7 +437,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: Weighted, lr: float,
 
 # =========================================== evaluate ===========================================
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
@@ -466,8 +466,8 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's weights
+    mpi.launch(cfg)  # --num-procs: ends here; mpiexec runs the command P times
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # weights: views
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run
@@ -491,7 +491,7 @@ def train(cfg: Config) -> Agent:
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
             log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # saves; moves log.step
             episodes = []
     return agent

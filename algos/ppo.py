@@ -130,8 +130,8 @@ class RunningStats(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))  # all alike
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # counts all alike
+            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
@@ -146,7 +146,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # or exit
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # bounded
         shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
         self.channels_last = self.images and shape[2] < shape[0]
@@ -210,13 +210,13 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, lest a reset change final_obs (not ALE)."""
+    """Reset in the step that ends an episode; copied, lest a reset change final_obs (ALE: new)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):
+    with env_errors(cfg):  # knows ALE, too
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -331,7 +331,7 @@ def ppo_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, log
     cfg, (out, val) = agent.cfg, agent(obs)
     logp, bonus = log_prob(out, agent.log_std, act), entropy(out, agent.log_std)
     pi_loss, v_loss = ppo_clip_loss(logp, logp_old, adv, cfg.clip_ratio), value_loss(val, ret)
-    bonus_term = cfg.ent_coef * bonus if cfg.ent_coef else 0  # no time for what does not count
+    bonus_term = cfg.ent_coef * bonus if cfg.ent_coef else 0  # 0: it is only reported
     loss = pi_loss + cfg.vf_coef * v_loss - bonus_term  # Eq. (11)
     flat.grad.zero_()
     loss.backward()  # adds to each parameter's .grad, a part of flat.grad
@@ -387,7 +387,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollo
 
 # =========================================== evaluate ===========================================
 def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Returns of the deterministic policy, the first of each of `episodes` environments."""
+    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
     returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
@@ -408,7 +408,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))
-    mpi.launch(cfg)  # --num-procs: mpiexec runs the command anew, P times; errors came once
+    mpi.launch(cfg)  # --num-procs: ends here; mpiexec runs the command P times
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
@@ -420,7 +420,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # rank 0's own mean
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
             log.report(cfg.batch, episodes, **metrics)  # over ranks; adds to log.step; saves
     return agent
 
