@@ -140,17 +140,21 @@ def read_run(folder: Path, plot: Plot) -> Run:
 
 
 def read_result(folder: Path, plot: Plot) -> Run:
-    """A run from its result.json: final figures, and the mean return of each 1% of the steps."""
+    """A run from its result.json: final figures, and the mean return of each 1% of the steps.
+
+    It knows how long the run took, and no more of time: every step counts the same.
+    """
     result = read_json(folder / "result.json")
     algo = f"{result.get('library', '')} {result['algo']}".strip()
-    if (plot.x, plot.y) != ("steps", "ep_ret"):
-        raise Skip("result.json knows ep_ret against steps, nothing else")
+    if plot.x == "episodes" or plot.y != "ep_ret":
+        raise Skip("result.json knows ep_ret against steps or time, nothing else")
     if not result["curve"]:
         raise Skip("not one episode ended in it")
     x, y = np.array(result["curve"], dtype=float).T
     steps = int(result.get("steps", result["total_steps"]))
+    unit = 1.0 if plot.x == "steps" else result["seconds"] / 60 / steps     # all at one rate
     return Run(folder, algo, str(result["env"]), int(result["seed"]),
-               dict(result.get("settings", {})), x, y, float(steps), steps, True,
+               dict(result.get("settings", {})), x * unit, y, steps * unit, steps, True,
                float(result["train100"]), float(np.mean(result["eval"])), True)
 
 

@@ -11,8 +11,11 @@ A marker says what follows it: which algorithms (default: all) and environments,
     <!-- made: eval-difference sac Hopper-v4 -->         the same of eval
     <!-- made: published ppo Hopper-v4 default -->       figures of others
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
+    <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->     as flags of plot.py
     ...
     <!-- end -->
+
+`from=batch` takes the result files of the folder batch/ instead of results/.
 
 A result file is what `python -m utils.sweep --collect` writes for a run; the peer's are written by
 benchmarks/sb3.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
@@ -58,7 +61,7 @@ def read(folder: Path) -> dict[Key, list[dict]]:
 def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[dict]]:
     """The groups that a marker names."""
     envs = {word for word in words if re.search(r"-v\d+$", word)}
-    algos = set(words) - envs - {"default"}
+    algos = {word for word in words if "=" not in word} - envs - {"default"}
     return {key: results for key, results in groups.items()
             if key[0] in (envs or key) and key[2] in (algos or key)
             and ("default" not in words or PLAIN.fullmatch(key[3]))}
@@ -134,11 +137,11 @@ def steps(results: list[dict]) -> int:
     return int(results[0]["total_steps"])
 
 
-def grouped(groups: dict[Key, list[dict]]) -> plot.Groups:
+def grouped(groups: dict[Key, list[dict]], x: str = "steps", by: str = "") -> plot.Groups:
     """The same runs as plot.py knows them."""
     asked = plot.Plot(tuple(str(result["folder"]) for results in groups.values()
-                            for result in results))
-    return plot.group(plot.load(asked))
+                            for result in results), x=x)
+    return plot.group(plot.load(asked), by)
 
 
 def published(groups: dict[Key, list[dict]]) -> str:
@@ -146,11 +149,11 @@ def published(groups: dict[Key, list[dict]]) -> str:
     return plot.table(rows, "markdown") if rows else "Nothing is published for these."
 
 
-def curves(groups: dict[Key, list[dict]], path: Path) -> str:
+def curves(groups: dict[Key, list[dict]], path: Path, x: str = "steps", by: str = "") -> str:
     """Write a figure; the line of the README that shows it."""
     path.parent.mkdir(exist_ok=True)
-    found = grouped(groups)
-    plot.save(plot.draw(found, plot.Plot(()), {}), str(path))
+    found = grouped(groups, x, by)
+    plot.save(plot.draw(found, plot.Plot((), x=x), {}), str(path))
     return f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
 
 
@@ -158,11 +161,13 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     """What stands under the marker `order`."""
     kind, *words = order.split()
     name = words.pop(0) if kind == "curves" else ""
-    chosen = choose(groups, words)
+    flags = dict(word.split("=") for word in words if "=" in word)
+    folder = flags.pop("from", "")
+    chosen = choose(read(HERE / folder) if folder else groups, words)
     if not chosen:
         return "Not run yet."
     if kind == "curves":
-        return curves(chosen, figures / name)
+        return curves(chosen, figures / name, **flags)
     return {"table": table, "difference": difference, "published": published,
             "eval-difference": partial(difference, figure="eval")}[kind](chosen)
 

@@ -527,8 +527,15 @@ def test_results_of_others(damage, capsys):
     damage(Path("runs/bad"))
     assert len(plot.load(arguments())) == 1
     assert capsys.readouterr().err.startswith("runs/bad")
-    assert plot.load(arguments(x="time")) == []     # a result knows nothing of it
+    assert plot.load(arguments(x="episodes")) == []     # a result knows nothing of them
     assert "runs/good: result.json knows ep_ret against steps" in capsys.readouterr().err
+
+
+def test_a_result_knows_the_time_of_its_steps_as_if_all_took_as_long():
+    write_result("runs/good", steps=2000, seconds=600.0, curve=[[500, 1.0], [2000, 3.0]])
+    (run,) = plot.load(arguments(x="time"))
+    np.testing.assert_allclose(run.x, [2.5, 10])        # minutes
+    assert (run.end, run.steps, list(run.y)) == (10, 2000, [1, 3])
 
 
 def test_half_written_last_line(capsys):
