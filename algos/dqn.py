@@ -188,7 +188,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 @dataclass(frozen=True)
 class Transitions:
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as it was taken, with its noise
+    act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
     terminated: Batch  # a time limit is no end: it is not stored

@@ -34,12 +34,12 @@ moved; tanh takes an action a to the bounds of the environment (the density that
 the same in both policies of (9), and cancels; H knows nothing of it).
 
 Decided by measurement (mean return of the last 100 training episodes of HalfCheetah, Hopper,
-Walker2d, of a million steps; every run is in benchmarks/README.md). With actions bounded by
-clipping: advantages anew every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837; anew, but
-normalised over the batch and not the minibatch, 1649, 2665, 3319. Anew, means of two seeds:
-bounded by clipping 3285, 3063, 3694 (HalfCheetah once on its back), by tanh 4357, 3070, 3749. With
-sigma 0.6 and clipping, the value loss clipped as well 3118, 2268, 4041, not clipped 4113, 2590,
-3880.
+Walker2d, of a million steps; one seed where nothing is said, every run is in benchmarks/README.md).
+Bounded by clipping: advantages anew every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837;
+anew, but normalised over the batch and not the minibatch, 1649, 2665, 3319. Anew, means of two
+seeds: bounded by clipping 3285, 3063, 3694 (HalfCheetah once on its back), by tanh 4357, 3070,
+3749. With sigma 0.6 and clipping, the value loss clipped as well 3118, 2268, 4041, not clipped
+4113, 2590, 3880.
 
 Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5

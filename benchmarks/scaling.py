@@ -4,13 +4,15 @@ P ranks share N environments, batches of B steps and minibatches of M samples, E
 update takes, in seconds,
 
     t(P) = B/N (a + b N/P)            the rollout: a step of the vector, and of each environment
+         + E B/N h                    advantages, anew each epoch, go back step by step
          + E B/M (c + d M/P)          gradient steps: each one's own cost, and that of its samples
-         + log2(P) E B/M (f + g W)    messages: of each gradient, which has W bytes,
-         + log2(P) E k                and of each epoch's moments; log2, since halves speak at once
+         + log2(P) E B/M (f + g W)    messages: gradients of W bytes, halves of the ranks at once,
+         + (P - 1) E k                and each epoch's moments, of which every rank hears all
 
 a and b are fitted (least squares) to rollouts of one process with several N; c and d to its updates
-with several M; f, g and k to messages between two processes. Left out: ranks that wait for the
-slowest, cores that share their memory.
+with several M, without h, which is measured; f, g and k to messages between two processes, k
+without what one process does alone. Left out: reports, checkpoints, statistics, ranks that wait for
+the slowest, cores that share their memory.
 
     python benchmarks/scaling.py            fit, predict two processes, measure them, extrapolate
 """
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,18 +38,19 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 ENVS = (1, 2, 4, 8, 16)
-MINIBATCHES = (16, 32, 64, 128, 256)
+MINIBATCHES = (4, 16, 64, 256)
 NUMBERS = (1_000, 10_000, 100_000)
-# Not measured: what a message takes on a 10 Gbit/s network, seconds and seconds a byte.
+# Not measured: what a 10 Gbit/s network adds to a message, seconds and seconds a byte.
 NETWORK = 30e-6, 1 / 1.25e9
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: a, b, c, d, f, k of the model; g in seconds a byte; the gradient's bytes."""
+    """Seconds: a, b, h, c, d, f, k of the model; g in seconds a byte; the gradient's bytes."""
 
     vector_step: float
     env_step: float
+    gae_step: float
     gradient_step: float
     sample: float
     message: float
@@ -66,9 +69,11 @@ def update_seconds(costs, procs, num_envs, batch, minibatch, epochs=10):
     """t(P) of the model. One process sends no messages."""
     steps = epochs * batch / minibatch
     rollout = batch / num_envs * (costs.vector_step + costs.env_step * num_envs / procs)
-    learning = steps * (costs.gradient_step + costs.sample * minibatch / procs)
+    learning = epochs * batch / num_envs * costs.gae_step
+    learning += steps * (costs.gradient_step + costs.sample * minibatch / procs)
     message = costs.message + costs.byte * costs.gradient_bytes
-    return rollout + learning + math.log2(procs) * (steps * message + epochs * costs.moments)
+    moments = (procs - 1) * epochs * costs.moments
+    return rollout + learning + math.log2(procs) * steps * message + moments
 
 
 def rate(costs, procs, num_envs, batch, minibatch):
@@ -97,11 +102,11 @@ def quickest(function, *inputs, repeats=3):
 
 
 def one_process():
-    """a, b, c, d in seconds, and the gradient's bytes."""
+    """a, b, h, c, d in seconds, and the gradient's bytes."""
     from algos import ppo
     from utils import mpi
 
-    torch.set_num_threads(1)
+    mpi.choose_device(ppo.Config(), images=False)   # sets threads and memory as a run does
     rollouts, updates = [], []
     for num_envs in ENVS:
         cfg = ppo.Config(num_envs=num_envs)
@@ -111,14 +116,18 @@ def one_process():
         ppo.collect(agent, envs, obs, 20)
         rollouts.append(quickest(ppo.collect, agent, envs, obs, 100) / 100)
     rollout, *_ = ppo.collect(agent, envs, obs, 2048 // num_envs)
+    row, rest = rollout.rew, (rollout.terminated, rollout.done, 0.99, 0.95)
+    gae = quickest(ppo.gae, row, row, row, *rest) / len(row)
     for minibatch in MINIBATCHES:
         cfg = ppo.Config(num_envs=num_envs, minibatch=minibatch)
         agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         flat = mpi.flatten(agent)
         optimizer = mpi.Adam(flat)
         seconds = quickest(ppo.update, agent, flat, optimizer, rollout, 1e-4)
+        seconds -= cfg.epochs * len(row) * gae
         updates.append(seconds / (cfg.epochs * 2048 / minibatch))
-    return *line(ENVS, rollouts), *line(MINIBATCHES, updates), flat.numel() * flat.element_size()
+    gradient_bytes = flat.numel() * flat.element_size()
+    return *line(ENVS, rollouts), gae, *line(MINIBATCHES, updates), gradient_bytes
 
 
 def child():
@@ -127,16 +136,18 @@ def child():
 
     torch.set_num_threads(1)
 
-    def seconds(function, tensor, repeats=200):
+    def seconds(function, *inputs, repeats=200):
         def many():
             for _ in range(repeats):
-                function(tensor)
+                function(*inputs)
 
         mpi.barrier()
         return quickest(many, repeats=5) / repeats
 
     averages = [seconds(mpi.average, torch.zeros(numbers)) for numbers in NUMBERS]
-    moments = seconds(mpi.moments, torch.randn(64, 32))
+    rows = torch.randn(64, 32)
+    alone = seconds(lambda: (rows.double().mean(0), rows.double().var(0)))
+    moments = seconds(mpi.moments, rows) - alone
     if mpi.rank() == 0:
         print(json.dumps([*line([4 * numbers for numbers in NUMBERS], averages), moments]))
 
@@ -166,14 +177,13 @@ def measured(procs, num_envs, batch, minibatch):
 
 
 def main():
-    vector_step, env_step, gradient_step, sample, gradient_bytes = one_process()
-    message, byte, moments = two_processes()
-    costs = Costs(vector_step, env_step, gradient_step, sample, message, byte, moments,
-                  gradient_bytes)
-    print(f"a step of the vector {vector_step * 1e6:.0f} us and {env_step * 1e6:.0f} us an "
-          f"environment; a gradient step {gradient_step * 1e6:.0f} us and {sample * 1e6:.2f} us a "
-          f"sample;\na message between two {message * 1e6:.0f} us and {byte * 1e9:.2f} ns a byte, "
-          f"the gradient has {gradient_bytes:,}; moments {moments * 1e6:.0f} us", flush=True)
+    *alone, gradient_bytes = one_process()
+    costs = Costs(*alone, *two_processes(), gradient_bytes)
+    print(f"a step of the vector {costs.vector_step * 1e6:.0f} us and {costs.env_step * 1e6:.0f} "
+          f"us an environment; a step of GAE {costs.gae_step * 1e6:.1f} us;\na gradient step "
+          f"{costs.gradient_step * 1e6:.0f} us and {costs.sample * 1e6:.2f} us a sample; a message "
+          f"between two {costs.message * 1e6:.0f} us\nand {costs.byte * 1e9:.2f} ns a byte, the "
+          f"gradient has {gradient_bytes:,}; moments {costs.moments * 1e6:.0f} us", flush=True)
     sizes = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
              "strong, two": (2, 8, 2048, 64)}
     for name, size in sizes.items():
@@ -182,8 +192,8 @@ def main():
         rates = [measured(*size) for _ in range(3)]
         print(f"{name}: measured {' '.join(f'{rate:.0f}' for rate in rates)}, "
               f"median {statistics.median(rates):.0f}", flush=True)
-    over_network = Costs(vector_step, env_step, gradient_step, sample, *NETWORK, moments,
-                         gradient_bytes)
+    over_network = replace(costs, message=costs.message + NETWORK[0],
+                           byte=costs.byte + NETWORK[1], moments=costs.moments + NETWORK[0])
     print("extrapolated, never measured: steps/s (over one process)")
     print("procs | weak: 8 environments, minibatch 64 each | strong: 64 environments, batch 8192, "
           "minibatch 256 | the same over a 10 Gbit/s network")

@@ -163,6 +163,8 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     name = words.pop(0) if kind == "curves" else ""
     flags = dict(word.split("=") for word in words if "=" in word)
     folder = flags.pop("from", "")
+    if flags and kind != "curves" or not (HERE / folder).is_dir():
+        raise ValueError(f"no such flag or folder: {order}")
     chosen = choose(read(HERE / folder) if folder else groups, words)
     if not chosen:
         return "Not run yet."

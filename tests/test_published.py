@@ -189,3 +189,21 @@ def test_only_what_stands_between_markers_changes(tmp_path):
                     "\nmiddle\n<!-- made: curves b.svg td3 -->\n\nNot run yet.\n\n<!-- end -->\n"
                     "after\n")
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["a.svg"]
+
+
+def test_curves_take_flags_and_another_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(table, "HERE", tmp_path)
+    for num_envs in (1, 4):
+        write(tmp_path / f"more/{num_envs}", 1.0, algo="toy", seconds=60.0,
+              settings={"num_envs": num_envs})
+    drawn = []
+    monkeypatch.setattr(table.plot, "save", lambda figure, path: drawn.append(figure))
+    text = "<!-- made: curves a.svg x=time by=num_envs from=more toy -->\n<!-- end -->"
+    assert "figures/a.svg" in table.rewrite(text, {}, tmp_path / "figures")
+    (ax,) = [ax for ax in drawn[0].axes if ax.lines]
+    assert "minutes" in ax.get_xlabel()
+    labels = {line.get_label() for line in ax.lines}
+    assert labels >= {"toy num_envs=1 (1 seed)", "toy num_envs=4 (1 seed)"}
+    for wrong in ("curves a.svg from=nowhere toy", "table x=time toy"):
+        with pytest.raises(ValueError, match="no such flag or folder"):
+            table.rewrite(f"<!-- made: {wrong} -->\n<!-- end -->", {}, tmp_path)

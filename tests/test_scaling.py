@@ -17,15 +17,16 @@ def scaling():
 
 
 def test_the_model_by_hand(scaling):
-    costs = scaling.Costs(vector_step=10, env_step=3, gradient_step=5, sample=0.5, message=2,
-                          byte=0.25, moments=7, gradient_bytes=8)
-    # One process: 4 steps of a vector of 2, then 2 epochs of 2 gradient steps of 4 samples.
-    assert scaling.update_seconds(costs, 1, 2, 8, 4, epochs=2) == 4 * (10 + 6) + 4 * (5 + 2)
+    costs = scaling.Costs(vector_step=10, env_step=3, gae_step=11, gradient_step=5, sample=0.5,
+                          message=2, byte=0.25, moments=7, gradient_bytes=8)
+    # One process: 4 steps of a vector of 2; in 2 epochs 4 steps of GAE, 2 gradients of 4 samples.
+    one = 4 * (10 + 6) + 8 * 11 + 4 * (5 + 2)
+    assert scaling.update_seconds(costs, 1, 2, 8, 4, epochs=2) == one
     # Two: half of the environments and samples each; 4 gradients of 2 + 2, moments twice.
-    both = 4 * (10 + 3) + 4 * (5 + 1) + 4 * (2 + 2) + 2 * 7
+    both = 4 * (10 + 3) + 8 * 11 + 4 * (5 + 1) + 4 * (2 + 2) + 2 * 7
     assert scaling.update_seconds(costs, 2, 2, 8, 4, epochs=2) == both
-    # Four speak in two rounds.
-    four = 4 * (10 + 1.5) + 4 * (5 + 0.5) + 2 * (4 * (2 + 2) + 2 * 7)
+    # Four speak in two rounds, and hear three others' moments.
+    four = 4 * (10 + 1.5) + 8 * 11 + 4 * (5 + 0.5) + 2 * 4 * (2 + 2) + 3 * 2 * 7
     assert scaling.update_seconds(costs, 4, 2, 8, 4, epochs=2) == four
     assert scaling.rate(costs, 1, 2, 8, 4) == 8 / scaling.update_seconds(costs, 1, 2, 8, 4)
 
@@ -34,6 +35,7 @@ def test_a_line_is_found_again(scaling):
     assert scaling.line([1, 2, 4, 8], [5 + 3 * x for x in (1, 2, 4, 8)]) == pytest.approx((5, 3))
 
 
-def test_weak_and_strong_are_the_same_for_one_process_but_for_size(scaling):
-    assert scaling.weak(4) == (4, 32, 8192, 256)
-    assert scaling.strong(4) == (4, 64, 8192, 256)
+def test_weak_gives_each_process_the_same_work_and_strong_all_of_them_together(scaling):
+    (one, *work), (four, *of_four) = scaling.weak(1), scaling.weak(4)
+    assert (one, four) == (1, 4) and of_four == [4 * size for size in work]
+    assert scaling.strong(4) == (4, *scaling.strong(1)[1:])
