@@ -14,7 +14,7 @@ from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
 from tests.offpolicy import close, name_of, progress, quick
 from tests.test_collect import script
-from utils import checkpoint, ranks
+from utils import checkpoint, mpi, ranks
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
