@@ -144,13 +144,13 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, lest a reset change final_obs (ALE: new)."""
+    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):  # knows ALE, too
+    with env_errors(cfg):  # registers ALE, too
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -184,8 +184,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0]  # each of them holds its ranks' part
-            have *= min(num_procs, torch.cuda.device_count())
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # room for this rank's part
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -334,8 +333,8 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: ends here; mpiexec runs the command P times
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # weights become views
+    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights: views
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     gradients = tuple(mpi.compiled(gradient, cfg.compile)

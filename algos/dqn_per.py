@@ -24,7 +24,7 @@ Its own, for the transition i:
 The numbers from 0 to the sum of all p are cut into as many equal pieces as the batch has samples,
 and each piece gives one (the paper's stratified sampling). The transition that a number falls on
 is found in a tree whose nodes are the sums of their children, in as many steps as it is high. In
-(9) n transitions are in memory, but k runs over the batch: weights only ever shorten a step.
+(9) n transitions are in memory, but k runs over the batch: weights only ever shrink a gradient.
 
 Read after    algos/dqn.py:  diff algos/dqn.py algos/dqn_per.py
 Departs from the papers as algos/dqn.py does; omega is their alpha, a name that SAC's temperature
@@ -168,13 +168,13 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, lest a reset change final_obs (ALE: new)."""
+    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):  # knows ALE, too
+    with env_errors(cfg):  # registers ALE, too
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -466,8 +466,8 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: ends here; mpiexec runs the command P times
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # weights: views
+    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's: views
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run
