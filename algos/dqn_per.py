@@ -462,7 +462,7 @@ def train(cfg: Config) -> Agent:
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))
+    agent.to(mpi.choose_device(cfg, agent.images))  # and threads
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)

@@ -201,7 +201,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def observe(self, rollout: "Rollout") -> None:
-        """The one place where statistics change: after learning, so that what acted is what learns."""
+        """The one place where statistics change: after learning, so that what acted learns."""
         ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
         self.ret_stats.update(ret.flatten())
         if not self.images:
@@ -407,7 +407,7 @@ def train(cfg: Config) -> Agent:
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))
+    agent.to(mpi.choose_device(cfg, agent.images))  # and threads
     mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines

@@ -372,7 +372,7 @@ def train(cfg: Config) -> Agent:
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    device = mpi.choose_device(cfg, images=False)
+    device = mpi.choose_device(cfg, images=False)  # and threads
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)

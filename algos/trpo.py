@@ -4,8 +4,9 @@ A step of VPG has a length in parameters, and nobody knows what it does to the p
 spoils the next batch as well, and the policy with it. TRPO measures a step by what it changes, the
 divergence KL of the new policy from the old over the states of the batch, and takes the best step
 with KL <= delta. Near the old policy KL is (x' F x) / 2 for a step x of the parameters, F being the
-Fisher matrix; of all such steps x = F^-1 g, the natural gradient, gains most. A line search then
-sees to it that the true KL, not that estimate, keeps to delta, and that something is gained.
+Fisher matrix; of all steps of one KL that along x = F^-1 g, the natural gradient, gains most. A
+line search then sees to it that the true KL, not that estimate, keeps to delta, and that something
+is gained.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
 cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
@@ -199,7 +200,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def observe(self, rollout: "Rollout") -> None:
-        """The one place where statistics change: after learning, so that what acted is what learns."""
+        """The one place where statistics change: after learning, so that what acted learns."""
         ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
         self.ret_stats.update(ret.flatten())
         if not self.images:
@@ -438,9 +439,9 @@ def train(cfg: Config) -> Agent:
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))
+    agent.to(mpi.choose_device(cfg, agent.images))  # and threads
     mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
-    flat = mpi.flatten(agent)  # rank 0's, in the order of parameters(), which become its views
+    flat = mpi.flatten(agent)  # rank 0's, in the order of parameters(); these and .grad: its views
     v_optimizer, loss = mpi.Adam(flat), mpi.compiled(v_gradient, cfg.compile)
     with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads --resume, --init-from
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
