@@ -28,6 +28,7 @@ Departs from the papers: Adam, with a step size that falls to zero at the end; t
 with the game, not with a life.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
+              --target-every 1000
 Atari         python -m algos.dqn --env ALE/Pong-v5 --total-steps 2.5e6 --buffer-size 1000000
               --start-steps 80000 --update-every 4 --target-every 1000 --batch 32 --lr 1e-4
               --eps-steps 250000 --eps-end 0.01

@@ -31,6 +31,7 @@ Departs from the papers as algos/dqn.py does; omega is their alpha, a name that 
 has here; the step size stays DQN's, of which they take a quarter.
 
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
+              --target-every 1000
 Reproduce     python -m algos.dqn_per    (benchmarks/README.md: return, seeds)
 """
 
