@@ -29,16 +29,17 @@ parameter by how large it has lately been, whose square m remembers:
 another algorithm for the same numbers. Where gradients are small, 1e-5 under the root is a floor
 of 3e-3, beside it one of 1e-5: the step is up to 300 times as long. And m = 0 at first makes the
 first step of each parameter lr / sqrt(0.01), ten times what is meant, in whichever direction noise
-pointed, where m = 1 begins gently. Whoever ported A2C with the number but without the rule found
+pointed, where m = 1 begins gently. Some who ported A2C with the number but without the rule found
 it unstable at 1e-5 and needed 1e-3. `rmsprop` chooses. Here, with ten steps of 16 environments and
 normalised rewards, (11) is stable with 1e-5 as well, and (10) slower by its floor (mean return
 after 1M steps on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at the best step
 size 1069, 981, 1002, one seed).
 
 Departs from the paper: rollouts are taken in step, not by threads that overwrite each other; (11);
-(6), (7) and orthogonal weights; sigma does not depend on s; GAE (the paper has lam = 1); tanh takes
-an action a to the bounds of the environment (the density that (3) then lacks does not depend on the
-parameters, and leaves the gradient as it is).
+(6), (7), orthogonal weights, gradients of limited length; sigma does not depend on s; the network
+of images is that of 2015; GAE (the paper has lam = 1); tanh takes an action a to the bounds of the
+environment (the density that (3) then lacks does not depend on the parameters, and leaves the
+gradient as it is).
 
 Read after    algos/vpg.py:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5 --ent-coef 0.01
@@ -142,7 +143,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # bounded
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # finite box
         shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
         self.channels_last = self.images and shape[2] < shape[0]
@@ -193,7 +194,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        """One raw observation -> the deterministic action, for a plain environment's `step`."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def observe(self, rollout: "Rollout") -> None:
@@ -230,7 +231,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
-    rew: Steps  # as it came; `update` scales a copy
+    rew: Steps  # unscaled (ALE: clipped); `update` scales a copy
     next_obs: Shaped[Tensor, "T N *obs"]
     terminated: Steps
     done: Steps
@@ -395,7 +396,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))  # and threads
-    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)

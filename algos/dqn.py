@@ -21,7 +21,7 @@ is the dueling network (Wang et al. 2016, arXiv:1511.06581): what all actions of
 common is learned from each of them. (3) is half the squared error, its gradient cut to [-1, 1] as
 in the paper, so that one surprise does not undo what many samples have taught.
 
-Nothing is normalised but pixels, to [0, 1].
+Nothing is normalised but pixels, to [0, 1]; Atari's rewards are clipped to [-1, 1].
 
 Departs from the papers: Adam, with a step size that falls to zero at the end; the two streams of
 (4) share all hidden layers, with no gradient rescaled or cut where they meet; Atari's episodes end
@@ -91,7 +91,7 @@ class Config:
     def __post_init__(self):
         check_range(self, "total_steps num_envs num_procs torch_threads batch eps_steps", 1)
         check_range(self, "report_every update_every target_every", 1)
-        check_range(self, "buffer_size", 8 * self.num_envs)  # more than a stack and its successor
+        check_range(self, "buffer_size", 8 * self.num_envs)  # more than stacks of up to 7 frames
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma eps_end", 0, 1)
         check_range(self, "hidden lr", above=0)
@@ -160,7 +160,7 @@ class Agent(nn.Module):
         return act.cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.integer:
-        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        """One raw observation -> the deterministic action, for a plain environment's `step`."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
@@ -379,7 +379,7 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's: views
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)

@@ -28,7 +28,7 @@ step of the critics, one of the actor, one of the temperature and one of the tar
 `start_steps` actions are drawn at random.
 
 Departs from the paper: in (8) log alpha stands where the paper has alpha, which has the same fixed
-point and steps that do not depend on the size of alpha; Adam's step size is 1e-3, not 3e-4; no 1/2
+point and steps in proportion to alpha; Adam's step size is 1e-3, not 3e-4; no 1/2
 in (2); the first actions are drawn at random, as in the authors' code.
 
 Read after    algos/td3.py:  diff algos/td3.py algos/sac.py
@@ -158,7 +158,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, share).cpu().numpy()  # low + share (high - low)
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        """One raw observation -> the deterministic action, for a plain environment's `step`."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
@@ -204,7 +204,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # room for this rank's part
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # each asks for its part
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -376,7 +376,7 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights: views
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}

@@ -153,7 +153,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, share).cpu().numpy()  # low + share (high - low)
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        """One raw observation -> the deterministic action, for a plain environment's `step`."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
@@ -199,7 +199,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # room for this rank's part
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # each asks for its part
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -357,7 +357,7 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights: views
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}

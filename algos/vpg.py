@@ -139,7 +139,7 @@ class Agent(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # bounded
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # finite box
         shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
         self.channels_last = self.images and shape[2] < shape[0]
@@ -185,7 +185,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the best action, as `env.step` of a plain environment takes it."""
+        """One raw observation -> the deterministic action, for a plain environment's `step`."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def observe(self, rollout: "Rollout") -> None:
@@ -222,7 +222,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
-    rew: Steps  # as it came; `update` scales a copy
+    rew: Steps  # unscaled (ALE: clipped); `update` scales a copy
     next_obs: Shaped[Tensor, "T N *obs"]
     terminated: Steps
     done: Steps
@@ -378,7 +378,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))  # and threads
-    mpi.launch(cfg)  # --num-procs: ends here, errors told; mpiexec runs the command P times
+    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
     flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
     optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
     losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]
