@@ -333,7 +333,7 @@ def conjugate_gradient(product: partial, g: Vector, steps: int) -> tuple[Vector,
     """Eq. (11) -> x, and what is left: |g - F x| / |g|."""
     x, r, p = torch.zeros_like(g), g, g
     for _ in range(steps):
-        if r.norm() <= 1e-6 * g.norm():  # float32 goes no further
+        if r.norm() <= 1e-6 * g.norm():  # x gains no more in float32
             break
         Fp = product(p)
         alpha = r @ r / (p @ Fp)
