@@ -380,7 +380,8 @@ def train(cfg: Config) -> Agent:
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
     mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's: views
+    # Each network's weights, on all ranks those of rank 0, become views of one vector.
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run

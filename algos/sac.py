@@ -377,7 +377,8 @@ def train(cfg: Config) -> Agent:
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
     mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)  # rank 0's weights: views
+    # Each network's weights, on all ranks those of rank 0, become views of one vector.
+    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
     optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
@@ -400,7 +401,7 @@ def train(cfg: Config) -> Agent:
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
-            log.report(step - log.step, episodes)  # over ranks; adds to log.step; saves
+            log.report(step - log.step, episodes)  # t dates them; adds to log.step; saves if due
             episodes = []
     return agent
 
