@@ -325,7 +325,7 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(sac_critic_gradient, sac_actor_gradient)) -> dict:
     """One step of critics, actor, temperature and targets, pairs (target, flat) -> metrics."""
     cfg, actor_opt, critic_opt, alpha_opt = agent.cfg, *optimizers.values()
-    critic_gradient, actor_gradient = gradients  # compiled or not: noise is drawn outside
+    critic_gradient, actor_gradient = gradients  # noise from outside: compiled draws are others
     loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
                                    batch.next_obs, batch.terminated, torch.randn_like(batch.act))
     mpi.average(critic_opt.flat.grad)

@@ -26,7 +26,7 @@ Nothing is normalised. Every `update_every` environment steps there is one step 
 before that `start_steps` actions are drawn at random.
 
 Departs from the paper: layers of 256 and 256 units and batches of 256, as in the authors' later
-code, where the paper has 400, 300 and 100.
+code, where the paper has 400, 300 and 100; actions and target actions are cut to the box, as there.
 
 Read after    algos/ddpg.py:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4 --start-steps 1000
@@ -311,7 +311,7 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(td3_critic_gradient, td3_actor_gradient), count: int = 0) -> dict:
     """The critics' step after `count` others; some with the actor's and the targets' -> metrics."""
     cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
-    critic_gradient, actor_gradient = gradients  # compiled or not: noise is drawn outside
+    critic_gradient, actor_gradient = gradients  # noise from outside: compiled draws are others
     loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
                                    batch.next_obs, batch.terminated, torch.randn_like(batch.act))
     mpi.average(critic_opt.flat.grad)
