@@ -260,7 +260,7 @@ def test_a_line_a_run_on_a_terminal_and_none_elsewhere(monkeypatch):
 
 def test_plain_mpiexec_is_refused(monkeypatch):
     """Each rank would run the whole sweep."""
-    monkeypatch.setattr(sweep.mpi, "size", lambda: 4)
+    monkeypatch.setattr(sweep.ranks, "size", lambda: 4)
     monkeypatch.delitem(sys.modules, "mpi4py.futures", raising=False)
     with pytest.raises(UsageError, match="-m mpi4py.futures -m utils.sweep"):
         sweep.main(sweep.Sweep(("ppo",), ("CartPole-v1",), out="out"))
