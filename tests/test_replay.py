@@ -3,6 +3,7 @@
 And what holds for the loops of all five.
 """
 import json
+from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -171,6 +172,22 @@ def test_memory_is_told_and_what_cannot_fit_is_refused(algo, capsys):
     with pytest.raises(UsageError):
         algo.ReplayBuffer(10**12, 1, torch.zeros(3), torch.zeros(2))
     assert "--buffer-size is 1000000000000, which takes 40000.00 GB" in capsys.readouterr().err
+
+
+class OnGpu(torch.Tensor):
+    """Says that it lies on a GPU."""
+
+    is_cuda = True
+
+
+@every_algo
+@pytest.mark.parametrize("free, fits", [(20_000, True), (19_999, False)])
+def test_on_a_gpu_each_rank_asks_for_its_part_alone(algo, monkeypatch, free, fits):
+    """1000 rows of 40 bytes for two ranks: 20,000 bytes each, of what is free on its GPU now."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+    rows = torch.zeros(3).as_subclass(OnGpu), torch.zeros(2)
+    with nullcontext() if fits else pytest.raises(UsageError):
+        algo.ReplayBuffer(1000, 2, *rows)
 
 
 @every_algo

@@ -39,3 +39,22 @@ def test_weak_gives_each_process_the_same_work_and_strong_all_of_them_together(s
     (one, *work), (four, *of_four) = scaling.weak(1), scaling.weak(4)
     assert (one, four) == (1, 4) and of_four == [4 * size for size in work]
     assert scaling.strong(4) == (4, *scaling.strong(1)[1:])
+
+
+def test_the_costs_of_one_process_are_found_again(scaling, monkeypatch):
+    """Calls take what the model says that they take; 2048 steps of 16 environments, ten epochs."""
+    a, b, h, c, d = 100e-6, 30e-6, 2e-6, 400e-6, 3e-6
+
+    def quickest(function, agent, *inputs):
+        if function.__name__ == "collect":
+            envs, _, steps = inputs
+            return steps * (a + b * envs.num_envs)
+        if function.__name__ == "gae":
+            return h * len(inputs[0])
+        minibatch = agent.cfg.minibatch
+        return 10 * (128 * h + 2048 / minibatch * (c + d * minibatch))
+
+    monkeypatch.setattr(scaling, "quickest", quickest)
+    *found, gradient_bytes = scaling.one_process()
+    assert found == pytest.approx([a, b, h, c, d])
+    assert gradient_bytes == 4 * (2 * (17 * 64 + 64 + 64 * 64 + 64) + 64 * 6 + 6 + 64 + 1 + 6)
