@@ -18,7 +18,6 @@ the slowest, cores that share their memory.
 """
 
 import argparse
-import csv
 import json
 import math
 import os
@@ -26,7 +25,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,20 +161,9 @@ def two_processes():
     return json.loads(out.splitlines()[-1])
 
 
-def measured(procs, num_envs, batch, minibatch):
-    """Steps per second of a run of 20 updates, from its first report on."""
-    from speed import run_ppo
-
-    with tempfile.TemporaryDirectory() as folder:
-        rows = list(csv.DictReader(run_ppo(
-            f"{folder}/run", "--num-procs", str(procs), "--num-envs", str(num_envs), "--batch",
-            str(batch), "--minibatch", str(minibatch), "--total-steps", str(20 * batch)).open()))
-    first, last = ({key: float(row[key]) for key in ("step", "time")}
-                   for row in (rows[0], rows[-1]))
-    return (last["step"] - first["step"]) / (last["time"] - first["time"])
-
-
 def main():
+    from speed import SIZES, measured_rate
+
     *alone, gradient_bytes = one_process()
     costs = Costs(*alone, *two_processes(), gradient_bytes)
     print(f"a step of the vector {costs.vector_step * 1e6:.0f} us and {costs.env_step * 1e6:.0f} "
@@ -184,12 +171,10 @@ def main():
           f"{costs.gradient_step * 1e6:.0f} us and {costs.sample * 1e6:.2f} us a sample; a message "
           f"between two {costs.message * 1e6:.0f} us\nand {costs.byte * 1e9:.2f} ns a byte, the "
           f"gradient has {gradient_bytes:,}; moments {costs.moments * 1e6:.0f} us", flush=True)
-    sizes = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
-             "strong, two": (2, 8, 2048, 64)}
-    for name, size in sizes.items():
+    for name, size in SIZES.items():
         print(f"{name}: predicted {rate(costs, *size):.0f} steps/s", flush=True)
-    for name, size in sizes.items():
-        rates = [measured(*size) for _ in range(3)]
+    for name, size in SIZES.items():
+        rates = [measured_rate(20, *size) for _ in range(3)]
         print(f"{name}: measured {' '.join(f'{rate:.0f}' for rate in rates)}, "
               f"median {statistics.median(rates):.0f}", flush=True)
     over_network = replace(costs, message=costs.message + NETWORK[0],

@@ -27,6 +27,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENV = "HalfCheetah-v4"
+# Processes, environments, batch, minibatch.
+SIZES = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
+         "strong, two": (2, 8, 2048, 64)}
 
 
 # What makes the peer's work that of our default settings, and ours the peer's. sb3-contrib takes
@@ -174,24 +177,27 @@ def run_ppo(folder: str, *flags: str) -> Path:
     return Path(folder, "progress.csv")
 
 
+def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch: int) -> float:
+    """Steps per second of a run of PPO, from its first report on."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = run_ppo(f"{folder}/run", "--num-procs", str(procs), "--num-envs", str(num_envs),
+                       "--batch", str(batch), "--minibatch", str(minibatch), "--total-steps",
+                       str(updates * batch))
+        rows = list(csv.DictReader(path.open()))
+    first, last = ({key: float(row[key]) for key in ("step", "time")}
+                   for row in (rows[0], rows[-1]))
+    return (last["step"] - first["step"]) / (last["time"] - first["time"])
+
+
 def scaling(args: argparse.Namespace) -> None:
     """Steps per second of two processes over one: with twice the work, and with the same.
 
     In turn, `--pairs` times; of each run from its first report on, so that no start-up counts.
     """
-    sizes = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
-             "strong, two": (2, 8, 2048, 64)}
-    rates = {name: [] for name in sizes}
+    rates = {name: [] for name in SIZES}
     for _ in range(args.pairs):
-        for name, (procs, num_envs, batch, minibatch) in sizes.items():
-            with tempfile.TemporaryDirectory() as folder:
-                path = run_ppo(f"{folder}/run", "--num-procs", str(procs), "--num-envs",
-                               str(num_envs), "--batch", str(batch), "--minibatch", str(minibatch),
-                               "--total-steps", str(args.steps * batch // 2048))
-                rows = list(csv.DictReader(path.open()))
-            first, last = ({key: float(row[key]) for key in ("step", "time")}
-                           for row in (rows[0], rows[-1]))
-            rates[name].append((last["step"] - first["step"]) / (last["time"] - first["time"]))
+        for name, size in SIZES.items():
+            rates[name].append(measured_rate(args.steps // 2048, *size))
     for name, found in rates.items():
         ratios = [rate / one for rate, one in zip(found, rates["one process"])]
         print(f"{name}: steps/s {' '.join(f'{rate:.0f}' for rate in found)}, over one process "
