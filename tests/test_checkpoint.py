@@ -9,14 +9,13 @@ import sys
 import textwrap
 import zipfile
 from collections import OrderedDict, deque
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from utils import checkpoint, mpi
+from utils import checkpoint, files, mpi
 from utils.mpi import UsageError
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
@@ -317,11 +316,26 @@ def test_loading_keeps_the_views_of_a_flat_vector():
     assert torch.equal(flat.data, torch.cat([p.detach().flatten() for p in other.parameters()]))
 
 
-def test_together_passes_results_and_failures_on(monkeypatch):
-    assert checkpoint.together(max, 1, 2) == 2
-    assert checkpoint.together(None, 1) is None
-    with pytest.raises(ZeroDivisionError):
-        checkpoint.together(divmod, 1, 0)
-    monkeypatch.setattr(mpi, "gather", lambda value: [value, (True, "no such run")])
-    with pytest.raises(UsageError, match="no such run"):
-        checkpoint.together(partial(max, 1, 2))
+# ---- Other files
+
+def test_a_file_is_new_whatever_was_left_half_written(tmp_path):
+    path = tmp_path / "config.json"
+    path.with_name("config.json.tmp").write_text("half of ")
+    files.write_text(path, "Übung")
+    assert path.read_bytes() == "Übung".encode() and os.listdir(tmp_path) == ["config.json"]
+
+
+def test_nothing_is_left_of_a_file_that_ctrl_c_cuts_short(tmp_path):
+    path = tmp_path / "config.json"
+    files.write_text(path, "before")
+    with pytest.raises(KeyboardInterrupt), files.whole(path) as file:
+        file.write(b"half of")
+        raise KeyboardInterrupt
+    assert path.read_text() == "before" and os.listdir(tmp_path) == ["config.json"]
+
+
+def test_a_file_appears_after_it_has_been_flushed(tmp_path, monkeypatch):
+    path, fsync, seen = tmp_path / "config.json", os.fsync, []
+    monkeypatch.setattr(os, "fsync", lambda number: (seen.append(path.exists()), fsync(number)))
+    files.write_text(path, "text")
+    assert seen[0] is False and path.read_text() == "text"

@@ -19,7 +19,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
-from utils import checkpoint, inputs, logger, rundir
+from utils import averages, checkpoint, inputs, rundir
 from utils.logger import (
     Logger,
     UsageError,
@@ -374,16 +374,23 @@ def test_statistics_are_those_of_numpy(log):
 def test_statistics_of_ranks_are_those_of_all():
     generator = np.random.default_rng(1)
     parts = [torch.tensor(generator.normal(1e6, 1e-3, size)) for size in (5, 1, 0, 300)]
-    merged = logger.merge("a", [logger.summary([part]) for part in parts])
+    merged = averages.merge("a", [averages.summary([part]) for part in parts])
     flat = np.concatenate(parts)
     assert merged == pytest.approx({"a_mean": flat.mean(), "a_std": flat.std(),
                                     "a_min": flat.min(), "a_max": flat.max()}, rel=1e-9)
 
 
 def test_statistics_too_large_for_a_float_are_not_finite():
-    parts = [logger.summary([torch.full((2,), value, dtype=torch.float64)])
+    parts = [averages.summary([torch.full((2,), value, dtype=torch.float64)])
              for value in (1e200, -1e200)]
-    assert logger.merge("a", parts)["a_std"] == np.inf
+    assert averages.merge("a", parts)["a_std"] == np.inf
+
+
+def test_an_array_of_one_rank_makes_a_distribution_of_all():
+    parts = [averages.summary([torch.tensor(1.0)]), averages.summary([torch.tensor([2.0, 6.0])])]
+    for ranks in (parts, parts[::-1]):
+        assert averages.merge("a", ranks) == {
+            "a_mean": 3.0, "a_std": pytest.approx(14 ** 0.5 / 3 ** 0.5), "a_min": 1.0, "a_max": 6.0}
 
 
 def test_stored_buffers_may_be_used_again(log):

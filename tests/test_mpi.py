@@ -10,6 +10,7 @@ import subprocess
 import sys
 import timeit
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -360,31 +361,101 @@ def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkey
     assert mpi.seed(2, 1, 2048) == seeds[21] and max(seeds) + 1000 < 2**32
 
 
+def learner():
+    """A network, its flat vector, and its gradient, which does not depend on all of it."""
+    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+    def gradient(module, flat, x):
+        loss = module[:2](x).square().mean()        # the last layer has no part in it
+        flat.grad.zero_()
+        loss.backward()
+        return loss.detach()
+
+    return module, mpi.flatten(module), gradient
+
+
 def test_compiled_falls_back_with_one_line(monkeypatch, capsys):
     def broken(*inputs):
         raise RuntimeError("no C++ compiler\nwith a long story")
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: broken)
-    assert mpi.compiled(torch.neg, False) is torch.neg and capsys.readouterr().out == ""
-    neg = mpi.compiled(torch.neg, True)
-    assert [neg(torch.tensor(x)) for x in (1, 2)] == [-1, -2] and neg.fast is torch.neg
+    module, flat, gradient = learner()
+    assert mpi.compiled(gradient, False) is gradient and capsys.readouterr().out == ""
+    fast = mpi.compiled(gradient, True)
+    for x in torch.randn(2, 5, 3):
+        assert fast(module, flat, x) == gradient(module, flat, x)
+    assert fast.fast is gradient
     (line,) = capsys.readouterr().out.splitlines()
     assert "--compile" in line and "no C++ compiler" in line
 
 
 def test_compiled_is_called_from_the_first_call_on(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda x: function(x) + 1)
-    neg = mpi.compiled(torch.neg, True)
-    assert [neg(torch.tensor(x)) for x in (1, 2)] == [0, -1]
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *x: function(*x) + 1)
+    module, flat, gradient = learner()
+    fast = mpi.compiled(gradient, True)
+    for x in torch.randn(2, 5, 3):
+        assert fast(module, flat, x) == gradient(module, flat, x) + 1
 
 
 def test_an_error_of_the_compiled_function_is_its_own(monkeypatch):
-    def wrong(x):
+    def wrong(module, flat):
         raise ZeroDivisionError("mine")
 
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    module, flat, _ = learner()
     with pytest.raises(ZeroDivisionError, match="mine"):
-        mpi.compiled(wrong, True)(1)
+        mpi.compiled(wrong, True)(module, flat)
+
+
+def test_what_is_compiled_fills_the_vector_and_leaves_the_views(monkeypatch):
+    """The parts of flat.grad are no inputs of what is compiled; afterwards they are there again."""
+    seen = []
+
+    def compile_(function, dynamic):
+        assert not dynamic
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    module, flat, gradient = learner()
+    other = torch.nn.Linear(2, 2)                   # of the agent, but of another vector
+    agent, kept = torch.nn.ModuleList([other, module]), mpi.flatten(other)
+    kept.grad.fill_(7.0)
+    parts = [param.grad for param in agent.parameters()]
+
+    def watched(agent, flat, x):
+        seen.append([param.grad is None for param in agent.parameters()])
+        return gradient(agent[1], flat, x)
+
+    fast = mpi.compiled(watched, True)
+    for x in torch.randn(2, 5, 3):                  # twice: nothing of the first call is left
+        loss = fast(agent, flat, x)
+        found = flat.grad.clone()
+        assert loss == gradient(module, flat, x) and torch.equal(found, flat.grad)
+        assert found.ne(0).sum() == 16 and not found[16:].any()
+    assert seen == [[False] * 2 + [True] * 4] * 2 and kept.grad.eq(7).all()
+    assert all(param.grad is part for param, part in zip(agent.parameters(), parts, strict=True))
+
+
+def test_a_compiled_function_may_fill_the_vector_itself(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    module, flat, _ = learner()
+
+    def fill(module, flat):
+        flat.grad.fill_(3.0)
+        return torch.zeros(())
+
+    mpi.compiled(fill, True)(module, flat)
+    assert flat.grad.eq(3).all() and module[0].weight.grad.eq(3).all()
+
+
+def test_together_passes_results_and_failures_on(monkeypatch):
+    assert mpi.together(max, 1, 2) == 2
+    assert mpi.together(None, 1) is None
+    with pytest.raises(ZeroDivisionError):
+        mpi.together(divmod, 1, 0)
+    monkeypatch.setattr(mpi, "gather", lambda value: [value, (True, "no such run")])
+    with pytest.raises(mpi.UsageError, match="no such run"):
+        mpi.together(partial(max, 1, 2))
 
 
 def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):

@@ -1,4 +1,5 @@
 """`utils.sweep`: which runs there are, that each ends in its result, whatever happens to them."""
+import ast
 import csv
 import io
 import json
@@ -8,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from algos import ppo
-from utils import checkpoint, collect, play, sweep
+from utils import checkpoint, collect, crew, play, sweep
 from utils.logger import UsageError
 
 FLAKY = '''
@@ -173,7 +175,7 @@ def test_signal_stops_the_runs_and_they_save(flaky):
     assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["seed1"]
 
 
-class FakeCrew(sweep.Crew):
+class FakeCrew(crew.Crew):
     """Runs nothing: seed 2 fails, the others leave a result."""
 
     def __init__(self):
@@ -194,12 +196,12 @@ class FakeCrew(sweep.Crew):
 
 def test_a_crash_does_not_stop_the_rest(capsys):
     asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=4, set=("total_steps=1e3",), out="out")
-    jobs, crew = sweep.plan(asked), FakeCrew()
-    assert sweep.run_all(jobs, 2, crew) == 1
+    jobs, first = sweep.plan(asked), FakeCrew()
+    assert sweep.run_all(jobs, 2, first) == 1
     out = capsys.readouterr().out
     assert out.count("done ") == 3 and "train100 12.5, eval 1.5" in out
     assert out.count("ValueError: the last line") == 1 and out.count("first line") < 10
-    assert len(crew.commands) == 7                  # nothing to collect of the one that failed
+    assert len(first.commands) == 7                 # nothing to collect of the one that failed
     capsys.readouterr()
     assert sweep.run_all(jobs, 2, again := FakeCrew()) == 1
     assert len(again.commands) == 1
@@ -212,7 +214,7 @@ def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PLAINRL_PROCS", "4")
     with open("log", "w") as log:
-        sweep.Crew().call([sys.executable, "-c", "import os; print(*os.environ)"], log)
+        crew.Crew().call([sys.executable, "-c", "import os; print(*os.environ)"], log)
     seen = Path("log").read_text().split()
     assert "PATH" in seen and not {"PMI_SIZE", "PLAINRL_PROCS"} & set(seen)
 
@@ -221,12 +223,12 @@ def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
 
 def test_last_step():
     run = Path("run")
-    assert sweep.last_step(run) == 0
+    assert crew.last_step(run) == 0
     run.mkdir()
     for text, step in [("", 0), ("step,time\n", 0), ("step,time\n128,0.5\n", 128),
                        ("step,time\n" + "128,0.5\n" * 9999 + "256,0.7\n384,", 256)]:
         (run / "progress.csv").write_text(text)
-        assert sweep.last_step(run) == step
+        assert crew.last_step(run) == step
 
 
 class FakeTerminal(io.StringIO):
@@ -241,7 +243,7 @@ def test_a_line_a_run_on_a_terminal_and_none_elsewhere(monkeypatch):
         (job.run_dir / "progress.csv").write_text(f"step\n{100 * k}\n")
     for terminal in (FakeTerminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", terminal)
-        live = sweep.Live(jobs)
+        live = crew.Live(jobs)
         Path("seed1/progress.csv").write_text("step\n100\n600\n")
         live.show(jobs[1:])
         assert list(live.bars) == ["all", Path("seed1"), Path("seed2")]
@@ -423,3 +425,21 @@ def test_hash_is_of_the_code_alone():
     for old, new in (("+", "-"), ("1", "2"), ("x + 1", "x + 1.0"), ("return", "yield")):
         assert collect.code_hash(code) != collect.code_hash(code.replace(old, new))
     assert collect.code_hash("x = 'a'\n") != collect.code_hash("x = 'b'\n")
+
+
+def test_one_thread_parses_at_a_time(monkeypatch):
+    """Runs start in threads; two in ast.parse at once fail now and then, in CPython 3.11."""
+    inside, most = [], []
+
+    def slow_parse(text):
+        inside.append(text)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+        return parse(text)
+
+    parse = ast.parse
+    monkeypatch.setattr(collect.ast, "parse", slow_parse)
+    with ThreadPoolExecutor(4) as pool:
+        hashes = list(pool.map(collect.code_hash, ["x = 1\n"] * 8))
+    assert len(set(hashes)) == 1 and most == [1] * 8

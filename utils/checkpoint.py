@@ -15,13 +15,13 @@ import re
 import shutil
 import zipfile
 from collections import OrderedDict
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from utils import mpi
-from utils.mpi import UsageError
+from utils.files import sync_folder, whole
+from utils.mpi import UsageError, together
 
 PLAIN = (int, float, bool, str, bytes, type(None))
 
@@ -110,53 +110,6 @@ def resume_folders(run_dir):
     """The whole checkpoints of a run as {step: folder}: one as a rule, two after a kill."""
     names = glob.glob("resume-*", root_dir=run_dir)
     return {int(name[7:]): Path(run_dir, name) for name in names if name[7:].isdecimal()}
-
-
-def together(action, *args):
-    """Return `action(*args)`, or fail on every rank if it failed on one; None: nothing to do here.
-
-    A rank that failed alone would leave the others waiting for its next message.
-    """
-    result = failure = None
-    try:
-        result = action(*args) if action else None
-    except (Exception, UsageError) as error:
-        failure = error
-    told = mpi.gather(failure and (isinstance(failure, UsageError), str(failure)))
-    if failure:
-        raise failure
-    for refused, message in filter(None, told):
-        raise (UsageError if refused else OSError)(message)
-    return result
-
-
-@contextmanager
-def whole(path):
-    """An open file to fill; after the block it is `path`, or, if the block failed, nothing."""
-    tmp = Path(f"{path}.tmp")
-    try:
-        with open(tmp, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(tmp, path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
-        raise
-    sync_folder(tmp.parent)
-
-
-def write_text(path, text):
-    with whole(path) as file:
-        file.write(text.encode())
-
-
-def sync_folder(folder):
-    """Flush the names in a folder, without which a power cut may undo a renaming."""
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
 
 def read(path, *keys, mmap=False):

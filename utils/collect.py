@@ -5,6 +5,7 @@ import csv
 import hashlib
 import json
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,13 +13,14 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import checkpoint, play
+from utils import files, play
 from utils.mpi import UsageError
 from utils.rundir import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
 HASHES = "# sources "  # begins the line of a log that holds them
+PARSING = threading.Lock()  # ast.parse fails now and then if two threads of Python 3.11 call it
 
 
 def finished(run_dir: Path, total_steps: int) -> bool:
@@ -94,12 +96,12 @@ def collect_all(folder: Path) -> int:
 def write_result(run: Path, result: dict) -> None:
     """One line for each entry; whole or not at all."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    checkpoint.write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    files.write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def source_files(algo: str) -> list[Path]:
     """What a run executes of this project."""
-    train_nothing = ("play", "video", "sweep", "collect", "__init__")
+    train_nothing = ("play", "video", "sweep", "crew", "collect", "__init__")
     helpers = [path for path in (ROOT / "utils").glob("*.py") if path.stem not in train_nothing]
     return [ROOT / "algos" / f"{algo}.py", *sorted(helpers)]
 
@@ -112,7 +114,8 @@ def sources(algo: str) -> dict[str, str]:
 
 def code_hash(text: str) -> str:
     """SHA-256 of a program, comments, docstrings and layout aside."""
-    tree = ast.parse(text)
+    with PARSING:
+        tree = ast.parse(text)
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     for node in ast.walk(tree):
         if isinstance(node, documented) and ast.get_docstring(node) is not None:

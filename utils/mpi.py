@@ -20,12 +20,13 @@ import torch
 from torch import nn
 from torch.optim.adam import adam
 
+from utils.compiled import compiled
 from utils.ranks import UsageError, comm, launch, rank, say, size
 
-# What an algorithm file and the other helpers find here, the names from utils/ranks.py with them.
+# What an algorithm file and the other helpers find here, those of the two files above with it.
 __all__ = ["Adam", "UsageError", "average", "barrier", "bcast", "check_equal", "choose_device",
            "comm", "compiled", "flatten", "gather", "launch", "moments", "rank", "say", "seed",
-           "share", "size"]
+           "share", "size", "together"]
 
 
 def share(total: int, name: str, procs: int = 1) -> int:
@@ -58,35 +59,6 @@ def choose_device(cfg, images: bool) -> torch.device:
         device = torch.device("cpu")
     say(f"device: {device.type} (--device {cfg.device})")
     return device
-
-
-def compiled(function, wanted: bool):
-    """`--compile`: the function through torch.compile, or as it is where that cannot work."""
-    return Compiled(function) if wanted else function
-
-
-class Compiled:
-    """`function`, compiled when it is first called; if that fails it is called as it is.
-
-    It must bear no decorator: torch.compile would take all of a decorator's functions for one.
-    """
-
-    def __init__(self, function):
-        if hasattr(torch._dynamo.config, "trace_autograd_ops"):
-            torch._dynamo.config.trace_autograd_ops = True  # a backward() belongs to the graph too
-        self.plain, self.tried = function, False
-        self.fast = torch.compile(function, dynamic=False)  # shapes stay as they are
-
-    def __call__(self, *inputs):
-        if self.tried:
-            return self.fast(*inputs)
-        self.tried = True
-        try:
-            return self.fast(*inputs)
-        except Exception as error:  # its own, if it was that, comes again from the next line
-            say(f"--compile: not here, going on without ({str(error).splitlines()[0][:100]})")
-            self.fast = self.plain
-            return self.plain(*inputs)
 
 
 def seed(run_seed: int, stream: int, step: int = 0) -> int:
@@ -179,6 +151,24 @@ def gather(value) -> list:
 def bcast(value):
     """Rank 0's plain object, on every rank."""
     return value if size() == 1 else comm().bcast(value)
+
+
+def together(action, *args):
+    """Return `action(*args)`, or fail on every rank if it failed on one; None: nothing to do here.
+
+    A rank that failed alone would leave the others waiting for its next message.
+    """
+    result = failure = None
+    try:
+        result = action(*args) if action else None
+    except (Exception, UsageError) as error:
+        failure = error
+    told = gather(failure and (isinstance(failure, UsageError), str(failure)))
+    if failure:
+        raise failure
+    for refused, message in filter(None, told):
+        raise (UsageError if refused else OSError)(message)
+    return result
 
 
 def barrier() -> None:

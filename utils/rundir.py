@@ -14,7 +14,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from utils import checkpoint, mpi
+from utils import checkpoint, files, mpi
 from utils.inputs import flag
 from utils.mpi import UsageError
 
@@ -152,7 +152,7 @@ def write_config(cfg, step, initial):
         config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
     config["settings"] = plain_settings(cfg)
-    checkpoint.write_text(Path(cfg.run_dir, "config.json"),
+    files.write_text(Path(cfg.run_dir, "config.json"),
                           json.dumps(config, indent=2, default=str) + "\n")
 
 

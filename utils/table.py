@@ -3,7 +3,7 @@
 import errno
 import os
 
-from utils import checkpoint
+from utils import files
 
 
 class Table:
@@ -19,7 +19,7 @@ class Table:
 
     def rewrite(self, rows):
         text = "".join(",".join(row) + "\n" for row in [self.columns, *rows])
-        checkpoint.write_text(self.path, text)
+        files.write_text(self.path, text)
         self.file = open(self.path, "ab", buffering=0)
 
     def write(self, rows):

@@ -44,9 +44,10 @@ COPIED = ("algos", "utils", "tests")                            # what is no fil
 LAST_RUNS = HERE / "last_run.csv", HERE / "second" / "last_run.csv"     # of whole catalogues
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before the processes fork, since that takes longer than most tests.
-WARM = ("pytest torch torch.testing torch._dynamo torch.optim.adam gymnasium scipy.stats tyro tqdm "
-        "matplotlib.figure jaxtyping beartype stable_baselines3 sb3_contrib pytest_timeout "
-        "xdist.plugin typeguard._pytest_plugin mujoco gymnasium.envs.mujoco").split()
+WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config torch.optim.adam "
+        "gymnasium scipy.stats tyro tqdm matplotlib.figure jaxtyping beartype "
+        "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin typeguard._pytest_plugin "
+        "mujoco gymnasium.envs.mujoco").split()
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,11 @@ TESTS = {
     "dqn": "dqn replay",
     "dqn_per": "dqn_per dqn replay",
     "logger": "logger run bad_input",
+    "averages": "logger run",
     "checkpoint": "checkpoint logger run bad_input",
+    "files": "checkpoint logger run",
     "mpi": "mpi onpolicy ddpg logger run",
+    "compiled": "mpi ppo_update ddpg dqn",
     "ranks": "mpi onpolicy run bad_input",
     "inputs": "logger bad_input",
     "rundir": "logger run bad_input",
@@ -45,6 +48,7 @@ TESTS = {
     "video": "play",
     "plot": "plot",
     "sweep": "sweep",
+    "crew": "sweep",
     "collect": "sweep",
 }
 
