@@ -1,9 +1,9 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783: A3C, in step.
 
-VPG collects hundreds of steps for one step of its policy. A2C takes that step every few: many
-environments at once make a batch that short rollouts alone would be too alike for, and one step on
-one loss moves policy, value function and, of images, their encoder. It gives up accuracy: a
-rollout of ten steps sees little of what follows, and V has to tell the rest.
+VPG collects hundreds of steps for one step of its policy, A2C only a few. Since the states of one
+short rollout are much alike, many environments at once make the batch; one step on one loss moves
+policy, value function and, of images, their encoder. What it gives up is accuracy: a rollout of ten
+steps sees little of what follows, and V has to tell the rest.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
 cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
@@ -11,15 +11,15 @@ end of any kind. (1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                              (1)
     A_t     = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)               (2)
-    log pi  = sum_i -((a_i - mu_i(s)) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2       (3)
-    H       = sum_i log sigma_i + log(2 pi e) / 2,  or  -mean sum_a pi(a|s) log pi(a|s)    (4)
+    log pi  = -sum_i (((a_i - mu_i(s)) / sigma_i)^2 / 2 + log sigma_i + log(2 pi) / 2)     (3)
+    H       = sum_i (log sigma_i + log(2 pi e) / 2),  or  -mean sum_a pi(a|s) log pi(a|s)  (4)
     L_V     = mean (V(s) - R)^2                                                            (5)
     x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r <- clip(r / sd(G), -10, 10)        (7)
     L_pi    = -mean log pi(a | s) A,   in which A is a constant                            (8)
 
-A2C's own. The entropy's bonus keeps the policy trying; RMSProp divides the gradient g of each
-parameter by how large it has lately been, whose square m remembers:
+A2C's own. The entropy's bonus keeps the policy trying (default: none); RMSProp divides the gradient
+g of each parameter by how large it has lately been, whose square m remembers:
 
     L       = L_pi + vf_coef L_V - ent_coef H                                              (9)
     m      <- 0.99 m + 0.01 g^2,   m = 1 at first;   step  lr g / sqrt(m + eps)           (10)
@@ -31,15 +31,15 @@ of 3e-3, beside it one of 1e-5: the step is up to 300 times as long. And m = 0 a
 first step of each parameter lr / sqrt(0.01), ten times what is meant, in whichever direction noise
 pointed, where m = 1 begins gently. Some who ported A2C with the number but without the rule found
 it unstable at 1e-5 and needed 1e-3. `rmsprop` chooses. Here, with ten steps of 16 environments and
-normalised rewards, (11) is stable with 1e-5 as well, and (10) slower by its floor (mean return
+normalised rewards, (11) is stable with 1e-5 as well, and (10) no better (mean return
 after 1M steps on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at the best step
 size 1069, 981, 1002, one seed).
 
 Departs from the paper: rollouts are taken in step, not by threads that overwrite each other; (11);
 (6), (7), orthogonal weights, gradients of limited length; sigma does not depend on s; the network
 of images is that of 2015; GAE (the paper has lam = 1); tanh takes an action a to the bounds of the
-environment (the density that (3) then lacks does not depend on the parameters, and leaves the
-gradient as it is).
+environment (tanh's Jacobian, which (3) then lacks, does not depend on the parameters, and leaves
+the gradient of (8) as it is).
 
 Read after    algos/vpg.py:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5 --ent-coef 0.01
@@ -127,7 +127,7 @@ class RunningStats(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count: one, repeated
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count: all alike
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
@@ -146,7 +146,7 @@ class Agent(nn.Module):
         check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # finite box
         shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
-        self.channels_last = self.images and shape[2] < shape[0]
+        self.channels_last = self.images and shape[2] < shape[0]  # fewer channels than rows
         num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(cfg.std_init)))
@@ -198,7 +198,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def observe(self, rollout: "Rollout") -> None:
-        """The one place where statistics change: after learning, so that what acted learns."""
+        """The one place where statistics change: after learning, which needs those that acted."""
         ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
         self.ret_stats.update(ret.flatten())
         if not self.images:
@@ -337,7 +337,7 @@ def a2c_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor,
     cfg, (out, val) = agent.cfg, agent(obs)
     logp, bonus = log_prob(out, agent.log_std, act), entropy(out, agent.log_std)
     pi_loss, v_loss = policy_loss(logp, adv), value_loss(val, ret)
-    loss = pi_loss + cfg.vf_coef * v_loss - (cfg.ent_coef * bonus if cfg.ent_coef else 0)
+    loss = pi_loss + cfg.vf_coef * v_loss - (cfg.ent_coef * bonus if cfg.ent_coef else 0)  # faster
     flat.grad.zero_()
     loss.backward()  # adds to each parameter's .grad, a part of flat.grad
     return pi_loss.detach(), v_loss.detach(), bonus.detach()
@@ -355,7 +355,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the loss, which takes advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollout,
            lr: float, gradient=a2c_gradient) -> dict:
-    """One learning phase on one rollout -> metrics (arrays for their spread); statistics stay."""
+    """One learning phase on one rollout -> metrics; of arrays the log adds the spread."""
     cfg = agent.cfg
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -392,12 +392,12 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))  # and threads
-    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
-    flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
+    agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    flat = mpi.flatten(agent)  # rank 0's weights, on all ranks; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)
     steps = cfg.batch // cfg.num_envs
@@ -412,7 +412,7 @@ def train(cfg: Config) -> Agent:
                 agent.observe(rollout)
                 episodes += [(phase * steps + t, *rest) for t, *rest in ended]
             if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
             log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent
 

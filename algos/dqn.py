@@ -121,7 +121,7 @@ class QNetwork(nn.Module):
         super().__init__()
         self.images, self.dueling = len(shape) == 3, cfg.dueling
         self.register_buffer("to_q", dueling_matrix(num_acts), persistent=False)
-        self.channels_last = self.images and shape[2] < shape[0]
+        self.channels_last = self.images and shape[2] < shape[0]  # fewer channels than rows
         chw = (shape[2], *shape[:2]) if self.channels_last else shape
         self.encoder = nature_cnn(*chw) if self.images else None
         sizes = (512,) if self.images else (*shape, *cfg.hidden)
@@ -372,14 +372,14 @@ def updates_by(step: int, cfg: Config) -> int:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))  # and threads
+    agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
     # Each network's weights, on all ranks those of rank 0, become views of one vector.
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     optimizer = mpi.Adam(flat)
@@ -402,7 +402,7 @@ def train(cfg: Config) -> Agent:
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
             log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # saves; moves log.step
             episodes = []
     return agent

@@ -10,8 +10,8 @@ end of any kind. (1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                              (1)
     A_t     = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)               (2)
-    log pi  = sum_i -((a_i - mu_i(s)) / sigma_i)^2 / 2 - log sigma_i - log(2 pi) / 2       (3)
-    H       = sum_i log sigma_i + log(2 pi e) / 2,  or  -mean sum_a pi(a|s) log pi(a|s)    (4)
+    log pi  = -sum_i (((a_i - mu_i(s)) / sigma_i)^2 / 2 + log sigma_i + log(2 pi) / 2)     (3)
+    H       = sum_i (log sigma_i + log(2 pi e) / 2),  or  -mean sum_a pi(a|s) log pi(a|s)  (4)
     L_V     = mean (V(s) - R)^2                                                            (5)
     x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r <- clip(r / sd(G), -10, 10)        (7)
@@ -30,7 +30,7 @@ limited length (max_grad_norm), a step size annealed to zero (anneal_lr). Statis
 change only between rollouts, so that the policy that acted is the policy whose ratio is taken.
 
 Departs from the paper: advantages and targets are computed anew every epoch, since the critic has
-moved; tanh takes an action a to the bounds of the environment (the density that (3) then lacks is
+moved; tanh takes an action a to the bounds of the environment (tanh's Jacobian, which (3) lacks, is
 the same in both policies of (9), and cancels; H knows nothing of it).
 
 Decided by measurement (mean return of the last 100 training episodes of HalfCheetah, Hopper,
@@ -130,7 +130,7 @@ class RunningStats(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count: one, repeated
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count: all alike
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
@@ -149,7 +149,7 @@ class Agent(nn.Module):
         check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # finite box
         shape, self.cfg, self.log_std = obs_space.shape, cfg, None
         self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
-        self.channels_last = self.images and shape[2] < shape[0]
+        self.channels_last = self.images and shape[2] < shape[0]  # fewer channels than rows
         num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
         if not self.discrete:
             self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(cfg.std_init)))
@@ -201,7 +201,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def observe(self, rollout: "Rollout") -> None:
-        """The one place where statistics change: after learning, so that what acted learns."""
+        """The one place where statistics change: after learning, which needs those that acted."""
         ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
         self.ret_stats.update(ret.flatten())
         if not self.images:
@@ -350,7 +350,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the loss, which takes advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollout,
            lr: float, gradient=ppo_gradient) -> dict:
-    """One learning phase on one rollout -> metrics (arrays for their spread); statistics stay."""
+    """One learning phase on one rollout -> metrics; of arrays the log adds the spread."""
     cfg, terms = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -404,12 +404,12 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))  # and threads
-    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
-    flat = mpi.flatten(agent)  # rank 0's weights in their order; parameters and .grad are its views
+    agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    flat = mpi.flatten(agent)  # rank 0's weights, on all ranks; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
     with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from
@@ -420,7 +420,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # over ranks; adds to log.step; saves
     return agent
 

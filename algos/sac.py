@@ -369,14 +369,14 @@ def updates_by(step: int, cfg: Config) -> int:
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
     cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # of each rank to be
+    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    device = mpi.choose_device(cfg, images=False)  # and threads
+    device = mpi.choose_device(cfg, images=False)  # and sets --torch-threads
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # --num-procs: P ranks run the command, this one ends; errors came once
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
     # Each network's weights, on all ranks those of rank 0, become views of one vector.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.critic_targ), critic)]
@@ -400,7 +400,7 @@ def train(cfg: Config) -> Agent:
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # reported as rank 0's
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
             log.report(step - log.step, episodes)  # t dates them; adds to log.step; saves if due
             episodes = []
     return agent
