@@ -1,4 +1,5 @@
-"""Averages against NumPy, one flat vector that the module reads, and ranks that end together."""
+"""Averages against NumPy, one flat vector that the module reads, `--compile`, and ranks that end
+together."""
 import copy
 import dataclasses
 import json
@@ -405,6 +406,29 @@ def test_an_error_of_the_compiled_function_is_its_own(monkeypatch):
     module, flat, _ = learner()
     with pytest.raises(ZeroDivisionError, match="mine"):
         mpi.compiled(wrong, True)(module, flat)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory\nand more"), AssertionError()])
+def test_what_fails_half_way_goes_on_as_it_is_with_its_views(monkeypatch, capsys, error):
+    """A graph break, then no compiler: by then the parameters' gradients have been taken away."""
+    calls = []
+
+    def breaks_once(module, flat, x):
+        calls.append(x)
+        if len(calls) == 1:
+            raise error
+        return gradient(module, flat, x)
+
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    module, flat, gradient = learner()
+    fast = mpi.compiled(breaks_once, True)
+    for x in torch.randn(2, 5, 3):
+        fast(module, flat, x)
+        found = flat.grad.clone()
+        gradient(module, flat, x)
+        assert torch.equal(found, flat.grad) and found.any()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert type(error).__name__ in line and "and more" not in line
 
 
 def test_what_is_compiled_fills_the_vector_and_leaves_the_views(monkeypatch):

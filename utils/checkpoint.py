@@ -1,8 +1,8 @@
 """Whole or not at all, on disk and back.
 
-A file is written under another name, opened again as a reader will open it, flushed to the disk,
-and only then renamed: renaming is the one step that a kill cannot cut in half. It holds tensors
-and plain values alone, so that `weights_only=True` opens it and a stranger's file runs no code.
+A checkpoint is written by `utils.files.whole` and, before it gets its name, opened again as readers
+will open it. It holds tensors and plain values alone, so that `weights_only=True` opens it and a
+stranger's file runs no code.
 
     policy.pt                   weights and statistics: all that is needed to act
     resume-<step>/rank<k>.pt    what else process k needs to go on; one folder is always whole

@@ -23,7 +23,7 @@ from torch.optim.adam import adam
 from utils.compiled import compiled
 from utils.ranks import UsageError, comm, launch, rank, say, size
 
-# What an algorithm file and the other helpers find here, those of the two files above with it.
+# What an algorithm file and the other helpers find here, with the names imported above.
 __all__ = ["Adam", "UsageError", "average", "barrier", "bcast", "check_equal", "choose_device",
            "comm", "compiled", "flatten", "gather", "launch", "moments", "rank", "say", "seed",
            "share", "size", "together"]
@@ -79,7 +79,8 @@ def flatten(module: nn.Module) -> nn.Parameter:
     - flatten last, after `.to(device)`: a module that is moved, converted or copied has
       parameters of its own again, and the optimizer moves a vector that nobody reads;
     - never `zero_grad()`, of optimizer or module, which drops the gradients' views:
-      `flat.grad.zero_()`.
+      `flat.grad.zero_()`;
+    - while a function of `--compile` runs there are no such views (utils/compiled.py).
     """
     params = list(module.parameters())
     values = torch.cat([param.detach().flatten() for param in params])

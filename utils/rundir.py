@@ -153,7 +153,7 @@ def write_config(cfg, step, initial):
                   "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
     config["settings"] = plain_settings(cfg)
     files.write_text(Path(cfg.run_dir, "config.json"),
-                          json.dumps(config, indent=2, default=str) + "\n")
+                     json.dumps(config, indent=2, default=str) + "\n")
 
 
 def plain_settings(cfg):
