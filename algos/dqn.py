@@ -36,7 +36,6 @@ Reproduce     python -m algos.dqn    (benchmarks/README.md: return, seeds)
 """
 
 import copy
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -105,13 +104,11 @@ def relu_mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
+def nature_cnn(c: int, h: int, w: int) -> nn.Sequential:
     """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
-    conv = nn.Sequential(
-        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
-    n_flat = conv(torch.zeros(1, channels, height, width)).shape[1]
-    return nn.Sequential(*conv, nn.Linear(n_flat, 512), nn.ReLU())
+    conv = nn.Sequential(nn.Conv2d(c, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+                         nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*conv, nn.Linear(conv(torch.zeros(1, c, h, w)).shape[1], 512), nn.ReLU())
 
 
 class QNetwork(nn.Module):
@@ -172,18 +169,15 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):  # registers ALE, too
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
+    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    next_obs = next_obs.copy()
-    for i in np.flatnonzero(done):
-        next_obs[i] = infos["final_obs"][i]
-    return next_obs
+    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,6 @@ Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.trpo --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,8 +66,7 @@ from utils import mpi
 from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
 
 Steps = Float32[Tensor, "T N"]  # one number for each of T steps of N environments
-Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
-Vector = Float32[Tensor, "P"]  # one number a parameter of the policy
+Batch, Vector = Float32[Tensor, "B"], Float32[Tensor, "P"]  # one number a sample; a parameter
 
 
 # ============================================ config ============================================
@@ -104,29 +102,25 @@ class Config:
     orthogonal_init: bool = True  # else PyTorch's default
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch", 1)
-        check_range(self, "v_steps cg_steps backtracks", 1)
+        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch v_steps", 1)
         check_range(self, "seed eval_every damping", 0)
         check_range(self, "gamma lam", 0, 1)
-        check_range(self, "hidden delta v_lr std_init", above=0)
+        check_range(self, "hidden delta cg_steps backtracks v_lr std_init", above=0)
         check_range(self, "minibatch", high=self.batch)
         check_divides(self, "batch/num_envs num_envs/num_procs minibatch/num_procs")
 
 
 # ============================================ agent =============================================
 def mlp(*sizes: int) -> nn.Sequential:
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.Tanh())]
+    layers = [layer for pair in zip(sizes, sizes[1:]) for layer in (nn.Linear(*pair), nn.Tanh())]
     return nn.Sequential(*layers[:-1])
 
 
-def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
+def nature_cnn(c: int, h: int, w: int) -> nn.Sequential:
     """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
-    conv = nn.Sequential(
-        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
-    n_flat = conv(torch.zeros(1, channels, height, width)).shape[1]
-    return nn.Sequential(*conv, nn.Linear(n_flat, 512), nn.ReLU())
+    conv = nn.Sequential(nn.Conv2d(c, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+                         nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*conv, nn.Linear(conv(torch.zeros(1, c, h, w)).shape[1], 512), nn.ReLU())
 
 
 class RunningStats(nn.Module):
@@ -139,8 +133,7 @@ class RunningStats(nn.Module):
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
-        self.count += count
-        share, delta = count / self.count, mean - self.mean
+        share, delta = count / self.count.add_(count), mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
         self.mean += share * delta
 
@@ -215,18 +208,15 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):  # registers ALE, too
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
+    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    next_obs = next_obs.copy()
-    for i in np.flatnonzero(done):
-        next_obs[i] = infos["final_obs"][i]
-    return next_obs
+    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
 
 
 @dataclass(frozen=True)
@@ -239,8 +229,7 @@ class Rollout:
     done: Steps
 
 
-def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
-            steps: int) -> tuple[Rollout, np.ndarray, list]:
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray, steps: int) -> tuple:
     """T = `steps` from `obs` on -> rollout, next obs, ended episodes (t, env, ep_ret, ep_len)."""
     rows, episodes = [], []
     for t in range(steps):
@@ -306,36 +295,30 @@ def value_loss(val: Batch, ret: Batch) -> Float32[Tensor, ""]:
 
 
 def surrogate(logp: Batch, logp_old: Batch, adv: Batch) -> Float32[Tensor, ""]:
-    """Eq. (8). What the policy would gain over the old one with the actions at hand."""
     assert logp.shape == logp_old.shape == adv.shape
-    return ((logp - logp_old).expm1() * adv).mean()
+    return ((logp - logp_old).expm1() * adv).mean()  # Eq. (8): its gain over the old policy
 
 
-def kl_divergence(out_old: Float32[Tensor, "B k"], log_std_old: Tensor | None,
+def kl_divergence(old: Float32[Tensor, "B k"], log_std_old: Tensor | None,
                   out: Float32[Tensor, "B k"], log_std: Tensor | None) -> Float32[Tensor, ""]:
     """Eq. (9), KL(pi_old, pi) in nats: of the distributions, not an estimate from actions."""
     if log_std is None:
-        log_ratio = out_old.log_softmax(-1) - out.log_softmax(-1)
-        return (out_old.softmax(-1) * log_ratio).sum(-1).mean()
-    var_ratio, z = (2 * (log_std_old - log_std)).exp(), (out_old - out) / log_std.exp()
+        return (old.softmax(-1) * (old.log_softmax(-1) - out.log_softmax(-1))).sum(-1).mean()
+    var_ratio, z = (2 * (log_std_old - log_std)).exp(), (old - out) / log_std.exp()
     return (0.5 * (var_ratio + z.square() - 1) + log_std - log_std_old).sum(-1).mean()
 
 
 def fisher_product(kl_grad: Vector, params: list, damping: float, v: Vector) -> Vector:
     """Eq. (10). `kl_grad` still has the graph by which it follows from `params`."""
     parts = torch.autograd.grad(kl_grad, params, v, retain_graph=True)
-    product = torch.cat([part.flatten() for part in parts])
-    mpi.average(product)
-    return product + damping * v
+    return mpi.average(torch.cat([part.flatten() for part in parts])) + damping * v
 
 
 def conjugate_gradient(product: partial, g: Vector, steps: int) -> tuple[Vector, Tensor]:
     """Eq. (11) -> x, and what is left: |g - F x| / |g|."""
     x, r, p = torch.zeros_like(g), g, g
-    for _ in range(steps):
-        if r.norm() <= 1e-6 * g.norm():  # x gains no more in float32
-            break
-        Fp = product(p)
+    while steps > 0 and r.norm() > 1e-6 * g.norm():  # below that x gains no more in float32
+        Fp, steps = product(p), steps - 1
         alpha = r @ r / (p @ Fp)
         x, r, r_old = x + alpha * p, r - alpha * Fp, r
         p = r + r @ r / (r_old @ r_old) * p
@@ -367,31 +350,26 @@ def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv:
     with torch.enable_grad():
         out = agent.actor(agent.encoder(obs))
         old = out.detach(), None if agent.discrete else log_std.detach().clone()  # flat moves
-        logp = log_prob(out, log_std, act)
-        logp_old, kl = logp.detach(), kl_divergence(*old, out, log_std)
-        grad = torch.autograd.grad(surrogate(logp, logp_old, adv), params, retain_graph=True)
+        logp, kl = log_prob(out, log_std, act), kl_divergence(*old, out, log_std)
+        grad = torch.autograd.grad(surrogate(logp, logp.detach(), adv), params, retain_graph=True)
         kl_grad = torch.autograd.grad(kl, params, create_graph=True)  # 0 here; F: how it grows
         g, kl_grad = (torch.cat([part.flatten() for part in parts]) for parts in (grad, kl_grad))
-    mpi.average(g)
-    product = partial(fisher_product, kl_grad, params, cfg.damping)
-    direction, residual = conjugate_gradient(product, g, cfg.cg_steps)
+    g, product = mpi.average(g), partial(fisher_product, kl_grad, params, cfg.damping)
+    direction, left = conjugate_gradient(product, g, cfg.cg_steps)
     step = (2 * cfg.delta / (direction @ product(direction) + 1e-30)).sqrt() * direction
-    policy = flat.data[:len(g)]  # a view: to write to it is to move the policy
-    start = policy.clone()
+    start = flat.data[:len(g)].clone()  # the policy comes first in flat: to write there moves it
     for k in range(cfg.backtracks):
-        policy.copy_(start + 0.8**k * step)
+        flat.data[:len(g)] = start + 0.8**k * step
         out = agent.actor(agent.encoder(obs))
-        gain = surrogate(log_prob(out, log_std, act), logp_old, adv)
-        found = torch.stack([gain, kl_divergence(*old, out, log_std)])
-        mpi.average(found)
+        gain = surrogate(log_prob(out, log_std, act), logp, adv)  # logp: of the old policy
+        found = mpi.average(torch.stack([gain, kl_divergence(*old, out, log_std)]))
         if found[0] > 0 and found[1] <= cfg.delta:
             break
     else:
         k, found, step = cfg.backtracks, torch.zeros(2), torch.zeros_like(step)
-        policy.copy_(start)
+        flat.data[:len(g)] = start
     return {"kl": found[1], "improvement": found[0], "improvement_expected": 0.8**k * (g @ step),
-            "backtracks": k, "cg_residual": residual, "grad_norm": g.norm(),
-            "entropy": entropy(*old)}
+            "backtracks": k, "cg_residual": left, "grad_norm": g.norm(), "entropy": entropy(*old)}
 
 
 @torch.no_grad()  # all but the losses, which take advantages and targets as constants
@@ -404,7 +382,7 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
     data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
     val, adv, ret = estimate(agent, data)
-    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
+    ev = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
     metrics = policy_step(agent, flat, obs, act, adv.flatten())
     features = agent.encoder(obs)  # the encoder has moved, and now stays
     for _ in range(cfg.v_steps):
@@ -413,8 +391,7 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
             v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
         mpi.average(flat.grad)
         v_optimizer.step(cfg.v_lr)
-    return {"v_loss": torch.stack(v_losses).mean(),
-            "val": val, "explained_variance": explained, **metrics}
+    return {"v_loss": torch.stack(v_losses).mean(), "val": val, "explained_variance": ev, **metrics}
 
 
 # =========================================== evaluate ===========================================

@@ -44,7 +44,6 @@ Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.vpg --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -104,18 +103,15 @@ class Config:
 
 # ============================================ agent =============================================
 def mlp(*sizes: int) -> nn.Sequential:
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.Tanh())]
+    layers = [layer for pair in zip(sizes, sizes[1:]) for layer in (nn.Linear(*pair), nn.Tanh())]
     return nn.Sequential(*layers[:-1])
 
 
-def nature_cnn(channels: int, height: int, width: int) -> nn.Sequential:
+def nature_cnn(c: int, h: int, w: int) -> nn.Sequential:
     """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
-    conv = nn.Sequential(
-        nn.Conv2d(channels, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-        nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
-    n_flat = conv(torch.zeros(1, channels, height, width)).shape[1]
-    return nn.Sequential(*conv, nn.Linear(n_flat, 512), nn.ReLU())
+    conv = nn.Sequential(nn.Conv2d(c, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
+                         nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*conv, nn.Linear(conv(torch.zeros(1, c, h, w)).shape[1], 512), nn.ReLU())
 
 
 class RunningStats(nn.Module):
@@ -128,8 +124,7 @@ class RunningStats(nn.Module):
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
-        self.count += count
-        share, delta = count / self.count, mean - self.mean
+        share, delta = count / self.count.add_(count), mean - self.mean
         self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
         self.mean += share * delta
 
@@ -204,18 +199,15 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg):  # registers ALE, too
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **json.loads(cfg.env_kwargs))
+    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    next_obs = next_obs.copy()
-    for i in np.flatnonzero(done):
-        next_obs[i] = infos["final_obs"][i]
-    return next_obs
+    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
 
 
 @dataclass(frozen=True)
@@ -228,8 +220,7 @@ class Rollout:
     done: Steps
 
 
-def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
-            steps: int) -> tuple[Rollout, np.ndarray, list]:
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray, steps: int) -> tuple:
     """T = `steps` from `obs` on -> rollout, next obs, ended episodes (t, env, ep_ret, ep_len)."""
     rows, episodes = [], []
     for t in range(steps):
@@ -338,7 +329,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: m
     data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
     obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
     val, adv, ret = estimate(agent, data)
-    explained = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
+    ev = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
     with torch.enable_grad():
         pi_loss, bonus = gradient(agent, flat, obs, act, adv.flatten())
     mpi.average(flat.grad)
@@ -352,7 +343,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: m
         mpi.average(flat.grad)
         v_optimizer.step(cfg.v_lr)
     return {"pi_loss": pi_loss, "v_loss": torch.stack(v_losses).mean(), "entropy": bonus,
-            "grad_norm": norm, "val": val, "explained_variance": explained, "lr": lr}
+            "grad_norm": norm, "val": val, "explained_variance": ev, "lr": lr}
 
 
 # =========================================== evaluate ===========================================

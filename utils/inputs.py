@@ -97,7 +97,7 @@ def fitting_algos(obs, act):
 
 @contextmanager
 def env_errors(cfg):
-    """Around the making of environments: UsageError for what --env and --env-kwargs get wrong.
+    """Around the making of environments: yields --env-kwargs; UsageError for what is wrong with it.
 
     Silences the notices about -v4 environments, which the published figures are for, and no other.
     """
@@ -108,11 +108,12 @@ def env_errors(cfg):
     wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
     atari = cfg.env.startswith("ALE/")
     try:
-        if not isinstance(json.loads(cfg.env_kwargs), dict):
+        env_kwargs = json.loads(cfg.env_kwargs)
+        if not isinstance(env_kwargs, dict):
             raise UsageError(wrong)
         if atari:
             gym.register_envs(importlib.import_module("ale_py"))
-        yield
+        yield env_kwargs
     except json.JSONDecodeError as error:
         raise UsageError(f"{wrong}: {error}") from None
     except (gym.error.DependencyNotInstalled, ImportError) as error:

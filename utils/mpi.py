@@ -119,13 +119,14 @@ class Adam:
             value.copy_(state[name])
 
 
-def average(tensor: torch.Tensor) -> None:
-    """Replace a float32 or float64 tensor, in place, by its mean over ranks."""
+def average(tensor: torch.Tensor) -> torch.Tensor:
+    """Replace a float32 or float64 tensor, in place, by its mean over ranks; it is returned."""
     if size() == 1:
-        return
+        return tensor
     host = tensor.detach().cpu().contiguous()  # MPI reads host memory without gaps
     comm().Allreduce(host.numpy().copy(), host.numpy())
     tensor.detach().copy_(host.div_(size()))
+    return tensor
 
 
 def moments(rows: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
