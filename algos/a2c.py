@@ -25,15 +25,15 @@ g of each parameter by how large it has lately been, whose square m remembers:
     m      <- 0.99 m + 0.01 g^2,   m = 1 at first;   step  lr g / sqrt(m + eps)           (10)
     m      <- 0.99 m + 0.01 g^2,   m = 0 at first;   step  lr g / (sqrt(m) + eps)         (11)
 
-(10) is TensorFlow's rule, behind OpenAI Baselines' results; (11), that of torch.optim.RMSprop, is
+(10) is TensorFlow 1's rule, behind OpenAI Baselines' results; (11), that of torch.optim.RMSprop, is
 another algorithm for the same numbers. Where gradients are small, 1e-5 under the root is a floor
 of 3e-3, beside it one of 1e-5: the step is up to 300 times as long. And m = 0 at first makes the
 first step of each parameter lr / sqrt(0.01), ten times what is meant, in whichever direction noise
 pointed, where m = 1 begins gently. Some who ported A2C with the number but without the rule found
 it unstable at 1e-5 and needed 1e-3. `rmsprop` chooses. Here, with ten steps of 16 environments and
-normalised rewards, (11) is stable with 1e-5 as well, and (10) no better (mean return
-after 1M steps on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at the best step
-size 1069, 981, 1002, one seed).
+normalised rewards, (11) is stable with 1e-5 as well, and (10) no better (mean return after 1M steps
+on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at its best, with --batch 256
+--lr 2e-3, 1069, 981, 1002, one seed).
 
 Departs from the paper: rollouts are taken in step, not by threads that overwrite each other; (11);
 (6), (7), orthogonal weights, gradients of limited length; sigma does not depend on s; the network
@@ -208,7 +208,7 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -268,7 +268,7 @@ def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
     delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
     adv, last = [], torch.zeros_like(rew[0])
     for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
-        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2): delta_t + decay_t * last
+        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2), fused: delta_t + decay_t * last
         adv.append(last)
     adv = torch.stack(adv).flip(0)
     return adv, adv + val
@@ -346,7 +346,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the loss, which takes advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollout,
            lr: float, gradient=a2c_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; of arrays the log adds the spread."""
+    """One learning phase on one rollout -> metrics; of arrays the log adds std, min, max."""
     cfg = agent.cfg
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -356,7 +356,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: RMSProp, rollout: Rollou
     ev = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
     with torch.enable_grad():
         pi_loss, v_loss, bonus = gradient(agent, flat, obs, act, adv.flatten(), ret.flatten())
-    mpi.average(flat.grad)
+    mpi.average(flat.grad)  # over ranks, in place
     norm = torch.linalg.vector_norm(flat.grad)
     flat.grad.mul_(((cfg.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1))
     optimizer.step(lr)
@@ -382,7 +382,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
@@ -392,7 +392,7 @@ def train(cfg: Config) -> Agent:
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)
     steps = cfg.batch // cfg.num_envs
-    with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from
+    with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from, in place
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             lr = cfg.lr * (1 - log.step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
@@ -403,7 +403,7 @@ def train(cfg: Config) -> Agent:
                 agent.observe(rollout)
                 episodes += [(phase * steps + t, *rest) for t, *rest in ended]
             if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
             log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent
 

@@ -149,7 +149,7 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -321,7 +321,7 @@ def updates_by(step: int, cfg: Config) -> int:
 
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
@@ -350,7 +350,7 @@ def train(cfg: Config) -> Agent:
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
                 continue
             if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
             log.report(step - log.step, episodes)  # t dates them; adds to log.step; saves if due
             episodes = []
     return agent

@@ -35,10 +35,10 @@ the same in both policies of (9), and cancels; H knows nothing of it).
 
 Decided by measurement (mean return of the last 100 training episodes of HalfCheetah, Hopper,
 Walker2d, of a million steps; one seed where nothing is said, every run is in benchmarks/README.md).
-Bounded by clipping: advantages anew every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837;
+Actions clipped: advantages anew every epoch 4798, 3300, 4050, once an update 1517, 1582, 2837;
 anew, but normalised over the batch and not the minibatch, 1649, 2665, 3319. Anew, means of two
-seeds: bounded by clipping 3285, 3063, 3694 (HalfCheetah once on its back), by tanh 4357, 3070,
-3749. With sigma 0.6 and clipping, the value loss clipped as well 3118, 2268, 4041, not clipped
+seeds: actions clipped 3285, 3063, 3694 (HalfCheetah once on its back), by tanh 4357, 3070, 3749.
+With sigma 0.6 and actions clipped, the value loss clipped as well 3118, 2268, 4041, not clipped
 4113, 2590, 3880.
 
 Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
@@ -211,7 +211,7 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -271,7 +271,7 @@ def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
     delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
     adv, last = [], torch.zeros_like(rew[0])
     for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
-        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2): delta_t + decay_t * last
+        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2), fused: delta_t + decay_t * last
         adv.append(last)
     adv = torch.stack(adv).flip(0)
     return adv, adv + val
@@ -318,11 +318,11 @@ def approx_kl(logp: Batch, logp_old: Batch) -> Float32[Tensor, ""]:
 # ============================================ update ============================================
 def ppo_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, logp_old: Batch,
                  adv: Batch, ret: Batch) -> tuple[Float32[Tensor, ""], ...]:
-    """flat.grad becomes the gradient of Eq. (11) over one minibatch -> pi_loss, v_loss, entropy."""
+    """flat.grad becomes the gradient of Eq. (11) over a rank's rows -> pi_loss, v_loss, entropy."""
     cfg, (out, val) = agent.cfg, agent(obs)
     logp, bonus = log_prob(out, agent.log_std, act), entropy(out, agent.log_std)
     pi_loss, v_loss = ppo_clip_loss(logp, logp_old, adv, cfg.clip_ratio), value_loss(val, ret)
-    bonus_term = cfg.ent_coef * bonus if cfg.ent_coef else 0  # 0: it is only reported
+    bonus_term = cfg.ent_coef * bonus if cfg.ent_coef else 0  # 0: reported, no backward
     loss = pi_loss + cfg.vf_coef * v_loss - bonus_term  # Eq. (11)
     flat.grad.zero_()
     loss.backward()  # adds to each parameter's .grad, a part of flat.grad
@@ -341,7 +341,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the loss, which takes advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollout,
            lr: float, gradient=ppo_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; of arrays the log adds the spread."""
+    """One learning phase on one rollout -> metrics; of arrays the log adds std, min, max."""
     cfg, terms = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -358,7 +358,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, rollout: Rollo
         for minibatch in zip(obs[order], act[order], logp_old[order], adv, ret):
             with torch.enable_grad():
                 parts = gradient(agent, flat, *minibatch)
-            mpi.average(flat.grad)
+            mpi.average(flat.grad)  # over ranks, in place
             norm = torch.linalg.vector_norm(flat.grad)
             flat.grad.mul_(((cfg.max_grad_norm or math.inf) / (norm + 1e-6)).clamp(max=1))
             optimizer.step(lr)
@@ -393,7 +393,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
@@ -402,7 +402,7 @@ def train(cfg: Config) -> Agent:
     flat = mpi.flatten(agent)  # rank 0's weights, on all ranks; parameters and .grad are its views
     optimizer = mpi.Adam(flat, eps=1e-5)  # eps as in OpenAI Baselines
     gradient = mpi.compiled(ppo_gradient, cfg.compile)  # loss and backward in one
-    with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from
+    with Logger(cfg, agent, optimizer=optimizer) as log:  # loads --resume, --init-from, in place
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
         while log.step < cfg.total_steps:
             rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
@@ -410,7 +410,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, rollout, lr, gradient)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # over ranks; adds to log.step; saves
     return agent
 

@@ -40,10 +40,10 @@ The value function is fitted as in VPG, by v_steps of Adam, after the policy. Wi
 through one encoder, which is the policy's: value steps leave it as it is, since they would move the
 policy without regard to delta.
 
-Departs from the paper: GAE; delta is 0.04, not 0.01; x' F x holds the damping too, which makes a
-step shorter, the more so the smaller F is; statistics that (6) gathers move the policy, too; tanh
-takes an action a to the bounds of the environment (tanh's Jacobian, which (3) lacks, is the same in
-both policies of (8) and (9), and cancels).
+Departs from the paper: GAE; delta is 0.04, not 0.01; x' F x holds the damping too, which turns a
+step and shortens it, the more so the smaller F is; statistics that (6) gathers move the policy,
+too; tanh takes an action a to the bounds of the environment (tanh's Jacobian, which (3) lacks, is
+the same in both policies of (8) and (9), and cancels).
 
 Read after    algos/vpg.py:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
@@ -208,7 +208,7 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -268,7 +268,7 @@ def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
     delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
     adv, last = [], torch.zeros_like(rew[0])
     for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
-        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2): delta_t + decay_t * last
+        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2), fused: delta_t + decay_t * last
         adv.append(last)
     adv = torch.stack(adv).flip(0)
     return adv, adv + val
@@ -315,14 +315,14 @@ def fisher_product(kl_grad: Vector, params: list, damping: float, v: Vector) -> 
 
 
 def conjugate_gradient(product: partial, g: Vector, steps: int) -> tuple[Vector, Tensor]:
-    """Eq. (11) -> x, and what is left: |g - F x| / |g|."""
+    """Eq. (11) -> x, and what is left, |g - F x| / |g|, by its recursion."""
     x, r, p = torch.zeros_like(g), g, g
     while steps > 0 and r.norm() > 1e-6 * g.norm():  # below that x gains no more in float32
         Fp, steps = product(p), steps - 1
-        alpha = r @ r / (p @ Fp)
+        alpha = r @ r / (p @ Fp)  # the best step along p
         x, r, r_old = x + alpha * p, r - alpha * Fp, r
-        p = r + r @ r / (r_old @ r_old) * p
-    return x, r.norm() / (g.norm() + 1e-30)
+        p = r + r @ r / (r_old @ r_old) * p  # p' F p_old = 0: undoes none of the steps before
+    return x, r.norm() / (g.norm() + 1e-30)  # g may be 0
 
 
 # ============================================ update ============================================
@@ -375,7 +375,7 @@ def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv:
 @torch.no_grad()  # all but the losses, which take advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
            rollout: Rollout, v_gradient=v_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; of arrays the log adds the spread."""
+    """One learning phase on one rollout -> metrics; of arrays the log adds std, min, max."""
     cfg, v_losses = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -389,8 +389,8 @@ def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
         rows = torch.randperm(len(obs))[:mpi.share(cfg.minibatch, "minibatch")]
         with torch.enable_grad():
             v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
-        mpi.average(flat.grad)
-        v_optimizer.step(cfg.v_lr)
+        mpi.average(flat.grad)  # over ranks, in place
+        v_optimizer.step(cfg.v_lr)  # moves nothing that never had a gradient: the policy
     return {"v_loss": torch.stack(v_losses).mean(), "val": val, "explained_variance": ev, **metrics}
 
 
@@ -412,7 +412,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
@@ -427,7 +427,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, v_optimizer, rollout, loss)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
     return agent
 

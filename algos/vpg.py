@@ -199,7 +199,7 @@ def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
     if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
         kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # registers ALE, too
+    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
     return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
@@ -259,7 +259,7 @@ def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
     delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
     adv, last = [], torch.zeros_like(rew[0])
     for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
-        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2): delta_t + decay_t * last
+        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2), fused: delta_t + decay_t * last
         adv.append(last)
     adv = torch.stack(adv).flip(0)
     return adv, adv + val
@@ -322,7 +322,7 @@ def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
 @torch.no_grad()  # all but the losses, which take advantages and targets as constants
 def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: mpi.Adam,
            rollout: Rollout, lr: float, gradient=pi_gradient, v_gradient=v_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; of arrays the log adds the spread."""
+    """One learning phase on one rollout -> metrics; of arrays the log adds std, min, max."""
     cfg, v_losses = agent.cfg, []
     rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
     obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
@@ -332,7 +332,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: m
     ev = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
     with torch.enable_grad():
         pi_loss, bonus = gradient(agent, flat, obs, act, adv.flatten())
-    mpi.average(flat.grad)
+    mpi.average(flat.grad)  # over ranks, in place
     norm = torch.linalg.vector_norm(flat.grad)
     optimizer.step(lr)
     features = agent.encoder(obs)  # the encoder has moved, and now stays
@@ -340,7 +340,7 @@ def update(agent: Agent, flat: nn.Parameter, optimizer: mpi.Adam, v_optimizer: m
         rows = torch.randperm(len(obs))[:mpi.share(cfg.minibatch, "minibatch")]
         with torch.enable_grad():
             v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
-        mpi.average(flat.grad)
+        mpi.average(flat.grad)  # over ranks, in place
         v_optimizer.step(cfg.v_lr)
     return {"pi_loss": pi_loss, "v_loss": torch.stack(v_losses).mean(), "entropy": bonus,
             "grad_norm": norm, "val": val, "explained_variance": ev, "lr": lr}
@@ -364,7 +364,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 # ============================================ train =============================================
 def train(cfg: Config) -> Agent:
     """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing
+    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
     envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
@@ -381,7 +381,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, flat, optimizer, v_optimizer, rollout, lr, *losses)
             agent.observe(rollout)
             if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # of rank 0 alone
+                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
             log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
     return agent
 
