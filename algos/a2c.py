@@ -1,9 +1,9 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783: A3C, in step.
 
-VPG collects hundreds of steps for one step of its policy, A2C only a few. Since the states of one
-short rollout are much alike, many environments at once make the batch; one step on one loss moves
-policy, value function and, of images, their encoder. What it gives up is accuracy: a rollout of ten
-steps sees little of what follows, and V has to tell the rest.
+VPG collects hundreds of steps for one step of its policy, A2C a few of each environment. Since the
+states of one short rollout are much alike, many environments make the batch; one step on one loss
+moves policy, value function and, of images, their encoder. What it gives up is accuracy: a rollout
+of ten steps sees little of what follows, and V has to tell the rest.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
 cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
@@ -123,7 +123,7 @@ class RunningStats(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count: all alike
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count shaped as mean
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
@@ -185,7 +185,7 @@ class Agent(nn.Module):
         """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5
+        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in its dtype
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
@@ -401,8 +401,8 @@ def train(cfg: Config) -> Agent:
                 rollout, obs, ended = collect(agent, envs, obs, steps)
                 log.store(**update(agent, flat, optimizer, rollout, lr, gradient))
                 agent.observe(rollout)
-                episodes += [(phase * steps + t, *rest) for t, *rest in ended]
-            if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:
+                episodes += [(phase * steps + t, *rest) for t, *rest in ended]  # t in this report
+            if log.eval_due(cfg.batch * cfg.report_every) and mpi.rank() == 0:  # within these
                 log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
             log.report(cfg.batch * cfg.report_every, episodes)  # means; adds to log.step; saves
     return agent

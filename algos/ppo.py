@@ -126,7 +126,7 @@ class RunningStats(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count: all alike
+        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count shaped as mean
             self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
@@ -188,7 +188,7 @@ class Agent(nn.Module):
         """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5
+        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in its dtype
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
