@@ -49,9 +49,10 @@ def plotted(path):
     """
     lines, root = {}, ElementTree.parse(path).getroot()
     for axes in root.iter(f"{SVG}g"):
-        if not axes.get("id", "").startswith("axes_"):
+        frame = axes.find(f"{SVG}g/{SVG}path")
+        if not axes.get("id", "").startswith("axes_") or frame is None:     # an empty place
             continue
-        box = numbers(axes.find(f"{SVG}g/{SVG}path").get("d"))
+        box = numbers(frame.get("d"))
         low, size = box.min(0), np.ptp(box, 0)
         for group in axes.iter(f"{SVG}g"):
             shape = group.find(f"{SVG}path")
