@@ -1,9 +1,9 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783: A3C, in step.
 
-VPG collects hundreds of steps for one step of its policy, A2C a few of each environment. Since the
-states of one short rollout are much alike, many environments make the batch; one step on one loss
-moves policy, value function and, of images, their encoder. What it gives up is accuracy: a rollout
-of ten steps sees little of what follows, and V has to tell the rest.
+VPG collects 64 steps of each environment for one step of its policy, A2C ten. Since the states of
+one short rollout are much alike, many environments make the batch; one step on one loss moves
+policy, value function and, of images, their encoder. What it gives up is accuracy: a rollout of ten
+steps sees little of what follows, and V has to tell the rest.
 
 What it shares with other policy gradients. s' is the true successor of s, also where a time limit
 cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
@@ -32,8 +32,8 @@ first step of each parameter lr / sqrt(0.01), ten times what is meant, in whiche
 pointed, where m = 1 begins gently. Some who ported A2C with the number but without the rule found
 it unstable at 1e-5 and needed 1e-3. `rmsprop` chooses. Here, with ten steps of 16 environments and
 normalised rewards, (11) is stable with 1e-5 as well, and (10) no better (mean return after 1M steps
-on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at its best, with --batch 256
---lr 2e-3, 1069, 981, 1002, one seed).
+on HalfCheetah, Hopper, Walker2d: 1099, 1331, 1467, two seeds; (10) at its best, with --rmsprop tf
+--batch 256 --lr 2e-3, 1069, 981, 1002, one seed).
 
 Departs from the paper: rollouts are taken in step, not by threads that overwrite each other; (11);
 (6), (7), orthogonal weights, gradients of limited length; sigma does not depend on s; the network
@@ -185,7 +185,7 @@ class Agent(nn.Module):
         """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in its dtype
+        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in the box's dtype
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
@@ -387,7 +387,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
     flat = mpi.flatten(agent)  # rank 0's weights, on all ranks; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)

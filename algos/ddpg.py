@@ -329,7 +329,7 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
     # Each network's weights, on all ranks those of rank 0, become views of one vector.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]

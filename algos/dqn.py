@@ -373,7 +373,7 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
     # Each network's weights, on all ranks those of rank 0, become views of one vector.
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     optimizer = mpi.Adam(flat)

@@ -461,7 +461,7 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's: views
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)

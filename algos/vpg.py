@@ -176,7 +176,7 @@ class Agent(nn.Module):
         """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in its dtype
+        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in the box's dtype
         return torch.lerp(self.low, self.high, share).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
@@ -369,7 +369,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; bad input is told by now
+    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
     flat = mpi.flatten(agent)  # rank 0's weights, on all ranks; parameters and .grad are its views
     optimizer, v_optimizer = mpi.Adam(flat), mpi.Adam(flat)
     losses = [mpi.compiled(function, cfg.compile) for function in (pi_gradient, v_gradient)]

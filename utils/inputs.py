@@ -97,7 +97,7 @@ def fitting_algos(obs, act):
 
 @contextmanager
 def env_errors(cfg):
-    """Around the making of environments: yields --env-kwargs; UsageError for what is wrong with it.
+    """Around making environments: yields --env-kwargs; UsageError for what it or --env gets wrong.
 
     Silences the notices about -v4 environments, which the published figures are for, and no other.
     """
