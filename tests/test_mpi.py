@@ -398,6 +398,13 @@ def test_compiled_is_called_from_the_first_call_on(monkeypatch):
         assert fast(module, flat, x) == gradient(module, flat, x) + 1
 
 
+def test_many_functions_may_be_compiled_in_one_process(monkeypatch):
+    """PyTorch stops at 8 programs of one code object, and all of them are `in_one_piece`."""
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
+    mpi.compiled(torch.neg, True)
+    assert torch._dynamo.config.recompile_limit >= 64
+
+
 def test_an_error_of_the_compiled_function_is_its_own(monkeypatch):
     def wrong(module, flat):
         raise ZeroDivisionError("mine")
