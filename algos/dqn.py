@@ -32,7 +32,7 @@ Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-s
 Atari         python -m algos.dqn --env ALE/Pong-v5 --total-steps 2.5e6 --buffer-size 1000000
               --start-steps 80000 --update-every 4 --target-every 1000 --batch 32 --lr 1e-4
               --eps-steps 250000 --eps-end 0.01
-Reproduce     python -m algos.dqn    (benchmarks/README.md: return, seeds)
+Reproduce     python -m algos.dqn --num-envs 4    (benchmarks/README.md: return, seeds)
 """
 
 import copy

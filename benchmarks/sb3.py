@@ -74,7 +74,8 @@ def make_peer(algo, env, seed, num_envs=None, **given):
         return sb3_contrib.TRPO("MlpPolicy", envs, **common | own | given)
     if algo == "dqn":
         own = dict(learning_rate=lambda left: 1e-3 * left, buffer_size=50_000, batch_size=128,
-                   learning_starts=1000, train_freq=2, gradient_steps=1,
+                   learning_starts=1000, train_freq=max(1, 2 // num_envs),
+                   gradient_steps=max(1, num_envs // 2),
                    target_update_interval=250, exploration_fraction=8000 / 5e4,
                    exploration_final_eps=0.04, policy_kwargs={"net_arch": [128, 128]})
         return stable_baselines3.DQN("MlpPolicy", envs, **common | own | given)
@@ -133,6 +134,8 @@ def main():
     library = stable_baselines3 if args.algo != "trpo" else sb3_contrib
     result = dict(library="stable-baselines3" if args.algo != "trpo" else "sb3-contrib",
                   algo=args.algo, env=args.env, seed=args.seed,
+                  settings={name: value for name in ("num_envs", "lr")
+                            if (value := getattr(args, name)) is not None},
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),

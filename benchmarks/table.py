@@ -10,6 +10,7 @@ A marker says what follows it: which algorithms (default: all) and environments,
     <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's, train100
     <!-- made: eval-difference sac Hopper-v4 -->         the same of eval
     <!-- made: published ppo Hopper-v4 default -->       figures of others
+    <!-- made: ablation ppo from=ablation -->            one setting changed, against none
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
     <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->     as flags of plot.py
     ...
@@ -115,7 +116,8 @@ def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
     lines, ratios = [], []
     for (env, library, algo, settings), results in groups.items():
         peer = next((v for k, v in groups.items() if (k[0], k[2]) == (env, algo)
-                     and k[1] != library and np.isclose(steps(v), steps(results), rtol=0.01)), None)
+                     and k[1] != library and PLAIN.fullmatch(k[3])
+                     and np.isclose(steps(v), steps(results), rtol=0.01)), None)
         if library != "plainrl" or not PLAIN.fullmatch(settings) or peer is None:
             continue
         seeds = {result["seed"] for result in results} & {result["seed"] for result in peer}
@@ -131,6 +133,36 @@ def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
     if ratios:
         lines.append(f"geometric mean of the ratios: {np.exp(np.mean(np.log(ratios))):.2f}")
     return "\n".join(["```", *lines, "```"])
+
+
+def ablation(groups: dict[Key, list[dict]]) -> str:
+    """train100, its mean and each seed's, where one setting differs; means over those without.
+
+    The last column is the geometric mean of these ratios over environments, at equal seeds.
+    """
+    train = defaultdict(dict)       # changed setting -> environment -> {seed: train100}
+    for (env, _, _, settings), results in groups.items():
+        changed = re.sub("(^|,)total_steps=[^,]*", "", settings).strip(",")
+        train[changed][env] = {result["seed"]: result["train100"] for result in results}
+    rows = []
+    for changed in sorted(train):
+        samples, row = [], {"changed": changed or "nothing"}
+        for env in sorted(train[""]):
+            found, whole = train[changed].get(env, {}), train[""][env]
+            each = " ".join(f"{found[seed]:.0f}" for seed in sorted(found))
+            row[env] = f"{plot.cell(float(np.mean([*found.values()])))} ({each})" if found else "-"
+            if both := sorted(found.keys() & whole.keys()):
+                samples += [np.array([part[seed] for seed in both]) for part in (found, whole)]
+        low, high = plot.interval(samples, ratio_of_means) if changed else (np.nan, np.nan)
+        row["ratio"] = float(ratio_of_means(*samples)), float(low), float(high)
+        rows.append(row)
+    return plot.table(rows, "markdown")
+
+
+def ratio_of_means(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Of samples 0 over 1, 2 over 3, ...: the geometric mean."""
+    logs = [np.log(sample.mean(axis)) for sample in samples]
+    return np.exp(np.mean(logs[::2], axis=0) - np.mean(logs[1::2], axis=0))
 
 
 def steps(results: list[dict]) -> int:
@@ -170,7 +202,7 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
         return "Not run yet."
     if kind == "curves":
         return curves(chosen, figures / name, **flags)
-    return {"table": table, "difference": difference, "published": published,
+    return {"table": table, "ablation": ablation, "difference": difference, "published": published,
             "eval-difference": partial(difference, figure="eval")}[kind](chosen)
 
 

@@ -157,6 +157,7 @@ def test_difference_by_hand():
             write(f"r/theirs{seed}", theirs, seed=seed, library="peer")
     write("r/budget", 1.0, library="peer", total_steps=20, settings={"total_steps": 20})
     write("r/other_settings", 1.0, settings={"lr": 0.1})
+    write("r/peer's_other", 1.0, library="ahead", settings={"lr": 0.1})     # sorted before "peer"
     for figure, ratio in (("train100", "4.00"), ("eval", "3.50")):
         lines = table.difference(table.read(Path("r")), figure).splitlines()
         assert lines[1:-1] == [
@@ -164,6 +165,33 @@ def test_difference_by_hand():
             f"geometric mean of the ratios: {ratio}"]
     Path("r/theirs2/result.json").unlink()                          # of one seed no interval
     assert table.difference(table.read(Path("r"))).splitlines()[1].endswith("3.00, difference 20")
+
+
+def test_ablation_by_hand():
+    for env, whole, without in (("Hopper-v4", [10, 30, 99], [40, 120]), ("Walker2d-v4", [8], [2])):
+        for name, values in (("whole", whole), ("norm_obs", without)):
+            for seed, value in enumerate(values, 1):
+                settings = {"norm_obs": False, "total_steps": 3e5}
+                write(f"r/{env}{name}{seed}", value, env=env, seed=seed,
+                      settings=settings if name == "norm_obs" else {"total_steps": 3e5})
+    write("r/one", 5.0, settings={"lr": 0.1, "total_steps": 3e5})
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in table.ablation(table.read(Path("r"))).splitlines()]
+    assert rows[0] == ["changed", "Hopper-v4", "Walker2d-v4", "ratio"]
+    assert rows[2:] == [
+        ["nothing", "46.3 (10 30 99)", "8.00 (8)", "1.00"],
+        ["lr=0.1", "5.00 (5)", "-", "0.50"],
+        # Hopper (40 + 120) / (10 + 30) = 4 on the seeds of both, Walker2d 1/4.
+        ["norm_obs=False", "80.0 (40 120)", "2.00 (2)", "1.00"]]
+
+
+def test_the_interval_of_an_ablation_is_that_of_its_ratio():
+    for seed in range(1, 5):
+        write(f"r/a{seed}", 10.0 * seed, seed=seed)
+        write(f"r/b{seed}", 30.0 * seed, seed=seed, settings={"norm_obs": False})
+    ratio, low, high = map(float, re.findall(r"[\d.]+", table.ablation(
+        table.read(Path("r"))).splitlines()[-1].split("|")[-2]))
+    assert ratio == 3 and 1 < low < 2.5 and 3.5 < high < 9
 
 
 def test_a_marker_chooses():
