@@ -2,7 +2,7 @@
 
 Q-learning takes the best of all actions, and in a box of continuous ones there is no list to take
 it from. DDPG learns the argmax: a policy pi climbs the critic Q, by the gradient of Q with respect
-to the action. Q may be learned from any policy's steps, so that a replay buffer keeps them all and
+to the action. Q may be learned from any policy's steps, so that a replay buffer keeps many and
 each is used many times; targets come from copies of both networks that follow them slowly.
 
 What it shares with TD3. s' is the true successor of s, also where a time limit cuts the episode,
@@ -22,11 +22,13 @@ DDPG's own:
 Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
 critic sees them. The environment gets them stretched to its own box, dimension by dimension.
 Nothing is normalised. Every `update_every` environment steps there is one step of the critic, one
-of the actor and one of both targets; before that `start_steps` actions are drawn at random.
+of the actor and one of both targets; the first `start_steps` steps take random actions, and nothing
+is learned.
 
 Departs from the paper: independent noise instead of an Ornstein-Uhlenbeck process; the action
 enters at the first layer; no batch normalisation, no weight decay, one step size for both networks,
-a larger tau and batch; layers of 256 and 256 units with PyTorch's initial weights.
+tau and batch 5 and 4 times as large; layers of 256 and 256 units with PyTorch's initial weights;
+random actions at first.
 
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 2e4 --start-steps 1000
 Reproduce     python -m algos.ddpg --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
@@ -143,7 +145,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
+    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -166,7 +168,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # a time limit is no end: it is not stored
+    terminated: Batch  # 1 at a true end; time limits leave no mark
 
 
 class ReplayBuffer:
@@ -180,7 +182,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # each asks for its part
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # free for one rank, P times
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -315,7 +317,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 
 # ============================================ train =============================================
 def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` environment steps, however many at a time."""
+    """How many updates belong to the first `step` steps, however many environments step at once."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
@@ -329,8 +331,8 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
-    # Each network's weights, on all ranks those of rank 0, become views of one vector.
+    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
+    # Weights, rank 0's for all, and .grad become views of one vector a network: one message a step.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
@@ -338,11 +340,11 @@ def train(cfg: Config) -> Agent:
                       for gradient in (ddpg_critic_gradient, ddpg_actor_gradient))
     with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []
+        step, episodes = log.step, []  # log.step stays that of the last report
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"))
                 log.store(**update(agent, optimizers, targets, batch, gradients))

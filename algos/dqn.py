@@ -25,7 +25,8 @@ Nothing is normalised but pixels, to [0, 1]; Atari's rewards are clipped to [-1,
 
 Departs from the papers: Adam, with a step size that falls to zero at the end; the two streams of
 (4) share all hidden layers, with no gradient rescaled or cut where they meet; Atari's episodes end
-with the game, not with a life.
+with the game, not with a life; copies of the network are `target_every` environment steps apart,
+not so many updates; eps falls from the first step on, also before anything is learned.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
               --target-every 1000
@@ -163,7 +164,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
+    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -186,7 +187,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # a time limit is no end: it is not stored
+    terminated: Batch  # 1 at a true end; time limits leave no mark
 
 
 class FrameBuffer:
@@ -225,7 +226,7 @@ class FrameBuffer:
             row = {"act": act[i], "rew": rew[i], "terminated": terminated[i], "live": True}
             for name, value in row.items():
                 self.columns[name][self.newest(i)] = value
-            self.write(i, next_obs[i][-(len(next_obs[i]) // self.stack):])
+            self.write(i, next_obs[i][-(len(next_obs[i]) // self.stack):])  # the newest frame
         self.begins = done.tolist()
 
     def newest(self, i: int, on: int = 0) -> int:
@@ -236,8 +237,8 @@ class FrameBuffer:
         for frame in frames.reshape(-1, *self.columns["frame"].shape[1:]):
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
-        # What stood here is lost, and with it the stacks of the next rows, which are the oldest.
-        # Of a first stack all rows but the last were lost by the last episode's write.
+        # Overwritten: this row's transition, and those of the stack - 1 oldest rows behind, whose
+        # first frames stood here. A first stack's other rows died when the last episode ended.
         self.columns["live"][[self.newest(i, on) for on in range(self.stack)]] = False
 
     def sample(self, batch: int) -> Transitions:
@@ -359,7 +360,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 
 # ============================================ train =============================================
 def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` environment steps, however many at a time."""
+    """How many updates belong to the first `step` steps, however many environments step at once."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
@@ -373,18 +374,18 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
-    # Each network's weights, on all ranks those of rank 0, become views of one vector.
+    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
+    # Weights, rank 0's for all, and .grad become views of one vector a network: one message a step.
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []
+        step, episodes = log.step, []  # log.step stays that of the last report
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
             left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
             lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):

@@ -19,12 +19,13 @@ Its own, for the transition i:
     p_i  = (|Q(s, a) - y| + 1e-6)^omega;   the highest so far until it is first drawn      (7)
     P(i) = p_i / sum_k p_k                                                                 (8)
     w_i  = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta                (9)
-    beta = beta_start + (1 - beta_start) t / total_steps                                   (10)
+    beta = min(1, beta_start + (1 - beta_start) t / total_steps)                           (10)
 
 The numbers from 0 to the sum of all p are cut into as many equal pieces as the batch has samples,
 and each piece gives one (the paper's stratified sampling). The transition that a number falls on
 is found in a tree whose nodes are the sums of their children, in as many steps as it is high. In
-(9) n transitions are in memory, but k runs over the batch: weights only ever shrink a gradient.
+(9) n transitions are in memory, but k runs over the batch, whose minimum is at hand: a weight is at
+most 1 either way.
 
 Read after    algos/dqn.py:  diff algos/dqn.py algos/dqn_per.py
 Departs from the papers as algos/dqn.py does; omega is their alpha, a name that SAC's temperature
@@ -166,7 +167,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
+    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -189,7 +190,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # a time limit is no end: it is not stored
+    terminated: Batch  # 1 at a true end; time limits leave no mark
 
 
 class FrameBuffer:
@@ -228,7 +229,7 @@ class FrameBuffer:
             row = {"act": act[i], "rew": rew[i], "terminated": terminated[i], "live": True}
             for name, value in row.items():
                 self.columns[name][self.newest(i)] = value
-            self.write(i, next_obs[i][-(len(next_obs[i]) // self.stack):])
+            self.write(i, next_obs[i][-(len(next_obs[i]) // self.stack):])  # the newest frame
         self.begins = done.tolist()
 
     def newest(self, i: int, on: int = 0) -> int:
@@ -239,8 +240,8 @@ class FrameBuffer:
         for frame in frames.reshape(-1, *self.columns["frame"].shape[1:]):
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
-        # What stood here is lost, and with it the stacks of the next rows, which are the oldest.
-        # Of a first stack all rows but the last were lost by the last episode's write.
+        # Overwritten: this row's transition, and those of the stack - 1 oldest rows behind, whose
+        # first frames stood here. A first stack's other rows died when the last episode ended.
         self.columns["live"][[self.newest(i, on) for on in range(self.stack)]] = False
 
     def sample(self, batch: int) -> Transitions:
@@ -294,11 +295,11 @@ class SumTree:
             self.nodes[node] = self.left[node] + self.right[node]
 
     def find(self, mass: np.ndarray) -> np.ndarray:
-        """The leaves that numbers from 0 to the total fall on, were all laid end to end."""
+        """Numbers from 0 to the total -> the leaves they fall on, as if these lay end to end."""
         node = np.ones(len(mass), np.int64)
         while node[0] < self.leaves:
             left = self.left[node]
-            # By rounding mass may be left or more although nothing is on the right: stay left then.
+            # By rounding mass >= left may hold where the right side is empty: it stays left then.
             right = (mass >= left) & (self.right[node] > 0)
             mass, node = mass - left * right, 2 * node + right
         return node - self.leaves
@@ -314,7 +315,7 @@ class PriorityBuffer(FrameBuffer):
     def add(self, *parts: np.ndarray) -> None:
         super().add(*parts)
         at = [self.newest(i, on) for i in range(self.num_envs) for on in range(-1, self.stack)]
-        live = self.columns["live"][at]  # the new ones are, those written over are not
+        live = self.columns["live"][at]  # the new ones (on = -1) are
         self.tree.set(np.array(at), self.highest * live)
 
     def sample(self, batch: int, beta: float) -> Weighted:
@@ -447,7 +448,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 
 # ============================================ train =============================================
 def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` environment steps, however many at a time."""
+    """How many updates belong to the first `step` steps, however many environments step at once."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
@@ -461,17 +462,17 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # rank 0's: views
+    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
+    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # as in DQN
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)
     with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []
+        step, episodes = log.step, []  # log.step stays that of the last report
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
             left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
             lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):

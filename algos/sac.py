@@ -1,8 +1,8 @@
 """Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905, Algorithm 1.
 
 TD3 explores by noise of one size everywhere, and it has to be chosen. SAC learns where to be random
-and how much: reward and the policy's entropy count together, so that the policy stays as random as
-the critics do not object. The weight of the entropy, the temperature alpha, moves until on average
+and how much: reward and the policy's entropy count together, so that the policy stays random
+wherever that costs little. The weight of the entropy, the temperature alpha, moves until on average
 the policy has the entropy that was asked for.
 
 What it shares with TD3. s' is the true successor of s, also where a time limit cuts the episode,
@@ -22,14 +22,14 @@ SAC's own, mu and log sigma being the two halves of what the actor's network say
     L(alpha) = -log alpha mean [log pi(a | s) + H],   H = target_entropy d, d dimensions   (8)
 
 Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
-critics see them, and log pi is theirs. The environment gets them stretched to its own box,
+critics see them, and pi is their density. The environment gets them stretched to its own box,
 dimension by dimension. Nothing is normalised. Every `update_every` environment steps there is one
-step of the critics, one of the actor, one of the temperature and one of the targets; before that
-`start_steps` actions are drawn at random.
+step of the critics, one of the actor, one of the temperature and one of the targets; the first
+`start_steps` steps take random actions, and nothing is learned.
 
-Departs from the paper: in (8) log alpha stands where the paper has alpha, which has the same fixed
-point and steps in proportion to alpha; Adam's step size is 1e-3, not 3e-4; no 1/2
-in (2); the first actions are drawn at random, as in the authors' code.
+Departs from the paper: in (8) log alpha stands where the paper has alpha, so that alpha moves in
+proportion to itself, to the same fixed point; Adam's step size is 1e-3, not 3e-4; no 1/2 in (2);
+log sigma is kept from -20 to 2 and the first actions are random, both as in the authors' code.
 
 Read after    algos/td3.py:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4 --start-steps 1000
@@ -116,7 +116,7 @@ class Critic(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two critics that differ in their first weights: Q_1(s, a), Q_2(s, a), each [B]."""
+    """Two critics with different initial weights: Q_1(s, a), Q_2(s, a), each [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -163,7 +163,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
+    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -186,7 +186,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # a time limit is no end: it is not stored
+    terminated: Batch  # 1 at a true end; time limits leave no mark
 
 
 class ReplayBuffer:
@@ -200,7 +200,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # each asks for its part
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # free for one rank, P times
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -281,7 +281,7 @@ def squashed(out: Float32[Tensor, "B k"], eps: Actions) -> tuple[Actions, Batch]
 
 
 def soft_q(q1: Batch, q2: Batch, logp: Batch, alpha: Tensor) -> Batch:
-    """Eqs. (6), (7): what both are about, the lower Q with the entropy's share."""
+    """The part that Eqs. (6) and (7) share: the lower Q and what entropy adds to it."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 
@@ -321,7 +321,7 @@ def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(sac_critic_gradient, sac_actor_gradient)) -> dict:
     """One step of critics, actor, temperature and targets, pairs (target, flat) -> metrics."""
     cfg, actor_opt, critic_opt, alpha_opt = agent.cfg, *optimizers.values()
-    critic_gradient, actor_gradient = gradients  # noise from outside: compiled draws are others
+    critic_gradient, actor_gradient = gradients  # compiled they would draw other noise: drawn here
     loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
                                    batch.next_obs, batch.terminated, torch.randn_like(batch.act))
     mpi.average(critic_opt.flat.grad)
@@ -358,7 +358,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 
 # ============================================ train =============================================
 def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` environment steps, however many at a time."""
+    """How many updates belong to the first `step` steps, however many environments step at once."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
@@ -372,8 +372,8 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
-    # Each network's weights, on all ranks those of rank 0, become views of one vector.
+    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
+    # Weights, rank 0's for all, and .grad become views of one vector a network: one message a step.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
@@ -384,11 +384,11 @@ def train(cfg: Config) -> Agent:
         if not cfg.learn_alpha:  # nor does it come with --init-from
             agent.log_alpha.data.fill_(math.log(cfg.alpha))
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []
+        step, episodes = log.step, []  # log.step stays that of the last report
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"))
                 log.store(**update(agent, optimizers, targets, batch, gradients))

@@ -1,8 +1,8 @@
 """Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477, Algorithm 1.
 
 DDPG moves its policy towards whatever its critic overrates, and the targets hand the error on. TD3
-makes it small in three ways: two critics, of which the lower one is believed; noise on the target's
-action, so that a narrow peak of Q cannot be exploited; a policy slower than its critics.
+keeps that error small in three ways: two critics, of which the lower one is believed; noise on the
+target's action, so that a narrow peak of Q cannot be exploited; a policy slower than its critics.
 
 As in DDPG, but for two critics and the delay in (5). s' is the true successor of s, also where a
 time limit cuts the episode, since what would have followed has a value; "terminated" is a true end.
@@ -22,11 +22,12 @@ TD3's own:
 
 Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
 critics see them. The environment gets them stretched to its own box, dimension by dimension.
-Nothing is normalised. Every `update_every` environment steps there is one step of the critics;
-before that `start_steps` actions are drawn at random.
+Nothing is normalised. Every `update_every` environment steps there is one step of the critics; the
+first `start_steps` steps take random actions, and nothing is learned.
 
 Departs from the paper: layers of 256 and 256 units and batches of 256, as in the authors' later
-code, where the paper has 400, 300 and 100; actions and target actions are cut to the box, as there.
+code, where the paper has 400, 300 and 100; actions and target actions are cut to the box, as there;
+10,000 random steps, where the paper has 1,000 but for HalfCheetah and Ant.
 
 Read after    algos/ddpg.py:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4 --start-steps 1000
@@ -112,7 +113,7 @@ class Critic(nn.Module):
 
 
 class TwinCritic(nn.Module):
-    """Two critics that differ in their first weights: Q_1(s, a), Q_2(s, a), each [B]."""
+    """Two critics with different initial weights: Q_1(s, a), Q_2(s, a), each [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -158,7 +159,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """Reset in the step that ends an episode; copied, as resets may reuse final_obs (not ALE's)."""
+    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -181,7 +182,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
     rew: Batch
     next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # a time limit is no end: it is not stored
+    terminated: Batch  # 1 at a true end; time limits leave no mark
 
 
 class ReplayBuffer:
@@ -195,7 +196,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # each asks for its part
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # free for one rank, P times
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -305,9 +306,9 @@ def td3_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[T
 
 def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(td3_critic_gradient, td3_actor_gradient), count: int = 0) -> dict:
-    """The critics' step after `count` others; some with the actor's and the targets' -> metrics."""
+    """Critic step number `count` + 1; each `policy_delay`-th moves actor and targets -> metrics."""
     cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
-    critic_gradient, actor_gradient = gradients  # noise from outside: compiled draws are others
+    critic_gradient, actor_gradient = gradients  # compiled they would draw other noise: drawn here
     loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
                                    batch.next_obs, batch.terminated, torch.randn_like(batch.act))
     mpi.average(critic_opt.flat.grad)
@@ -339,7 +340,7 @@ def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
 
 # ============================================ train =============================================
 def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` environment steps, however many at a time."""
+    """How many updates belong to the first `step` steps, however many environments step at once."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
@@ -353,8 +354,8 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: P ranks rerun the command, this one ends; errors above are told once
-    # Each network's weights, on all ranks those of rank 0, become views of one vector.
+    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
+    # Weights, rank 0's for all, and .grad become views of one vector a network: one message a step.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
@@ -362,11 +363,11 @@ def train(cfg: Config) -> Agent:
                       for gradient in (td3_critic_gradient, td3_actor_gradient))
     with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
         obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []
+        step, episodes = log.step, []  # log.step stays that of the last report
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t, env, ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
             for count in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"))
                 log.store(**update(agent, optimizers, targets, batch, gradients, count))
