@@ -91,7 +91,7 @@ class Config:
     def __post_init__(self):
         check_range(self, "total_steps num_envs num_procs torch_threads batch eps_steps", 1)
         check_range(self, "report_every update_every target_every", 1)
-        check_range(self, "buffer_size", 8 * self.num_envs)  # more than stacks of up to 7 frames
+        check_range(self, "buffer_size", 8 * self.num_envs)  # a stack of 7 and next_obs
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma eps_end", 0, 1)
         check_range(self, "hidden lr", above=0)
@@ -164,7 +164,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
+    """The same in all files. Environments reset in their last step, maybe in its array: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -196,7 +196,7 @@ class FrameBuffer:
     Each environment has a ring of rows, in main memory even with a GPU: a million of Atari are 7
     GB. A row holds an observation, of stacked frames the newest, and what the action there brought;
     the next row holds next_obs. An episode begins with its whole first stack and ends with a row
-    for where it led. Transitions whose frames are all there are `live`; no other row is sampled.
+    for where it led. A transition is `live` while all its frames are there; no other is sampled.
     """
 
     def __init__(self, size: int, num_procs: int, num_envs: int, stack: int, obs: Tensor):
@@ -205,7 +205,7 @@ class FrameBuffer:
         self.stack, self.written, self.begins = stack, [0] * num_envs, [True] * num_envs
         self.device, frame = obs.device, obs.unflatten(0, (stack, -1))[-1].cpu().numpy()
         kinds = {"frame": frame, "act": np.int64(), "rew": np.float32(), "terminated": np.float32()}
-        need = sum(kind.nbytes for kind in kinds.values()) * size + size
+        need = sum(kind.nbytes for kind in kinds.values()) * size + size  # live: a byte a row
         have = math.inf  # Windows does not say
         if hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -237,7 +237,7 @@ class FrameBuffer:
         for frame in frames.reshape(-1, *self.columns["frame"].shape[1:]):
             self.written[i] += 1
             self.columns["frame"][self.newest(i)] = frame
-        # Overwritten: this row's transition, and those of the stack - 1 oldest rows behind, whose
+        # Overwritten: this row's transition and those of the next stack - 1 rows, the oldest, whose
         # first frames stood here. A first stack's other rows died when the last episode ended.
         self.columns["live"][[self.newest(i, on) for on in range(self.stack)]] = False
 
@@ -374,8 +374,8 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
-    # Weights, rank 0's for all, and .grad become views of one vector a network: one message a step.
+    mpi.launch(cfg)  # P > 1: this process, which told errors once, becomes P that start anew
+    # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(dqn_gradient, cfg.compile)
@@ -385,11 +385,11 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t: its step
             left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
             lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
-                batch = buffer.sample(mpi.share(cfg.batch, "batch"))
+                batch = buffer.sample(mpi.share(cfg.batch, "batch"))  # P is known since launch
                 log.store(**update(agent, optimizer, batch, lr, gradient))
             step += cfg.num_envs
             if step % cfg.target_every < cfg.num_envs:  # a multiple of it is among the last steps

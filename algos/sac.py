@@ -54,7 +54,7 @@ from utils import mpi
 from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
 
 Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
-Actions = Float32[Tensor, "B d"]  # from -1 to 1, as the policy gives them
+Actions = Float32[Tensor, "B d"]  # from -1 to 1, as the policy gives them; or noise
 
 
 # ============================================ config ============================================
@@ -163,7 +163,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """The same in all files. An episode's last step resets as well; it may reuse arrays: copied."""
+    """The same in all files. Environments reset in their last step, maybe in its array: copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -200,7 +200,7 @@ class ReplayBuffer:
         need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
         have = math.inf  # Windows does not say
         if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # free for one rank, P times
+            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # as if each had a GPU
         elif hasattr(os, "sysconf"):
             have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
@@ -319,7 +319,7 @@ def sac_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor,
 
 def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
            gradients=(sac_critic_gradient, sac_actor_gradient)) -> dict:
-    """One step of critics, actor, temperature and targets, pairs (target, flat) -> metrics."""
+    """One step of critics, actor, temperature and `targets`, pairs (target, flat) -> metrics."""
     cfg, actor_opt, critic_opt, alpha_opt = agent.cfg, *optimizers.values()
     critic_gradient, actor_gradient = gradients  # compiled they would draw other noise: drawn here
     loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
@@ -372,8 +372,8 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: this process, a trial so far, becomes P that run it all again
-    # Weights, rank 0's for all, and .grad become views of one vector a network: one message a step.
+    mpi.launch(cfg)  # P > 1: this process, which told errors once, becomes P that start anew
+    # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.critic_targ), critic)]
     optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
@@ -388,9 +388,9 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t = 0, 1 ...
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t: its step
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
-                batch = buffer.sample(mpi.share(cfg.batch, "batch"))
+                batch = buffer.sample(mpi.share(cfg.batch, "batch"))  # P is known since launch
                 log.store(**update(agent, optimizers, targets, batch, gradients))
             step += cfg.num_envs
             if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
