@@ -202,7 +202,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """The same in all files. Environments reset in their last step, maybe in its array: copied."""
+    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -387,7 +387,7 @@ def train(cfg: Config) -> Agent:
     torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
     agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
-    mpi.launch(cfg)  # P > 1: this process, which told errors once, becomes P that start anew
+    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
     flat = mpi.flatten(agent)  # rank 0's weights, on all ranks; parameters and .grad are its views
     optimizer = RMSProp(flat, cfg.eps, cfg.rmsprop == "tf")
     gradient = mpi.compiled(a2c_gradient, cfg.compile)

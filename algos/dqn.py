@@ -91,7 +91,7 @@ class Config:
     def __post_init__(self):
         check_range(self, "total_steps num_envs num_procs torch_threads batch eps_steps", 1)
         check_range(self, "report_every update_every target_every", 1)
-        check_range(self, "buffer_size", 8 * self.num_envs)  # a stack of 7 and next_obs
+        check_range(self, "buffer_size", 8 * self.num_envs)  # room for a stack of up to 7
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma eps_end", 0, 1)
         check_range(self, "hidden lr", above=0)
@@ -164,7 +164,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """The same in all files. Environments reset in their last step, maybe in its array: copied."""
+    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -276,7 +276,7 @@ def take_step(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer, obs
     next_obs, rew, terminated, truncated, infos = envs.step(act := agent.env_act(act))
     done = terminated | truncated
     led_to = true_next_obs(next_obs, done, infos)
-    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):
+    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):  # obs: of resets
         raise FloatingPointError("NaN or infinity from the environment")
     buffer.add(obs, act, rew, led_to, terminated, done)
     stats = infos.get("episode")
@@ -374,7 +374,7 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: this process, which told errors once, becomes P that start anew
+    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
     # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
     optimizer = mpi.Adam(flat)
@@ -385,7 +385,8 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t: its step
+            # (t, env, ...): by t, steps of all since the report, the log knows the episode's step.
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
             left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
             lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):

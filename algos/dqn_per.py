@@ -93,7 +93,7 @@ class Config:
     def __post_init__(self):
         check_range(self, "total_steps num_envs num_procs torch_threads batch eps_steps", 1)
         check_range(self, "report_every update_every target_every", 1)
-        check_range(self, "buffer_size", 8 * self.num_envs)  # a stack of 7 and next_obs
+        check_range(self, "buffer_size", 8 * self.num_envs)  # room for a stack of up to 7
         check_range(self, "seed eval_every start_steps", 0)
         check_range(self, "gamma eps_end", 0, 1)
         check_range(self, "omega beta_start", 0, 1)
@@ -167,7 +167,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """The same in all files. Environments reset in their last step, maybe in its array: copied."""
+    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -315,7 +315,7 @@ class PriorityBuffer(FrameBuffer):
     def add(self, *parts: np.ndarray) -> None:
         super().add(*parts)
         at = [self.newest(i, on) for i in range(self.num_envs) for on in range(-1, self.stack)]
-        live = self.columns["live"][at]  # the new ones (on = -1) are
+        live = self.columns["live"][at]  # the new (on = -1), not those overwritten
         self.tree.set(np.array(at), self.highest * live)
 
     def sample(self, batch: int, beta: float) -> Weighted:
@@ -348,7 +348,7 @@ def take_step(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer, obs
     next_obs, rew, terminated, truncated, infos = envs.step(act := agent.env_act(act))
     done = terminated | truncated
     led_to = true_next_obs(next_obs, done, infos)
-    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):
+    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):  # obs: of resets
         raise FloatingPointError("NaN or infinity from the environment")
     buffer.add(obs, act, rew, led_to, terminated, done)
     stats = infos.get("episode")
@@ -462,7 +462,7 @@ def train(cfg: Config) -> Agent:
     obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
     stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
     buffer = PriorityBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: this process, which told errors once, becomes P that start anew
+    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
     flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)  # as in DQN
     optimizer = mpi.Adam(flat)
     gradient = mpi.compiled(per_gradient, cfg.compile)
@@ -472,12 +472,13 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t: its step
+            # (t, env, ...): by t, steps of all since the report, the log knows the episode's step.
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
             left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
             lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 beta = anneal_beta(step, cfg.beta_start, cfg.total_steps)
-                batch = buffer.sample(mpi.share(cfg.batch, "batch"), beta)
+                batch = buffer.sample(mpi.share(cfg.batch, "batch"), beta)  # P known since launch
                 metrics = update(agent, optimizer, batch, lr, gradient)
                 buffer.rate(batch.at, priority(metrics["td_error"], cfg.omega))
                 log.store(**metrics, weight=batch.weight)

@@ -153,7 +153,7 @@ class Agent(nn.Module):
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions from -1 to 1 are stretched to the environment's box, dimension by dimension."""
-        share = act.view(-1, *self.low.shape).to(self.low) / 2 + 0.5
+        share = act.view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in the box's dtype
         return torch.lerp(self.low, self.high, share).cpu().numpy()  # low + share (high - low)
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
@@ -163,7 +163,7 @@ class Agent(nn.Module):
 
 # ============================================= data =============================================
 def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """The same in all files. Environments reset in their last step, maybe in its array: copied."""
+    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
@@ -243,7 +243,7 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer, obs
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     done = terminated | truncated
     led_to = true_next_obs(next_obs, done, infos)
-    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):
+    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):  # obs: of resets
         raise FloatingPointError("NaN or infinity from the environment")
     buffer.add(obs=obs, act=act, rew=rew, next_obs=led_to, terminated=terminated)
     stats = infos.get("episode")
@@ -372,7 +372,7 @@ def train(cfg: Config) -> Agent:
     agent.to(device)
     rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
     buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: this process, which told errors once, becomes P that start anew
+    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
     # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
     actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
     targets = [(mpi.flatten(agent.critic_targ), critic)]
@@ -388,7 +388,8 @@ def train(cfg: Config) -> Agent:
         while log.step < cfg.total_steps:
             act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
             obs, ended = interact(agent, envs, buffer, obs, act)
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]  # t: its step
+            # (t, env, ...): by t, steps of all since the report, the log knows the episode's step.
+            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
             for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch, "batch"))  # P is known since launch
                 log.store(**update(agent, optimizers, targets, batch, gradients))
