@@ -10,6 +10,7 @@ A marker says what follows it: which algorithms (default: all) and environments,
     <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's, train100
     <!-- made: eval-difference sac Hopper-v4 -->         the same of eval
     <!-- made: published ppo Hopper-v4 default -->       figures of others
+    <!-- made: trimmed ppo Hopper-v4 default -->         beside Vel, in its protocol
     <!-- made: ablation ppo from=ablation -->            one setting changed, against none
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
     <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->     as flags of plot.py
@@ -181,6 +182,19 @@ def published(groups: dict[Key, list[dict]]) -> str:
     return plot.table(rows, "markdown") if rows else "Nothing is published for these."
 
 
+def trimmed(groups: dict[Key, list[dict]]) -> str:
+    """train100 of seeds 1 to 6 without the best and the worst, beside Vel's figure for the same."""
+    rows = []
+    for key, results in groups.items():
+        vel = [row["mean"] for row in plot.published(grouped({key: results}))
+               if row["source"] == "Vel"]
+        if vel and key[1] == "plainrl" and len(results) >= 6:
+            train = np.array([result["train100"] for result in results[:6]])
+            rows.append({"environment": key[0], "algorithm": key[2],
+                         "plainrl": plot.estimate(train, plot.TRIMMED), "Vel": float(vel[0])})
+    return plot.table(rows, "markdown") if rows else "Vel published nothing for these."
+
+
 def curves(groups: dict[Key, list[dict]], path: Path, x: str = "steps", by: str = "") -> str:
     """Write a figure; the line of the README that shows it."""
     path.parent.mkdir(exist_ok=True)
@@ -203,6 +217,7 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     if kind == "curves":
         return curves(chosen, figures / name, **flags)
     return {"table": table, "ablation": ablation, "difference": difference, "published": published,
+            "trimmed": trimmed,
             "eval-difference": partial(difference, figure="eval")}[kind](chosen)
 
 

@@ -194,6 +194,19 @@ def test_the_interval_of_an_ablation_is_that_of_its_ratio():
     assert ratio == 3 and 1 < low < 2.5 and 3.5 < high < 9
 
 
+def test_trimmed_is_in_the_protocol_of_vel():
+    for seed, value in enumerate([900, 10, 20, 30, 40, -70, 999], 1):     # the 7th: too many
+        write(f"r/{seed}", float(value), seed=seed, steps=1_000_000)
+        if seed < 6:
+            write(f"r/few{seed}", 1.0, env="Walker2d-v4", seed=seed, steps=1_000_000)
+            write(f"r/peer{seed}", 1.0, seed=seed, steps=1_000_000, library="peer")
+    write("r/peer6", 1.0, seed=6, steps=1_000_000, library="peer")
+    rows = [line.split("|")[1:-1] for line in table.trimmed(table.read(Path("r"))).splitlines()]
+    (row,) = [[cell.strip() for cell in row] for row in rows[2:]]
+    assert row[:2] == ["Hopper-v4", "ppo"] and row[3] == "2172"
+    assert row[2].split(" ")[0] == "25.0"           # of 10 20 30 40
+
+
 def test_a_marker_chooses():
     write("r/a", 1.0)
     write("r/b", 1.0, env="Walker2d-v4")
