@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import plot
-from benchmarks import table
+from benchmarks import sb3, table
 from utils import collect
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -250,3 +250,21 @@ def test_curves_take_flags_and_another_folder(tmp_path, monkeypatch):
     for wrong in ("curves a.svg from=nowhere toy", "table x=time toy"):
         with pytest.raises(ValueError, match="no such flag or folder"):
             table.rewrite(f"<!-- made: {wrong} -->\n<!-- end -->", {}, tmp_path)
+
+
+# ---- The peer
+
+@pytest.mark.parametrize("num_envs", [1, 2, 4])
+def test_the_peers_dqn_has_as_many_updates_whatever_num_envs(num_envs):
+    peer = sb3.make_peer("dqn", "CartPole-v1", 1, num_envs)
+    assert peer.train_freq.frequency * num_envs == 2 * peer.gradient_steps
+
+
+@pytest.mark.parametrize("flags,settings", [((), {}), (("--num-envs", "4"), {"num_envs": 4})])
+def test_the_peers_result_names_its_settings(flags, settings, monkeypatch, tmp_path):
+    given = "sb3.py --algo dqn --env CartPole-v1 --episodes 1 --total-steps 200 --out".split()
+    monkeypatch.setattr("sys.argv", [*given, str(tmp_path), *flags])
+    sb3.main()
+    (key,) = table.read(tmp_path)
+    assert key == ("CartPole-v1", "stable-baselines3", "dqn",
+                   ",".join(f"{name}={value}" for name, value in settings.items()))
