@@ -7,21 +7,24 @@
 
 Runs are found by the files in them, run directories as well as the result.json files that
 `python -m utils.sweep --collect` leaves; what is skipped is named. A panel is an environment, a
-thin line a seed, the thick one all seeds. An interval is a 95% percentile bootstrap over seeds,
-those of each environment drawn on their own. The columns of the table:
+thin line a seed, the thick one all seeds; the band is named above the panels. An interval is a 95%
+percentile bootstrap over seeds, those of each environment drawn on their own. Columns of the table:
 
     train100    mean return of the last 100 training episodes
     eval        mean return of deterministic episodes with the final weights
     4 of 6      train100 of the first six seeds without the best and the worst of them
 """
 import csv
+import dataclasses
 import difflib
+import importlib.util
 import io
 import json
+import re
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -37,14 +40,16 @@ ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
 # Okabe & Ito's colours, which the colour-blind tell apart, without their yellow.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", ":", "-."]     # where there are more lines than colours
-POINTS, RESAMPLES = 100, 2000       # of a curve; of a bootstrap
+POINTS = 100                        # of a curve
+RESAMPLES = 10_000                  # of a bootstrap; at each point of a curve a fifth
 TAUS = np.linspace(0, 1, 101)       # of a performance profile
 X_AXES = {"steps": "environment steps", "episodes": "episodes", "time": "minutes"}
-# Settings that say where and how fast a run went, not what it was.
+# Settings that say where, how fast and on how many processes a run went, not what it was.
 PLACE = {"env", "seed", "run_dir", "resume", "device", "torch_threads", "num_procs", "compile",
          "eval_every"}
 STATISTICS = {"mean": np.mean, "median": np.median,
-              "iqm": partial(trim_mean, proportiontocut=0.25)}      # the mean of the middle half
+              # Mean of the middle half; whole seeds are cut: of 3 none, of 6 best and worst.
+              "iqm": partial(trim_mean, proportiontocut=0.25)}
 TRIMMED = partial(trim_mean, proportiontocut=1 / 6)
 
 
@@ -126,14 +131,16 @@ def read_run(folder: Path, plot: Plot) -> Run:
     if y not in rows:
         raise Skip(f"there is no column {y} in episodes.csv or progress.csv")
     there = np.isfinite(rows[y])    # a report need not have every quantity
-    if there.sum() < plot.smooth:
-        raise Skip(f"{there.sum()} rows with {y} are fewer than --smooth {plot.smooth}")
-    ends = episodes["step"]
-    axis = {"steps": lambda rows: rows["step"], "time": lambda rows: rows["time"] / 60,
-            "episodes": lambda rows: np.searchsorted(ends, rows["step"], side="right")}[plot.x]
+    if not there.any():
+        raise Skip(f"no row has {y}")
+    axis = {"steps": lambda of: of["step"], "time": lambda of: of["time"] / 60,
+            "episodes": lambda of: np.searchsorted(episodes["step"], of["step"],
+                                                   side="right")}[plot.x]
     final, steps = None, int(progress["step"][-1])
     if (folder / "result.json").exists():
-        final = float(np.mean(read_json(folder / "result.json")["eval"]))
+        result = read_json(folder / "result.json")
+        if result.get("steps", steps) == steps:         # not of before it was resumed
+            final = float(np.mean(result["eval"]))
     return Run(folder, algo, env, seed, settings, axis(rows)[there][plot.smooth - 1:],
                smooth(rows[y][there], plot.smooth), float(axis(progress)[-1]), steps,
                steps >= budget, float(episodes["ep_ret"][-100:].mean()), final, False)
@@ -154,8 +161,18 @@ def read_result(folder: Path, plot: Plot) -> Run:
     steps = int(result.get("steps", result["total_steps"]))
     unit = 1.0 if plot.x == "steps" else result["seconds"] / 60 / steps     # all at one rate
     return Run(folder, algo, str(result["env"]), int(result["seed"]),
-               dict(result.get("settings", {})), x * unit, y, steps * unit, steps, True,
+               defaults(algo) | result.get("settings", {}), x * unit, y, steps * unit, steps, True,
                float(result["train100"]), float(np.mean(result["eval"])), True)
+
+
+@cache
+def defaults(algo: str) -> dict:
+    """Settings that a result.json does not name: those of the algorithm's file as it is here."""
+    if not (algo.isidentifier() and importlib.util.find_spec(f"algos.{algo}")):
+        return {}                   # of another library
+    config = importlib.import_module(f"algos.{algo}").Config
+    return {field.name: field.default for field in dataclasses.fields(config)
+            if field.default is not dataclasses.MISSING}
 
 
 def read_json(path: Path) -> dict:
@@ -181,6 +198,8 @@ def read_columns(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 
 def smooth(y: np.ndarray, window: int) -> np.ndarray:
     """Means of the last `window` values, from where there are that many."""
+    if len(y) < window:
+        return np.empty(0)
     return np.lib.stride_tricks.sliding_window_view(y, window).mean(-1)
 
 
@@ -196,7 +215,7 @@ def group(runs: list[Run], by: str = "") -> Groups:
     if runs and by and by not in known:
         near = difflib.get_close_matches(by, known, 3, 0.4)
         raise UsageError(f"--by {by}: no run has such a setting; nearest: {', '.join(near)}")
-    for run in sorted(runs, key=lambda run: run.seed):
+    for run in sorted(runs, key=lambda run: (run.seed, not run.whole)):     # of two the whole one
         alike[run.env, run.algo].append(run)
     groups = defaultdict(lambda: defaultdict(dict))
     for (env, algo), found in sorted(alike.items()):
@@ -211,8 +230,14 @@ def group(runs: list[Run], by: str = "") -> Groups:
             first = seeds.setdefault((run.seed, *(spell(run, name) for name in pooled)), run)
             if first is not run:
                 note(f"{run.path}: {first.path} is seed {run.seed} of {line} already; skipped")
-    return {panel: {line: list(lines[line].values()) for line in sorted(lines)}
+    return {panel: {line: list(lines[line].values()) for line in sorted(lines, key=natural)}
             for panel, lines in sorted(groups.items())}
+
+
+def natural(text: str) -> list[str | float]:
+    """What to sort by: num_envs=2 comes before num_envs=16."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e-\d+)?)", text)     # text and numbers in turn
+    return [float(part) if k % 2 else part for k, part in enumerate(parts)]
 
 
 def flat(groups: Groups) -> list[tuple[str, str, list[Run]]]:
@@ -221,7 +246,7 @@ def flat(groups: Groups) -> list[tuple[str, str, list[Run]]]:
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """Settings in which runs differ; a result.json names only those that are not the default."""
+    """Settings in which runs differ; a peer's result.json names only those that were chosen."""
     differ = set()
     for name in set().union(*(run.settings for run in runs)) - PLACE:
         values = {spell(run, name) for run in runs if name in run.settings}
@@ -232,7 +257,7 @@ def differing(runs: list[Run]) -> list[str]:
 
 def spell(run: Run, name: str) -> str:
     value = run.settings.get(name, "default")
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return "-".join(map(str, value))
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
@@ -248,8 +273,8 @@ def interval(samples: list[np.ndarray], statistic) -> tuple[np.ndarray, np.ndarr
         nothing = np.full(samples[0].shape[:-1], np.nan)
         return nothing, nothing
     ends = bootstrap(samples, statistic, vectorized=True, axis=-1, method="percentile",
-                     n_resamples=RESAMPLES if samples[0].ndim > 1 else 5 * RESAMPLES,
-                     batch=200, rng=np.random.default_rng(0))
+                     n_resamples=RESAMPLES // 5 if samples[0].ndim > 1 else RESAMPLES,
+                     batch=200, rng=np.random.default_rng(0))       # 200 at a time, for memory
     return ends.confidence_interval.low, ends.confidence_interval.high
 
 
@@ -288,12 +313,13 @@ def results(groups: Groups, how: str) -> list[dict]:
     for panel, line, runs in flat(groups):
         train, final = (np.array([getattr(run, name) for run in runs], dtype=float)
                         for name in ("train100", "eval"))       # NaN, if one eval is not there
+        six = len(runs) >= 6 and len({run.seed for run in runs}) == len(runs)   # of one setting
         rows.append({
-            "environment": runs[0].env, "line": panel if line == runs[0].env else line,
-            "steps": min(run.steps for run in runs),
+            "environment": runs[0].env,             # --by env: it is the line
+            "line": panel if line == runs[0].env else line, "steps": min(run.steps for run in runs),
             "seeds": len(runs), "train100": estimate(train, STATISTICS[how]),
             "eval": estimate(final, STATISTICS[how]),
-            "4 of 6": estimate(train[:6] if len(runs) >= 6 else np.array([np.nan]), TRIMMED)})
+            "4 of 6": estimate(train[:6] if six else np.array([np.nan]), TRIMMED)})
     return rows
 
 
@@ -302,7 +328,7 @@ def estimate(values: np.ndarray, statistic) -> tuple[float, float, float]:
     return float(statistic(values, axis=-1)), *map(float, interval([values], statistic))
 
 
-def published(groups: Groups) -> list[dict]:
+def published(groups: Groups, how: str = "mean") -> list[dict]:
     """Figures of others for the same algorithm, environment and budget, beside ours."""
     if not ANCHORS.exists():
         raise UsageError(f"--anchors: there is no {ANCHORS}; it is part of a checkout")
@@ -318,8 +344,9 @@ def published(groups: Groups) -> list[dict]:
                     "steps": int(row["budget_steps"]), "seeds": row["seeds"],
                     "mean": row["mean"], "spread": row["spread"], "metric": row["metric"],
                     "source": row["source"], "ours": f"{line} on {run.env}",
-                    "train100": float(np.mean([run.train100 for run in runs])),
-                    "eval": float(np.array([run.eval for run in runs], dtype=float).mean())})
+                    **{name: float(STATISTICS[how](np.array([getattr(run, name) for run in runs],
+                                                            dtype=float), axis=-1))
+                       for name in ("train100", "eval")}})
     return rows
 
 
@@ -353,7 +380,7 @@ def table(rows: list[dict], kind: str) -> str:
 
 # ---- Two lines compared
 
-def compare(groups: Groups, first: str, second: str) -> dict:
+def compare(groups: Groups, first: str, second: str, kind: str = "text") -> dict:
     """Print the probability of improvement; the profiles of both, over what both have run."""
     both = {panel: lines for panel, lines in groups.items() if {first, second} <= set(lines)}
     if not both:
@@ -362,9 +389,11 @@ def compare(groups: Groups, first: str, second: str) -> dict:
                          f"there are: {there or 'none'}")
     ours, theirs = ([np.array([run.train100 for run in lines[name]]) for lines in both.values()]
                     for name in (first, second))
+    rows = []
     for panel, samples in [*zip(both, zip(ours, theirs)), ("all of these", [*ours, *theirs])]:
         value = float(improvement(*samples)), *map(float, interval(samples, improvement))
-        print(f"probability that {first} beats {second} (train100), {panel}: {cell(value)}")
+        rows.append({f"{first} beats {second}": panel, "probability (train100)": value})
+    print("\n" + table(rows, kind))
     ends = [(min(*a, *b), max(*a, *b)) for a, b in zip(ours, theirs)]
     return {first: profile(ours, ends), second: profile(theirs, ends)}
 
@@ -374,7 +403,7 @@ def improvement(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
 
     The samples are A's in each environment, then B's in the same order.
     """
-    pairs = zip(samples, samples[len(samples) // 2:])
+    pairs = zip(samples, samples[len(samples) // 2:])       # ends with B's
     signs = [np.sign(a[..., :, None] - b[..., None, :]).mean((-1, -2)) for a, b in pairs]
     return (np.mean(signs, axis=0) + 1) / 2
 
@@ -398,7 +427,7 @@ def mean_of_means(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
 
 def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
     """A panel for each environment and, where two lines are compared, one of their profiles."""
-    names = sorted({line for _, line, _ in flat(groups)})
+    names = sorted({line for _, line, _ in flat(groups)}, key=natural)
     looks = {name: {"color": COLOURS[k % len(COLOURS)],
                     "linestyle": STYLES[k // len(COLOURS) % len(STYLES)]}
              for k, name in enumerate(names)}                   # the same in every panel
@@ -417,8 +446,8 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
         ax = axes[count - 1]
         ax.plot(TAUS, share, **looks[name], linewidth=2, label=name, gid=f"profile, {name}")
         ax.fill_between(TAUS, low, high, color=looks[name]["color"], alpha=0.15, linewidth=0)
-        ax.set(title="performance profile", xlabel="train100: 0 the worst seed, 1 the best",
-               ylabel="share of seeds above")
+        ax.set(title="performance profile, 95% intervals",
+               xlabel="train100: 0 the worst seed, 1 the best", ylabel="share of seeds above")
     for k, ax in enumerate(axes):
         ax.grid(alpha=0.25)
         ax.set_axis_on() if k < count else ax.set_axis_off()
@@ -431,6 +460,12 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
 
 def draw_line(ax, runs: list[Run], name: str, look: dict, how: str, gid: str) -> None:
     """Every seed thin, all of them thick, and the band."""
+    for run in runs:
+        if not len(run.x):
+            note(f"{run.path}: fewer rows than --smooth; not in the figure")
+    runs = [run for run in runs if len(run.x)]
+    if not runs:
+        return
     start, end = max(run.x[0] for run in runs), min(run.end for run in runs)
     longest = max(run.end for run in runs)
     if longest > end:
@@ -477,12 +512,14 @@ def main(plot: Plot) -> None:
     done = finished(groups)
     if done:
         print(table(results(done, plot.aggregate), plot.table))
-    compared = compare(done, *plot.compare) if any(plot.compare) else {}
-    others = published(done) if plot.anchors else []
+    compared = compare(done, *plot.compare, plot.table) if any(plot.compare) else {}
+    others = published(done, plot.aggregate) if plot.anchors else []
     if others:
         print("\n" + table(others, plot.table))
     elif plot.anchors:
         note("--anchors: nothing is published for these runs' algorithms, environments, budgets")
+    if not any(len(run.x) for _, _, runs in flat(groups) for run in runs):
+        raise UsageError(f"no run has --smooth {plot.smooth} rows with {plot.y}: no figure")
     save(draw(groups, plot, compared), plot.out)
     note(f"{plot.out}: {sum(len(runs) for _, _, runs in flat(groups))} runs")
 

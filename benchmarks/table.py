@@ -21,8 +21,8 @@ A marker says what follows it: which algorithms (default: all) and environments,
 
 A result file is what `python -m utils.sweep --collect` writes for a run; the peer's are written by
 benchmarks/sb3.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
-the hash of the algorithm file that made a row. The row is stale if code that it names (of that
-file or of a helper, comments aside) has changed since.
+the hash of the algorithm file that made a row. The row is stale if that file or a helper (comments
+aside) has changed since, or there is a new helper.
 """
 import json
 import re
@@ -57,7 +57,8 @@ def read(folder: Path) -> dict[Key, list[dict]]:
         settings = ",".join(f"{k}={v}" for k, v in sorted(result.get("settings", {}).items()))
         key = result["env"], result.get("library", "plainrl"), result["algo"], settings
         groups[key].append(result)
-    return {key: sorted(groups[key], key=lambda result: result["seed"]) for key in sorted(groups)}
+    return {key: sorted(groups[key], key=lambda result: result["seed"])
+            for key in sorted(groups, key=lambda key: [*map(plot.natural, key)])}
 
 
 def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[dict]]:
@@ -65,7 +66,7 @@ def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[di
     envs = {word for word in words if re.search(r"-v\d+$", word)}
     algos = {word for word in words if "=" not in word} - envs - {"default"}
     return {key: results for key, results in groups.items()
-            if key[0] in (envs or key) and key[2] in (algos or key)
+            if key[0] in (envs or key) and key[2] in (algos or key)     # none named: all
             and ("default" not in words or PLAIN.fullmatch(key[3]))}
 
 
@@ -108,7 +109,7 @@ def table(groups: dict[Key, list[dict]]) -> str:
 
 def mean(values: np.ndarray) -> str:
     """With its interval where there are seeds enough to speak of one."""
-    few = len(values) < 3 or np.ptp(values) == 0
+    few = len(values) < 3 or np.ptp(values) == 0        # or all the same
     return plot.cell(float(values.mean()) if few else plot.estimate(values, np.mean))
 
 
@@ -139,10 +140,13 @@ def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
 def ablation(groups: dict[Key, list[dict]]) -> str:
     """train100, its mean and each seed's, where one setting differs; means over those without.
 
-    The last column is the geometric mean of these ratios over environments, at equal seeds.
+    The last column is the geometric mean of these ratios over environments, at equal seeds; it
+    says something of returns above 0 only.
     """
     train = defaultdict(dict)       # changed setting -> environment -> {seed: train100}
-    for (env, _, _, settings), results in groups.items():
+    for (env, library, _, settings), results in groups.items():
+        if library != "plainrl":
+            continue
         changed = re.sub("(^|,)total_steps=[^,]*", "", settings).strip(",")
         train[changed][env] = {result["seed"]: result["train100"] for result in results}
     rows = []
@@ -154,8 +158,8 @@ def ablation(groups: dict[Key, list[dict]]) -> str:
             row[env] = f"{plot.cell(float(np.mean([*found.values()])))} ({each})" if found else "-"
             if both := sorted(found.keys() & whole.keys()):
                 samples += [np.array([part[seed] for seed in both]) for part in (found, whole)]
-        low, high = plot.interval(samples, ratio_of_means) if changed else (np.nan, np.nan)
-        row["ratio"] = float(ratio_of_means(*samples)), float(low), float(high)
+        row["ratio"] = "-" if not samples else "1.00" if not changed else tuple(
+            map(float, (ratio_of_means(*samples), *plot.interval(samples, ratio_of_means))))
         rows.append(row)
     return plot.table(rows, "markdown")
 

@@ -7,6 +7,7 @@ import shutil
 import struct
 import time
 import xml.etree.ElementTree as ElementTree
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -131,11 +132,76 @@ def test_a_result_names_only_settings_that_are_not_the_default():
     write_result("runs/a", seed=1)
     write_result("runs/b", seed=1, settings={"total_steps": 1e5})
     write_result("runs/c", seed=1, library="stable-baselines3")
-    assert list(read()["Hopper-v4"]) == ["ppo total_steps=100000", "ppo total_steps=default",
+    assert list(read()["Hopper-v4"]) == ["ppo total_steps=100000", "ppo total_steps=1000000",
                                          "stable-baselines3 ppo"]
     shutil.rmtree("runs/b")
-    write_run("runs/d", seed=2)                     # which names them all
+    write_run("runs/d", seed=2, total_steps=1e6)    # which names them all
     assert list(read()["Hopper-v4"]) == ["ppo", "stable-baselines3 ppo"]
+
+
+def test_a_result_of_this_project_has_the_defaults_it_does_not_name():
+    """Beside a run that differs from them it must not be taken for one of its seeds."""
+    write_result("runs/a", seed=1)
+    write_run("runs/b", seed=2, lr=0.5)
+    default = {field.name: field.default for field in fields(ppo.Config)}["lr"]
+    assert {line.split()[1] for line in read(by="lr")["Hopper-v4"]} == {f"lr={default}", "lr=0.5"}
+    assert len(read()["Hopper-v4"]) == 2
+
+
+def test_of_two_runs_of_a_seed_the_whole_one_counts(capsys):
+    write_run("runs/a", seed=1, returns=[3] * 100, total_steps=1500.0)
+    write_run("runs/b", seed=1, returns=[5] * 150, total_steps=1500.0)
+    (row,) = plot.results(plot.finished(read()), "mean")
+    assert row["train100"][0] == 5 and "runs/a: runs/b is seed 1" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_before_a_resume_does_not_count():
+    folder = write_run("runs/a", returns=[1] * 100)
+    (folder / "result.json").write_text('{"eval": [7.0], "steps": 1000}')
+    assert plot.results(read(), "mean")[0]["eval"][0] == 7
+    (folder / "result.json").write_text('{"eval": [7.0], "steps": 900}')
+    assert np.isnan(plot.results(read(), "mean")[0]["eval"][0])
+
+
+@pytest.mark.parametrize("name, values", [
+    ("num_envs", (1, 4)), ("env_kwargs", ("{}", '{"a": 1}')), ("hidden", ([64, 64], [64, 32])),
+    ("gamma", (0.9995, 0.9996))])
+def test_settings_that_make_another_line(name, values):
+    for k, value in enumerate(values):
+        write_run(f"runs/{k}", **{name: value})
+    assert len(read()["Hopper-v4"]) == 2
+
+
+@pytest.mark.parametrize("name", sorted(plot.PLACE - {"env", "seed", "run_dir", "resume"}))
+def test_settings_that_make_none(name):
+    for seed in (1, 2):
+        write_run(f"runs/{seed}", seed=seed, **{name: seed})
+    assert list(read()["Hopper-v4"]) == ["ppo"]
+
+
+def test_eval_every_makes_no_line():
+    for seed in (1, 2):
+        write_run(f"runs/{seed}", seed=seed, eval_every=seed, num_procs=seed, compile=seed == 2)
+    assert list(read()["Hopper-v4"]) == ["ppo"]
+
+
+def test_by_takes_together_what_differs_otherwise(capsys):
+    for k, (lr, gamma) in enumerate([(1e-3, 0.9), (1e-3, 0.99), (3e-4, 0.9)]):
+        write_run(f"runs/{k}", lr=lr, gamma=gamma)
+    lines = read(by="lr")["Hopper-v4"]
+    assert {line: len(runs) for line, runs in lines.items()} == {"ppo lr=0.0003": 1,
+                                                                 "ppo lr=0.001": 2}
+    assert "differ in gamma are taken together" in capsys.readouterr().err
+
+
+def test_lines_are_sorted_by_their_numbers():
+    for k, lr in enumerate([1e-5, 1e-4, 0.003, 2.0, 16.0]):
+        write_run(f"runs/{k}", lr=lr)
+        write_run(f"runs/w{k}", env="Walker2d-v4", algo=f"dqn{'_per' * (k % 2)}", lr=3e-4)
+    lines = ["ppo lr=1e-05", "ppo lr=0.0001", "ppo lr=0.003", "ppo lr=2", "ppo lr=16"]
+    assert list(read()["Hopper-v4"]) == lines and list(read()["Walker2d-v4"]) == ["dqn", "dqn_per"]
+    assert [text.get_text().split(" (")[0] for text in
+            figure().axes[0].get_legend().get_texts()] == lines
 
 
 def test_a_seed_counts_once(capsys):
@@ -157,6 +223,15 @@ def test_smoothing_of_a_ramp(window):
     (run,) = plot.load(arguments(smooth=window))
     assert run.x.tolist() == [10 * k for k in range(window, 151)]
     np.testing.assert_allclose(run.y, run.x / 10 - 1 - (window - 1) / 2)
+
+
+def test_smoothing_of_a_column_with_gaps():
+    folder = write_run("runs/a")
+    text = [f"{10 * k},{k},{k if k % 3 == 0 else ''}" for k in range(1, 101)]
+    (folder / "progress.csv").write_text("\n".join(["step,time,eval_ret_mean", *text, ""]))
+    (run,) = plot.load(arguments(smooth=10, y="eval_ret_mean"))
+    assert run.x.tolist() == list(range(300, 1000, 30))     # of rows that have one
+    np.testing.assert_allclose(run.y, run.x / 10 - 13.5)
 
 
 def test_smoothing_does_not_look_ahead():
@@ -275,6 +350,14 @@ def test_band_of_the_mean_is_a_standard_deviation():
     np.testing.assert_allclose(centre - low, [7 ** 0.5, 0])
 
 
+@pytest.mark.parametrize("how", ["median", "iqm"])
+def test_band_of_other_statistics_is_their_interval(how):
+    y = np.array([[1.0, 2, 3, 4, 5, 900]] * 3)
+    centre, low, high = plot.band(y, how)
+    assert (centre == 3.5).all()
+    np.testing.assert_array_equal((low, high), plot.interval([y], plot.STATISTICS[how]))
+
+
 def test_probability_of_improvement_by_hand():
     a, b = np.array([1.0, 3.0]), np.array([2.0, 3.0])
     assert plot.improvement(a, b) == (0 + 0 + 1 + 0.5) / 4
@@ -323,6 +406,71 @@ def test_four_of_six_are_the_first_six_whatever_comes_later(six, capsys, later):
     assert ppo["seeds"] == "9" and float(ppo["4 of 6"]) == 35
 
 
+def test_four_of_six_are_six_seeds_of_one_setting(capsys):
+    for k in range(6):
+        write_run(f"runs/{k}", seed=1 + k % 3, lr=1e-3 if k < 3 else 1e-4, returns=[k] * 100)
+    (row,) = rows_of(table_of(capsys, "--table", "csv", "--by", "algo").out)
+    assert row["seeds"] == "6" and row["4 of 6"] == "nan"
+
+
+def test_too_few_rows_to_smooth_are_in_the_table_and_not_in_the_figure(capsys):
+    """The best seeds of CartPole have the fewest episodes: without them the mean would be low."""
+    write_run("runs/a", seed=1, returns=[10] * 100)
+    write_run("runs/b", seed=2, returns=[500] * 50, steps=1000)
+    cli("runs", "--table", "csv", "--out", "few.svg")
+    out, err = capsys.readouterr()
+    assert float(rows_of(out)[0]["train100"]) == 255 and rows_of(out)[0]["seeds"] == "2"
+    assert "runs/b: fewer rows than --smooth; not in the figure" in err
+    gids, texts = drawn("few.svg")
+    assert {"Hopper-v4, ppo, seed 1"} == {gid for gid in gids if "seed" in gid}
+    assert "ppo (1 seed)" in texts
+    shutil.rmtree("runs/a")
+    write_run("runs/c", env="Walker2d-v4")
+    cli("runs", "--out", "none.svg")                # an empty panel
+    assert not any("Hopper-v4, ppo" in gid for gid in drawn("none.svg")[0])
+
+
+def test_where_one_evaluation_is_not_there_the_line_has_none(capsys):
+    for seed, final in ((1, 5.0), (2, 7.0), (3, None)):
+        write_run(f"runs/{seed}", env="HalfCheetah-v4", seed=seed, steps=1_001_472,
+                  total_steps=1e6, result=final)
+    ours, others = table_of(capsys, "--anchors", "--table", "csv").out.split("\n\n")
+    assert [row["eval"] for row in rows_of(ours)] == ["nan"]
+    assert {row["eval"] for row in rows_of(others)} == {"nan"}
+
+
+def test_four_of_six_needs_six(capsys):
+    for seed in range(1, 6):
+        write_run(f"runs/{seed}", seed=seed, returns=[seed] * 100)
+    (row,) = rows_of(table_of(capsys, "--table", "csv").out)
+    assert (row["train100"], row["4 of 6"]) == ("3.0", "nan")
+
+
+def test_unfinished_runs_are_in_no_comparison(capsys):
+    for algo, ret in (("ppo", 1.0), ("sac", 2.0)):
+        write_run(f"runs/{algo}", algo=algo, env="HalfCheetah-v4", returns=[ret] * 100,
+                  steps=1_000_000, total_steps=1e6)
+    write_run("runs/cut", env="HalfCheetah-v4", seed=2, returns=[9.0] * 99, steps=950_000,
+              total_steps=1e6)
+    out, _ = table_of(capsys, "--compare", "ppo", "sac", "--anchors", "--table", "csv")
+    _, compared, others = out.split("\n\n")
+    assert [row["probability (train100)"] for row in rows_of(compared)] == ["0.0", "0.0"]
+    assert {row["train100"] for row in rows_of(others) if row["algorithm"] == "ppo"} == {"1.0"}
+
+
+def test_steps_of_a_row_are_those_all_seeds_have(capsys):
+    for seed, steps in ((1, 3000), (2, 2000)):
+        write_run(f"runs/{seed}", seed=seed, steps=steps)
+    (row,) = rows_of(table_of(capsys, "--table", "csv").out)
+    assert row["steps"] == "2000"
+
+
+def test_a_run_is_whole_at_its_budget_and_not_before():
+    write_run("runs/a", seed=1, returns=range(999), total_steps=10_000.0)
+    write_run("runs/b", seed=2, returns=range(1000), total_steps=10_000.0)
+    assert [run.whole for run in plot.load(arguments())] == [False, True]
+
+
 def test_text_and_markdown(six, capsys):
     text = table_of(capsys).out.splitlines()
     assert text[0].split() == "environment line steps seeds train100 eval 4 of 6".split()
@@ -346,13 +494,17 @@ def test_compare(six, capsys):
         write_run(f"runs/v{seed}", env="Walker2d-v4", algo="sac", seed=seed, returns=[7] * 100)
     write_run("runs/8", algo="sac", seed=2, returns=[35.0] * 150, total_steps=1500.0)
     out, _ = table_of(capsys, "--out", "profile.svg", "--compare", "ppo", "sac")
-    hopper, walker, both = out.splitlines()[-3:]
+    head, hopper, walker, both = out.splitlines()[-4:]
     cli("--smooth", "1", "--compare", "ppo", "sac", "runs")         # in any order
     assert capsys.readouterr().out == out
-    assert hopper.startswith("probability that ppo beats sac (train100), Hopper-v4: 0.75 [0.")
-    assert walker.endswith("Walker2d-v4: 0.00 [0.00, 0.00]") and "all of these: 0.38 [0." in both
+    assert re.split("  +", head) == ["ppo beats sac", "probability (train100)"]
+    assert re.match(r"Hopper-v4 +0\.75 \[0\.", hopper)
+    assert walker.endswith(" 0.00 [0.00, 0.00]") and re.match(r"all of these +0\.38 \[0\.", both)
+    (_, rows) = table_of(capsys, "--table", "csv", "--compare", "ppo", "sac").out.split("\n\n")
+    assert [float(row["probability (train100)"]) for row in rows_of(rows)] == [0.75, 0, 0.375]
     gids, texts = drawn("profile.svg")
-    assert {"profile, ppo", "profile, sac"} <= gids and "performance profile" in texts
+    assert {"profile, ppo", "profile, sac"} <= gids
+    assert "performance profile, 95% intervals" in texts
 
 
 def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
@@ -365,9 +517,9 @@ def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
         np.testing.assert_array_equal(once[name][0], again[name][0])
     share, _, _ = once["sac"]
     assert share[0] == 0.75 and share[50] == 0.5 and share[100] == 0    # of 0, 5, 9 and 2
-    values = [float(line.split(": ")[1].split()[0]) for line in
-              capsys.readouterr().out.splitlines()]
-    assert values[0] + values[2] == 1
+    values = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()
+              if line.startswith("Hopper-v4")]
+    assert len(values) == 2 and sum(values) == 1
 
 
 def test_published_figures_stand_beside_ours(capsys, monkeypatch):
@@ -386,6 +538,12 @@ def test_published_figures_stand_beside_ours(capsys, monkeypatch):
     out, _ = table_of(capsys, "--anchors", "--table", "csv")    # now the mean of two seeds
     assert {(row["train100"], row["eval"]) for row in rows_of(out.split("\n\n")[1])} == {
         ("2500.0", "3500.0")}
+    write_run("runs/d", env="HalfCheetah-v4", seed=3, returns=[0] * 100, steps=1_001_472,
+              total_steps=1e6, result=0.0)
+    out, _ = table_of(capsys, "--anchors", "--table", "csv", "--aggregate", "median")
+    assert {(row["train100"], row["eval"]) for row in rows_of(out.split("\n\n")[1])} == {
+        ("1000.0", "2000.0")}
+    shutil.rmtree("runs/d")
     shutil.rmtree("runs/c")
     write_run("runs/b", env="Hopper-v4", returns=[1] * 100)
     shutil.rmtree("runs/a")
@@ -393,6 +551,22 @@ def test_published_figures_stand_beside_ours(capsys, monkeypatch):
     monkeypatch.setattr(plot, "ANCHORS", Path("nowhere.csv"))
     with pytest.raises(UsageError):
         cli("--anchors", "runs")
+
+
+def test_published_is_of_about_this_budget(capsys):
+    for steps, there in ((850_000, 0), (950_000, 1), (1_050_000, 1), (1_300_000, 0)):
+        write_run("runs/a", env="HalfCheetah-v4", steps=steps, total_steps=steps)
+        assert bool(plot.published(read())) == there, steps
+        shutil.rmtree("runs/a")
+
+
+def test_published_is_of_this_environment():
+    for env in ("InvertedPendulum-v4", "Pendulum-v1", "InvertedDoublePendulum-v4"):
+        write_run("runs/a", env=env, algo="a2c", steps=300_000, total_steps=3e5)
+        write_run("runs/b", env=env, algo="sac", steps=1_000_000, total_steps=1e6)
+        assert {row["published for"].rpartition("-v")[0] for row in plot.published(read())} <= {
+            env.rpartition("-v")[0]}
+        shutil.rmtree("runs")
 
 
 # ---- Figures, by what they contain
@@ -441,6 +615,32 @@ def test_labels_say_what_a_point_is():
     write_result("runs/b")
     assert figure(smooth=100).axes[0].get_ylabel() == "ep_ret, mean of 1% of the steps"
     assert "iqm" in figure(aggregate="iqm").get_suptitle()
+
+
+@pytest.mark.parametrize("how, band", [("mean", "one standard deviation"),
+                                       ("median", "its 95% bootstrap interval"),
+                                       ("iqm", "its 95% bootstrap interval")])
+def test_title_says_what_the_band_is(how, band):
+    write_run("runs/a")
+    assert figure(aggregate=how).get_suptitle() == f"thin: a seed; thick: the {how}; band: {band}"
+
+
+def test_a_profile_looks_like_its_line():
+    for name in ("ddpg", "ppo", "sac"):
+        for seed in (1, 2):
+            write_run(f"runs/{name}{seed}", algo=name, seed=seed, returns=[seed] * 100)
+    groups = read()
+    fig = plot.draw(groups, arguments(smooth=1), plot.compare(groups, "sac", "ppo"))
+    looks = [{line.get_gid().split(", ")[1]: (line.get_color(), line.get_linestyle())
+              for line in ax.lines} for ax in fig.axes[:2]]
+    assert list(looks[1]) == ["sac", "ppo"] and looks[1].items() <= looks[0].items()
+
+
+def test_label_of_a_smoothed_column_of_progress():
+    folder = write_run("runs/a")
+    text = [f"{10 * k},{k},0.1" for k in range(1, 101)]
+    (folder / "progress.csv").write_text("\n".join(["step,time,kl", *text, ""]))
+    assert figure(y="kl", smooth=10).axes[0].get_ylabel() == "kl, mean of last 10 rows"
 
 
 def test_many_lines_can_be_told_apart():
@@ -503,7 +703,7 @@ def write(name, text):
     (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,x,1\n"), "damaged"),
     (write("episodes.csv", "step,time,env,length\n1,2,0,1\n"), "no column ep_ret"),
     (write("episodes.csv", "time,ep_ret\n" + "1,2\n" * 20), "damaged, or no run .*step"),
-    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,nan,1\n"), "fewer than --smooth"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,nan,1\n"), "no row has ep_ret"),
     (write("config.json", '{"architectures": ["BertModel"]}'), "no run of this project"),
     (write("config.json", '{"algo": "ppo", "settings": {"env"'), "damaged"),
     (write("config.json", "[1, 2]"), "no run of this project"),
@@ -558,7 +758,7 @@ def test_not_a_byte_of_text(capsys):
     (["nowhere", "empty"], "nowhere: there is no run in it; skipped"),
     ([], "error: nothing to plot in no folder"),
     (["runs", "--y", "kll"], "there is no column kll"),
-    (["runs", "--y", "late", "--smooth", "10"], "1 rows with late are fewer than --smooth 10"),
+    (["runs", "--y", "late", "--smooth", "10"], "no run has --smooth 10 rows with late: no figure"),
     (["runs", "--smooth", "7"], "--smooth"),
     (["runs", "--x", "frames"], "--x"),
     (["runs", "--out", "curves.pdf"], "--out is curves.pdf; it takes a name that ends in .svg"),

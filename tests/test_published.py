@@ -150,6 +150,31 @@ def test_table_and_its_marks():
          f"{ours} not known, **stale**: mpi.py"]]
 
 
+def test_a_changed_setting_is_no_default_whatever_its_budget():
+    for seed in (1, 2):
+        write(f"r/a{seed}", 9.0, seed=seed, settings={"lr": 0.1, "total_steps": 1000})
+        write(f"r/b{seed}", 1.0, seed=seed, library="peer")
+    groups = table.read(Path("r"))
+    assert table.choose(groups, ["default"]).keys() == {("Hopper-v4", "peer", "ppo", "")}
+    assert table.difference(groups) == "```\n```"
+
+
+def test_a_helper_that_came_or_went_is_a_change():
+    now = collect.sources("ppo")
+    without = {name: made for name, made in now.items() if name != "utils/mpi.py"}
+    assert table.changed({"algo": "ppo", "sources": without}) == ["utils/mpi.py"]
+    gone = now | {"utils/old.py": "0"}
+    assert table.changed({"algo": "ppo", "sources": gone}) == ["utils/old.py"]
+    assert table.changed({"algo": "ppo", "sources": now}) == []
+
+
+def test_one_stale_seed_marks_the_row_and_seeds_are_in_order():
+    write("r/a", 1.0, seed=2)
+    write("r/b", 3.0, seed=10, sources=collect.sources("ppo") | {"utils/mpi.py": "0"})
+    (row,) = table.table(table.read(Path("r"))).splitlines()[2:]
+    assert "| 2 10 | 1 3 |" in row and "**stale**: mpi.py |" in row
+
+
 def test_difference_by_hand():
     for seed, ours, theirs in [(1, 30, 10), (2, 50, 10), (3, 99, None)]:
         write(f"r/ours{seed}", ours, seed=seed)
@@ -167,6 +192,23 @@ def test_difference_by_hand():
     assert table.difference(table.read(Path("r"))).splitlines()[1].endswith("3.00, difference 20")
 
 
+def test_difference_is_at_equal_budgets():
+    write("r/a", 9.0, total_steps=100_000, settings={"total_steps": 100_000})
+    write("r/b", 1.0, total_steps=110_000, settings={"total_steps": 110_000}, library="peer")
+    assert table.difference(table.read(Path("r"))) == "```\n```"
+
+
+def test_difference_over_environments_and_unpaired():
+    for env, ratio in (("Hopper-v4", 2), ("Walker2d-v4", 8)):
+        for seed in (1, 2, 3):
+            write(f"r/{env}a{seed}", 10.0 * seed * ratio, env=env, seed=seed)
+            write(f"r/{env}b{seed}", 10.0 * seed, env=env, seed=seed, library="peer")
+    first, _, last = table.difference(table.read(Path("r"))).splitlines()[1:-1]
+    assert last == "geometric mean of the ratios: 4.00"
+    low, high = map(float, first.split("[")[-1][:-1].split(", "))
+    assert low < 10 and high > 30           # as pairs of seeds [10, 30]
+
+
 def test_ablation_by_hand():
     for env, whole, without in (("Hopper-v4", [10, 30, 99], [40, 120]),
                                 ("Walker2d-v4", [8], [2, 50])):
@@ -176,12 +218,15 @@ def test_ablation_by_hand():
                 write(f"r/{env}{name}{seed}", value, env=env, seed=seed,
                       settings=settings if name == "norm_obs" else {"total_steps": 3e5})
     write("r/one", 5.0, settings={"lr": 0.1, "total_steps": 3e5})
+    write("r/far", 5.0, seed=9, settings={"lr": 0.2, "total_steps": 3e5})
+    write("r/peer", 5.0, library="stable-baselines3")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]]
             for line in table.ablation(table.read(Path("r"))).splitlines()]
     assert rows[0] == ["changed", "Hopper-v4", "Walker2d-v4", "ratio"]
     assert rows[2:] == [
         ["nothing", "46.3 (10 30 99)", "8.00 (8)", "1.00"],
         ["lr=0.1", "5.00 (5)", "-", "0.50"],
+        ["lr=0.2", "5.00 (5)", "-", "-"],               # no seed in common
         # Hopper (40 + 120) / (10 + 30) = 4 on the seeds of both, Walker2d 1/4.
         ["norm_obs=False", "80.0 (40 120)", "26.0 (2 50)", "1.00"]]
 
@@ -193,6 +238,14 @@ def test_the_interval_of_an_ablation_is_that_of_its_ratio():
     ratio, low, high = map(float, re.findall(r"[\d.]+", table.ablation(
         table.read(Path("r"))).splitlines()[-1].split("|")[-2]))
     assert ratio == 3 and 1 < low < 2.5 and 3.5 < high < 9
+
+
+def test_the_interval_of_an_ablation_is_over_all_environments():
+    for env, values in (("Hopper-v4", (10.0, 90.0)), ("Walker2d-v4", (50.0, 50.0))):
+        for seed, value in enumerate(values, 1):
+            write(f"r/{env}a{seed}", 50.0, env=env, seed=seed)
+            write(f"r/{env}b{seed}", value, env=env, seed=seed, settings={"norm_obs": False})
+    assert "1.00 [0.45, 1.34]" in table.ablation(table.read(Path("r"))).splitlines()[-1]
 
 
 def test_trimmed_is_in_the_protocol_of_vel():
@@ -268,3 +321,47 @@ def test_the_peers_result_names_its_settings(flags, settings, monkeypatch, tmp_p
     (key,) = table.read(tmp_path)
     assert key == ("CartPole-v1", "stable-baselines3", "dqn",
                    ",".join(f"{name}={value}" for name, value in settings.items()))
+
+
+def test_the_peer_is_evaluated_with_its_own_statistics_frozen(monkeypatch):
+    peer = sb3.make_peer("ppo", "Pendulum-v1", 1, 1)
+    own = peer.get_vec_normalize_env()
+    own.obs_rms.mean += 5
+
+    def evaluated(model, test, **how):
+        for _ in range(3):
+            test.reset()
+        x = np.ones((1, 3))
+        np.testing.assert_array_equal(test.normalize_obs(x), own.normalize_obs(x))
+        assert how["deterministic"]
+        return [1.23456], [200]
+
+    monkeypatch.setattr(sb3, "evaluate_policy", evaluated)
+    before = own.obs_rms.mean.copy()
+    assert sb3.evaluate(peer, "ppo", "Pendulum-v1", 1, 1) == [1.235]
+    np.testing.assert_array_equal(own.obs_rms.mean, before)
+
+
+@pytest.mark.parametrize("algo, library", [("ppo", "stable-baselines3"), ("trpo", "sb3-contrib")])
+def test_the_peers_result_by_hand(algo, library, monkeypatch, tmp_path):
+    class Peer:
+        num_timesteps = 1500
+
+        def learn(self, steps, callback):
+            callback.rows += [[10 * k, 0.1, 0, float(k), 10] for k in range(1, 151)]
+
+    monkeypatch.setattr(sb3, "make_peer", lambda *args, **given: Peer())
+    monkeypatch.setattr(sb3, "evaluate", lambda *args: [1.0])
+    monkeypatch.setattr("sys.argv", f"sb3.py --algo {algo} --env A-v0 --out {tmp_path}".split())
+    sb3.main()
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["library"], result["train100"]) == (library, 100.5)
+    assert result["curve"][:2] == [[15, 1.0], [30, 2.5]] and len(result["curve"]) == 100
+
+
+def test_settings_of_the_peers():
+    for algo, at_start in (("ppo", 3e-4), ("a2c", 7e-4)):
+        peer = sb3.make_peer(algo, "Pendulum-v1", 1)
+        assert [peer.lr_schedule(left) for left in (1, 0.5)] == [at_start, at_start / 2]
+    assert sb3.make_peer("sac", "Pendulum-v1", 1).action_noise is None
+    assert sb3.make_peer("td3", "Pendulum-v1", 1).action_noise._sigma == 0.1

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,12 @@ def test_refused_before_anything_starts(changed, message):
     assert os.listdir() == []
 
 
+def test_close_values_have_folders_of_their_own():
+    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), set=("gamma=0.99999951,0.99999952",), out="o")
+    assert [job.run_dir.parent.name for job in sweep.plan(asked)] == ["gamma=0.99999951",
+                                                                      "gamma=0.99999952"]
+
+
 def test_value_of_the_wrong_type_is_refused(capsys):
     with pytest.raises(SystemExit) as caught:
         sweep.main(sweep.Sweep(("ppo",), ("CartPole-v1",), set=("lr=fast",), out="out"))
@@ -210,6 +217,86 @@ def test_a_crash_does_not_stop_the_rest(capsys):
     assert len(more.commands) == 7
 
 
+@pytest.mark.parametrize("left", [None, 999])
+def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsys):
+    """Whatever its exit status is."""
+    class Idle(crew.Crew):
+        def call(self, command, log):
+            return 0
+
+    job = crew.Job("ppo", tmp_path / "seed1", 1000, ["train"])
+    job.run_dir.mkdir()
+    if left:
+        (job.run_dir / "result.json").write_text(f'{{"steps": {left}}}')
+    assert crew.run_all([job], 1, Idle()) == 1
+    out = capsys.readouterr().out
+    assert "failed" in out and "it ended before its budget" in out and "done" not in out
+
+
+def test_code_that_cannot_be_read_fails_one_run_and_no_other(tmp_path, monkeypatch, capsys):
+    """A file may be half edited when its turn comes."""
+    jobs = [crew.Job(algo, tmp_path / algo / "seed1", 1000, ["train"]) for algo in ("bad", "ppo")]
+    first = FakeCrew()
+    known = collect.sources("ppo")
+    monkeypatch.setattr(crew, "sources", lambda algo: known if algo == "ppo" else ast.parse("("))
+    assert crew.run_all(jobs, 1, first) == 1
+    out = capsys.readouterr().out
+    assert out.count("done ") == 1 and "not started; the end of" in out and "SyntaxError" in out
+    assert (tmp_path / "ppo/seed1/result.json").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_are_passed_on(number, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sweep, "run_all", lambda jobs, workers, crew: (
+        os.kill(os.getpid(), number), seen.append(crew.signal), 128 + crew.signal)[-1])
+    before = signal.signal(number, lambda *args: None)
+    try:
+        asked = sweep.Sweep(("ppo",), ("CartPole-v1",), out="out")
+        assert sweep.main(asked) == 128 + number and seen == [number]
+    finally:
+        signal.signal(number, before)
+
+
+def test_exit_status_is_one_however_many_failed(monkeypatch):
+    class Failing(FakeCrew):
+        def call(self, command, log):
+            return 3
+    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=3, out="out")
+    assert sweep.run_all(sweep.plan(asked), 1, Failing()) == 1
+
+
+def test_time_left_is_by_what_ran_now(monkeypatch):
+    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=9, first_seed=3,
+                        set=("total_steps=1e3",), out="out")
+    jobs, runs = sweep.plan(asked), []
+    for job in jobs[:6]:
+        job.run_dir.mkdir(parents=True)
+        collect.write_result(job.run_dir, {"steps": 1000, "train100": 1.0, "eval": [1.0]})
+    monkeypatch.setattr(crew, "say_end", lambda job, trouble, seconds, start, all, left:
+                        runs.append((all, left)))
+    assert sweep.run_all(jobs, 1, FakeCrew()) == 0
+    assert {all for all, _ in runs} == {3}
+
+
+def test_a_signal_that_comes_while_a_run_starts_reaches_it():
+    there = crew.Crew()
+    there.on_signal(signal.SIGTERM, None)
+    with open("log", "w") as log:
+        start = time.monotonic()
+        assert there.call(["sleep", "20"], log) == -signal.SIGTERM
+    assert time.monotonic() - start < 10
+
+
+def test_a_run_that_begins_anew_forgets_the_code_of_the_one_before():
+    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), set=("total_steps=1e3",), out="out")
+    (job,) = sweep.plan(asked)
+    for _ in range(2):
+        crew.run_job(job, FakeCrew())
+        shutil.rmtree(job.run_dir)
+    assert Path(f"{job.run_dir}.log").read_text().count(collect.HASHES) == 1
+
+
 def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PLAINRL_PROCS", "4")
@@ -259,6 +346,19 @@ def test_a_line_a_run_on_a_terminal_and_none_elsewhere(monkeypatch):
 
 
 # ---- Many machines
+
+def test_the_bar_of_all_counts_a_step_once(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", FakeTerminal())
+    job = sweep.Job("ppo", Path("seed1"), 1000, [])
+    job.run_dir.mkdir()
+    live = crew.Live([job])
+    for step in (100, 300, 600):
+        Path("seed1/progress.csv").write_text(f"step\n{step}\n")
+        live.show([job])
+        assert [bar.n for bar in live.bars.values()] == [step, step]
+    live.show([])
+    live.bars["all"].close()
+
 
 def test_plain_mpiexec_is_refused(monkeypatch):
     """Each rank would run the whole sweep."""
@@ -374,6 +474,36 @@ def test_a_point_of_the_curve_is_the_mean_of_what_ended_since_the_one_before(run
     np.testing.assert_allclose(curve, expected, atol=1e-3)
 
 
+@pytest.mark.parametrize("steps", [512, 411_648, 1_001_472, 9_999_999])
+def test_no_point_of_the_curve_lies_beyond_the_end(run, steps, monkeypatch):
+    read = play.read_run
+    monkeypatch.setattr(play, "read_run", lambda *args: (*read(*args)[:2],
+                                                         read(*args)[2] | {"step": steps}))
+    (run / "episodes.csv").write_text(f"step,time,env,ep_ret,ep_len\n{steps},0.5,0,1.0,9\n")
+    assert collect.collect(run)["curve"] == [[steps, 1.0]]
+
+
+def test_a_run_that_went_on_is_collected_again(run):
+    sweep.main(sweep.Sweep(collect="runs"))
+    path = run / "result.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"steps": 256, "total_steps": 256, "train100": -1.0}))
+    sweep.main(sweep.Sweep(collect="runs"))
+    assert json.loads(path.read_text()) == result
+
+
+def test_steps_of_a_result_are_those_that_ran(run):
+    config = json.loads((run / "config.json").read_text())
+    config["settings"]["total_steps"] = 500         # of whole batches: 512
+    (run / "config.json").write_text(json.dumps(config))
+    lines = [f"{step},0.5,0,{-4.236},9" for step in range(2, 513, 2)]
+    (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
+    result = collect.collect(run)
+    assert (result["total_steps"], result["steps"]) == (500, 512)
+    assert result["train100"] == -4.236
+    assert len(result["curve"]) == 100 and result["curve"][-1][0] == 512
+
+
 def test_published_is_the_final_policy_and_not_the_best(run):
     final = collect.collect(run)["eval"]
     policy = checkpoint.load_file(run / "policy.pt")
@@ -397,6 +527,8 @@ def test_hashes_are_of_the_code_that_ran_or_of_none(run):
     log = Path(f"{run}.log")
     log.write_text(f'{collect.HASHES}{{"a": "1"}}\ntext\n{collect.HASHES}{{"a": "1"}}\n')
     assert collect.sources_of(run, config) == {"a": "1"}
+    for resumes, known in ((1, {"a": "1"}), (2, {})):                 # one more, by hand
+        assert collect.sources_of(run, config | {"resumed": [{"step": 256}] * resumes}) == known
     log.write_text(log.read_text() + f'{collect.HASHES}{{"a": "2"}}\n')
     assert collect.sources_of(run, config) == {}                      # changed before a resume
 
@@ -416,6 +548,20 @@ def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run,
     assert [path.parent.name for path in Path("runs").rglob("result.json")] == ["mine"]
     with pytest.raises(UsageError, match="there is no run in it"):
         sweep.main(sweep.Sweep(collect="elsewhere"))
+
+
+@pytest.mark.parametrize("name, data", [
+    ("policy.pt", b"PK"), ("episodes.csv", b"step,ep_ret\n1,\n"), ("config.json", b"{")])
+def test_status_of_one_damaged_run(run, name, data, capsys):
+    (run / name).write_bytes(data)
+    assert sweep.main(sweep.Sweep(collect="runs")) == 1
+
+
+def test_a_change_of_any_helper_is_seen():
+    there = {path.name for path in (collect.ROOT / "utils").glob("*.py")}
+    named = {Path(name).name for name in collect.sources("ppo") if name.startswith("utils/")}
+    assert there - named == {"play.py", "video.py", "sweep.py", "crew.py", "collect.py",
+                             "__init__.py"}
 
 
 def test_hash_is_of_the_code_alone():

@@ -50,8 +50,7 @@ def collect(run: Path) -> dict:
     with open(run / "progress.csv", newline="") as file:
         seconds = float(list(csv.DictReader(file))[-1]["time"])
     steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
-    width = policy["step"] / 100
-    bins = np.ceil(steps / width).astype(int)
+    bins = np.ceil(100 * steps / policy["step"]).astype(int)
     torch.set_num_threads(cfg.torch_threads)
     agent = play.load(run)
     spec = gym.spec(cfg.env.rpartition(":")[2])
@@ -64,7 +63,7 @@ def collect(run: Path) -> dict:
         "total_steps": int(cfg.total_steps), "steps": policy["step"], "episodes": len(rows),
         "train100": round(float(returns[-100:].mean()), 3) if rows else None,
         "eval": [round(float(ret), 3) for ret in evaluation], "seconds": seconds,
-        "curve": [[round(k * width), round(float(returns[bins == k].mean()), 3)]
+        "curve": [[round(k * policy["step"] / 100), round(float(returns[bins == k].mean()), 3)]
                   for k in np.unique(bins)],
         "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
         "git_commit": config["git_commit"], "sources": sources_of(run, config),
@@ -85,7 +84,7 @@ def collect_all(folder: Path) -> int:
             elif not finished(run, policy["step"]):
                 write_result(run, collect(run))
                 print(f"{run}: {summary(run)}", flush=True)
-        except UsageError:  # which has said so
+        except UsageError:  # its message was printed where it was raised
             failed = 1
         except (OSError, LookupError, ValueError) as error:
             failed = 1
@@ -131,8 +130,9 @@ def sources_of(run: Path, config: dict) -> dict[str, str]:
     """
     log, begun = Path(f"{run}.log"), (run / "config.json").stat().st_mtime
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    found = {line for line in lines if line.startswith(HASHES)}
-    if found:  # several: it changed before a resume
-        return json.loads(found.pop().removeprefix(HASHES)) if len(found) == 1 else {}
+    found, resumed = [line for line in lines if line.startswith(HASHES)], config.get("resumed", [])
+    if found:
+        by_hand, differ = len(found) <= len(resumed), len(set(found)) > 1
+        return {} if by_hand or differ else json.loads(found[0].removeprefix(HASHES))
     newer = any(path.stat().st_mtime > begun for path in source_files(config["algo"]))
-    return {} if newer or config.get("resumed") else sources(config["algo"])
+    return {} if newer or resumed else sources(config["algo"])

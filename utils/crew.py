@@ -18,7 +18,7 @@ from tqdm import tqdm
 from utils import ranks
 from utils.collect import HASHES, finished, sources, summary
 
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # before any fork
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # libc; a child must not load it
 
 
 class Job(NamedTuple):
@@ -37,7 +37,7 @@ class Crew:
         self.processes, self.signal = set(), 0
 
     def on_signal(self, number, frame):
-        self.signal = number
+        self.signal = number  # Ctrl-C in a terminal reaches the runs already; twice is as once
         for process in list(self.processes):
             process.send_signal(number)
 
@@ -56,7 +56,7 @@ class Crew:
 
 def end_with_parent() -> None:
     """In the new process: where the sweep is killed, it does not train on unseen."""
-    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the thread ends that waits for it
 
 
 def start_or_resume(job: Job) -> list[str]:
@@ -72,12 +72,18 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     start, command = time.perf_counter(), start_or_resume(job)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
-        print(HASHES + json.dumps(sources(job.algo)), file=log, flush=True)
+        try:
+            print(HASHES + json.dumps(sources(job.algo)), file=log, flush=True)
+        except (OSError, SyntaxError, UnicodeError) as error:  # while a file is being edited
+            print(f"the code cannot be read: {error!r}", file=log)
+            return job, "not started", time.perf_counter() - start
         status = crew.call(command, log)
         if status == 0:
             command = [sys.executable, "-m", "utils.sweep", "--collect", str(job.run_dir)]
             status = crew.call(command, log)
     trouble = "stopped" if crew.signal else f"exit status {status}"
+    if not status and not finished(job.run_dir, job.total_steps):
+        status, trouble = 1, "it ended before its budget"
     return job, trouble if status else "", time.perf_counter() - start
 
 

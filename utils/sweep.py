@@ -50,7 +50,10 @@ class Sweep:
 
 
 def plan(sweep: Sweep) -> list[Job]:
-    """All runs, one seed of each before the next; UsageError if any of them would be refused."""
+    """All runs, one seed of each before the next.
+
+    UsageError if settings are refused, or an environment is, with any one choice of settings.
+    """
     if not (sweep.algos and sweep.envs):
         raise UsageError("--algos and --envs are needed, or --collect")
     grid = [parse_set(text) for text in sweep.set]
@@ -63,9 +66,10 @@ def plan(sweep: Sweep) -> list[Job]:
         for values in itertools.product(*(values for _, values in grid)):
             flags = [flag for given in zip(names, values) for flag in as_flags(module, *given)]
             command = [sys.executable, "-m", module.__name__, "--env", env, *flags]
-            cfg = tyro.cli(module.Config, args=command[3:], prog=f"python -m {module.__name__}")
+            flags = command[3:]  # after python -m module
+            cfg = tyro.cli(module.Config, args=flags, prog=f"python -m {module.__name__}")
             runs.append((algo, module, cfg, command))
-    for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
+    for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():  # one of each
         envs = module.make_envs(cfg, 1)  # refuses what is not there or does not fit
         module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         envs.close()
