@@ -17,7 +17,8 @@ A marker says what follows it: which algorithms (default: all) and environments,
     ...
     <!-- end -->
 
-`from=batch` takes the result files of the folder batch/ instead of results/.
+`from=batch` takes the result files of the folder batch/ instead of results/, `budget=100000` only
+runs of that many steps.
 
 A result file is what `python -m utils.sweep --collect` writes for a run; the peer's are written by
 benchmarks/sb3.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
@@ -70,7 +71,10 @@ def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[di
             and ("default" not in words or PLAIN.fullmatch(key[3]))}
 
 
-sources = cache(collect.sources)      # of an algorithm, as its files are now
+@cache
+def sources(algo: str) -> dict[str, str]:
+    """Of an algorithm, as its files are now; {} if it is no longer there."""
+    return collect.sources(algo) if (collect.ROOT / f"algos/{algo}.py").exists() else {}
 
 
 def changed(result: dict) -> list[str] | None:
@@ -213,9 +217,12 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     name = words.pop(0) if kind == "curves" else ""
     flags = dict(word.split("=") for word in words if "=" in word)
     folder = flags.pop("from", "")
+    budget = flags.pop("budget", None)
     if flags and kind != "curves" or not (HERE / folder).is_dir():
         raise ValueError(f"no such flag or folder: {order}")
     chosen = choose(read(HERE / folder) if folder else groups, words)
+    if budget:
+        chosen = {key: found for key, found in chosen.items() if steps(found) == int(budget)}
     if not chosen:
         return "Not run yet."
     if kind == "curves":

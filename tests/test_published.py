@@ -166,6 +166,7 @@ def test_a_helper_that_came_or_went_is_a_change():
     gone = now | {"utils/old.py": "0"}
     assert table.changed({"algo": "ppo", "sources": gone}) == ["utils/old.py"]
     assert table.changed({"algo": "ppo", "sources": now}) == []
+    assert table.changed({"algo": "gone", "sources": {"algos/gone.py": "0"}}) == ["algos/gone.py"]
 
 
 def test_one_stale_seed_marks_the_row_and_seeds_are_in_order():
@@ -300,6 +301,9 @@ def test_curves_take_flags_and_another_folder(tmp_path, monkeypatch):
     assert "minutes" in ax.get_xlabel()
     labels = {line.get_label() for line in ax.lines}
     assert labels >= {"toy num_envs=1 (1 seed)", "toy num_envs=4 (1 seed)"}
+    for budget, expected in ((1000, 2), (3000, 0)):
+        text = f"<!-- made: table toy from=more budget={budget} -->\n<!-- end -->"
+        assert table.rewrite(text, {}, tmp_path).count("| toy |") == expected
     for wrong in ("curves a.svg from=nowhere toy", "table x=time toy"):
         with pytest.raises(ValueError, match="no such flag or folder"):
             table.rewrite(f"<!-- made: {wrong} -->\n<!-- end -->", {}, tmp_path)

@@ -217,6 +217,22 @@ def test_a_crash_does_not_stop_the_rest(capsys):
     assert len(more.commands) == 7
 
 
+def test_finished_runs_of_other_code_are_named(capsys):
+    """Else seeds of two algorithms would stand in one row, unnoticed by who edits and goes on."""
+    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=3, set=("total_steps=1e3",), out="out")
+    jobs, now = sweep.plan(asked), collect.sources("ppo")
+    for job, made in zip(jobs, (now, now | {"algos/ppo.py": "0"}, {})):    # {}: not known
+        job.run_dir.mkdir(parents=True)
+        result = {"steps": 1000, "train100": 1.0, "eval": [1.0], "sources": made}
+        collect.write_result(job.run_dir, result)
+    assert sweep.run_all(jobs[:1], 1, crew.Crew()) == 0
+    assert "changed since" not in capsys.readouterr().out
+    assert sweep.run_all(jobs, 1, crew.Crew()) == 0
+    out = capsys.readouterr().out
+    assert "3 runs, 3 of them finished before" in out
+    assert "1 of these were made by code that has changed since" in out and "seed2;" in out
+
+
 @pytest.mark.parametrize("left", [None, 999])
 def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsys):
     """Whatever its exit status is."""

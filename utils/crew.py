@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from utils import ranks
-from utils.collect import HASHES, finished, sources, summary
+from utils.collect import HASHES, finished, other_code, sources, summary
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # libc; a child must not load it
 
@@ -146,6 +146,10 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     """Run what is not finished; one line when a run starts and ends; the exit status."""
     todo = [job for job in jobs if not finished(job.run_dir, job.total_steps)]
     say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
+    other = [job.run_dir for job in jobs if job not in todo and other_code(job.run_dir, job.algo)]
+    if other:
+        say(f"{len(other)} of these were made by code that has changed since, such as {other[0]}; "
+            "another --out keeps old and new apart")
     start, failed, live = time.perf_counter(), [], Live(todo)
     verbs = {job.run_dir: "resume" if "--resume" in start_or_resume(job) else "start "
              for job in todo}
