@@ -152,6 +152,9 @@ def ablation(groups: dict[Key, list[dict]]) -> str:
         if library != "plainrl":
             continue
         changed = re.sub("(^|,)total_steps=[^,]*", "", settings).strip(",")
+        if env in train[changed]:
+            raise ValueError(f"{env}: two algorithms or budgets, with {changed or 'nothing'} "
+                             "changed")
         train[changed][env] = {result["seed"]: result["train100"] for result in results}
     rows = []
     for changed in sorted(train):

@@ -200,8 +200,10 @@ def test_lines_are_sorted_by_their_numbers():
         write_run(f"runs/w{k}", env="Walker2d-v4", algo=f"dqn{'_per' * (k % 2)}", lr=3e-4)
     lines = ["ppo lr=1e-05", "ppo lr=0.0001", "ppo lr=0.003", "ppo lr=2", "ppo lr=16"]
     assert list(read()["Hopper-v4"]) == lines and list(read()["Walker2d-v4"]) == ["dqn", "dqn_per"]
-    assert [text.get_text().split(" (")[0] for text in
-            figure().axes[0].get_legend().get_texts()] == lines
+    hopper = figure().axes[0]
+    assert [text.get_text().split(" (")[0] for text in hopper.get_legend().get_texts()] == lines
+    colours = [line.get_color() for line in hopper.lines if line.get_gid().endswith("mean")]
+    assert colours == plot.COLOURS[2:7]             # after the two of Walker2d
 
 
 def test_a_seed_counts_once(capsys):

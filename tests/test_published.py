@@ -232,6 +232,14 @@ def test_ablation_by_hand():
         ["norm_obs=False", "80.0 (40 120)", "26.0 (2 50)", "1.00"]]
 
 
+@pytest.mark.parametrize("other", [{"algo": "sac"}, {"settings": {"total_steps": 1e5}}])
+def test_an_ablation_is_of_one_algorithm_and_budget(other):
+    write("r/a", 1.0)
+    write("r/b", 2.0, **other)
+    with pytest.raises(ValueError, match="Hopper-v4: two algorithms or budgets, with nothing"):
+        table.ablation(table.read(Path("r")))
+
+
 def test_the_interval_of_an_ablation_is_that_of_its_ratio():
     for seed in range(1, 5):
         write(f"r/a{seed}", 10.0 * seed, seed=seed)
