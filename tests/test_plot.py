@@ -194,6 +194,12 @@ def test_by_takes_together_what_differs_otherwise(capsys):
     assert "differ in gamma are taken together" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("algo", ["nobodys", "utils.mpi", "..mpi", "of another kind"])
+def test_a_result_of_an_algorithm_that_is_not_here(algo):
+    write_result("runs/a", algo=algo)
+    assert list(read()["Hopper-v4"]) == [algo]
+
+
 def test_lines_are_sorted_by_their_numbers():
     for k, lr in enumerate([1e-5, 1e-4, 0.003, 2.0, 16.0]):
         write_run(f"runs/{k}", lr=lr)

@@ -249,15 +249,21 @@ def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsy
     assert "failed" in out and "it ended before its budget" in out and "done" not in out
 
 
-def test_code_that_cannot_be_read_fails_one_run_and_no_other(tmp_path, monkeypatch, capsys):
-    """A file may be half edited when its turn comes."""
+@pytest.mark.parametrize("error", [SyntaxError, FileNotFoundError])
+def test_code_that_cannot_be_read_fails_one_run_and_no_other(error, tmp_path, monkeypatch, capsys):
+    """A file may be half edited, or away for a moment, when its turn comes."""
+    def unreadable(algo):
+        if algo == "bad":
+            raise error("in the middle")
+        return known
+
     jobs = [crew.Job(algo, tmp_path / algo / "seed1", 1000, ["train"]) for algo in ("bad", "ppo")]
     first = FakeCrew()
     known = collect.sources("ppo")
-    monkeypatch.setattr(crew, "sources", lambda algo: known if algo == "ppo" else ast.parse("("))
+    monkeypatch.setattr(crew, "sources", unreadable)
     assert crew.run_all(jobs, 1, first) == 1
     out = capsys.readouterr().out
-    assert out.count("done ") == 1 and "not started; the end of" in out and "SyntaxError" in out
+    assert out.count("done ") == 1 and "not started; the end of" in out and error.__name__ in out
     assert (tmp_path / "ppo/seed1/result.json").exists()
 
 

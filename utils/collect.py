@@ -29,10 +29,10 @@ def finished(run_dir: Path, total_steps: int) -> bool:
     return path.exists() and json.loads(path.read_text())["steps"] >= total_steps
 
 
-def other_code(run_dir: Path, algo: str) -> bool:
-    """Whether a finished run names code that is not what is here now."""
+def other_code(run_dir: Path, now: dict[str, str]) -> bool:
+    """Whether a finished run names code that is not what is here now (`sources`)."""
     made = json.loads((run_dir / "result.json").read_text()).get("sources")
-    return bool(made) and made != sources(algo)
+    return bool(made) and made != now
 
 
 def summary(run_dir: Path) -> str:

@@ -146,7 +146,9 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     """Run what is not finished; one line when a run starts and ends; the exit status."""
     todo = [job for job in jobs if not finished(job.run_dir, job.total_steps)]
     say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
-    other = [job.run_dir for job in jobs if job not in todo and other_code(job.run_dir, job.algo)]
+    done = [job for job in jobs if job not in todo]
+    now = {algo: sources(algo) for algo in {job.algo for job in done}}      # parsed once
+    other = [job.run_dir for job in done if other_code(job.run_dir, now[job.algo])]
     if other:
         say(f"{len(other)} of these were made by code that has changed since, such as {other[0]}; "
             "another --out keeps old and new apart")
