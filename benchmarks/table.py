@@ -10,6 +10,7 @@ A marker says what follows it: which algorithms (default: all) and environments,
     <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's, train100
     <!-- made: eval-difference sac Hopper-v4 -->         the same of eval
     <!-- made: published ppo Hopper-v4 default -->       figures of others
+    <!-- made: standing ppo Hopper-v4 -->                how many of those are lower than ours
     <!-- made: trimmed ppo Hopper-v4 default -->         beside Vel, in its protocol
     <!-- made: ablation ppo from=ablation -->            one setting changed, against none
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
@@ -193,6 +194,29 @@ def published(groups: dict[Key, list[dict]]) -> str:
     return plot.table(rows, "markdown") if rows else "Nothing is published for these."
 
 
+def standing(groups: dict[Key, list[dict]]) -> str:
+    """How many published figures ours is above: train100 of those of training, eval of the others.
+
+    Ours is the mean of all seeds, of default settings.
+    """
+    rows = []
+    for key, results in groups.items():
+        ours = key[1] == "plainrl" and PLAIN.fullmatch(key[3])
+        if not (others := plot.published(grouped({key: results})) if ours else []):
+            continue
+        row = {"environment": key[0], "algorithm": key[2], "steps": steps(results),
+               "seeds": len(results)}
+        for name, training in (("train100", True), ("eval", False)):
+            row[name] = float(np.mean([np.mean(result[name]) for result in results]))
+            means = [float(other["mean"]) for other in others
+                     if other["metric"].startswith("train") == training]
+            below = sum(mean < row[name] for mean in means)
+            row[f"published {'of training' if training else 'evaluations'}"] = (
+                f"above {below} of {len(means)}, best {plot.cell(max(means))}" if means else "-")
+        rows.append(row)
+    return plot.table(rows, "markdown") if rows else "Nothing is published for these."
+
+
 def trimmed(groups: dict[Key, list[dict]]) -> str:
     """train100 of seeds 1 to 6 without the best and the worst, beside Vel's figure for the same."""
     rows = []
@@ -231,7 +255,7 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     if kind == "curves":
         return curves(chosen, figures / name, **flags)
     return {"table": table, "ablation": ablation, "difference": difference, "published": published,
-            "trimmed": trimmed,
+            "standing": standing, "trimmed": trimmed,
             "eval-difference": partial(difference, figure="eval")}[kind](chosen)
 
 

@@ -257,6 +257,33 @@ def test_the_interval_of_an_ablation_is_over_all_environments():
     assert "1.00 [0.45, 1.34]" in table.ablation(table.read(Path("r"))).splitlines()[-1]
 
 
+def test_standing_by_hand(tmp_path, monkeypatch):
+    anchors = tmp_path / "anchors.csv"
+    others = [("train_last100ep", 10), ("train_curve_smoothed", 30), ("train_last100ep", 20),
+              ("eval_det_end", -50), ("last10_evals_mean", 500), ("eval_10ep_at_budget", 22)]
+    anchors.write_text("algo,env,env_version,budget_steps,metric,mean,spread,seeds,source,where\n"
+                       + "".join(f"PPO,Hopper,v2,1000,{metric},{mean},,,a,b\n"
+                                 for metric, mean in others)
+                       + "SAC,Hopper,v2,1000,train_last100ep,-7.25,,,a,b\n"
+                       + "PPO,Hopper,v2,5000,train_last100ep,7,,,a,b\n")
+    monkeypatch.setattr(plot, "ANCHORS", anchors)
+    for seed, value in enumerate((10.0, 30.0), 1):          # train100 20 on average, eval 22
+        write(f"r/{seed}", value, seed=seed)
+    write("r/peer", 900.0, library="stable-baselines3")
+    write("r/lr", 900.0, settings={"lr": 0.1})
+    write("r/sac", -7.5, algo="sac", settings={"total_steps": 1e3})
+    write("r/none", 900.0, algo="vpg")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in table.standing(table.read(Path("r"))).splitlines()]
+    assert rows[0][5:] == ["published of training", "eval", "published evaluations"]
+    assert rows[2:] == [
+        ["Hopper-v4", "ppo", "1,000", "2", "20.0", "above 1 of 3, best 30.0", "22.0",
+         "above 1 of 3, best 500"],
+        ["Hopper-v4", "sac", "1,000", "1", "-7.50", "above 0 of 1, best -7.25", "-5.50", "-"]]
+    none = {key: results for key, results in table.read(Path("r")).items() if key[2] == "vpg"}
+    assert table.standing(none) == "Nothing is published for these."
+
+
 def test_trimmed_is_in_the_protocol_of_vel():
     for seed, value in enumerate([900, 10, 20, 30, 40, -70, 999], 1):     # the 7th: too many
         write(f"r/{seed}", float(value), seed=seed, steps=1_000_000)
