@@ -201,8 +201,8 @@ def standing(groups: dict[Key, list[dict]]) -> str:
     """
     rows = []
     for key, results in groups.items():
-        ours = key[1] == "plainrl" and PLAIN.fullmatch(key[3])
-        if not (others := plot.published(grouped({key: results})) if ours else []):
+        others = plot.published(grouped({key: results}))        # none of the peers
+        if not others or not PLAIN.fullmatch(key[3]):
             continue
         row = {"environment": key[0], "algorithm": key[2], "steps": steps(results),
                "seeds": len(results)}
