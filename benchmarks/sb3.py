@@ -3,7 +3,8 @@
 The same environments, protocol and sizes as ours. The on-policy ones normalise observations and
 rewards (VecNormalize), the off-policy ones nothing.
 
-    ppo   CleanRL's settings: 8 environments x 256 steps, minibatches of 64, 10 epochs, 3e-4 -> 0
+    ppo   8 environments x 256 steps, minibatches of 64, 10 epochs, 3e-4 -> 0, and CleanRL's other
+          settings, but for the value loss: not clipped, of twice the weight
     a2c   16 environments x 5 steps, lam 0.95, 7e-4 -> 0, else its defaults
     trpo  8 x 256 steps, else RL Zoo's tuned settings for MuJoCo (20 epochs of the value function)
     ddpg td3 sac   our sizes and rates of update; learning rate 1e-3 (SAC: `--lr` says otherwise)

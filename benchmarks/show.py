@@ -6,7 +6,7 @@ A row of results names the commit that made it. Of each group of stale rows (sam
 environment, settings and commit) one seed is run anew, `--steps` steps long, by the code of that
 commit and by the present code. Where progress.csv is the same to the bit, wall clock aside, the
 result files get the present hashes and say so; else the row stays stale, and wants a new run.
-What the first steps do not reach (a late branch, the end of annealing) is not shown by this.
+What happens only in longer runs (a late branch) is not shown by this.
 """
 import argparse
 import csv
@@ -80,7 +80,7 @@ def main() -> int:
             failed += not same
             for path, result in found if same else ():
                 result["sources"] = collect.sources(algo)
-                result["sources_shown"] = ("bit-equal to the code that ran on the first "
+                result["sources_shown"] = ("bit-equal to the code that ran, in a run of "
                                            f"{args.steps:,} steps")
                 collect.write_result(path.parent, result)
     return int(failed > 0)

@@ -195,13 +195,15 @@ def published(groups: dict[Key, list[dict]]) -> str:
 
 
 def standing(groups: dict[Key, list[dict]]) -> str:
-    """How many published figures ours is above: train100 of those of training, eval of the others.
+    """How many figures, published for as many steps, are lower than ours: train100 beside those of
+    training, eval beside evaluations.
 
     Ours is the mean of all seeds, of default settings.
     """
     rows = []
     for key, results in groups.items():
-        others = plot.published(grouped({key: results}))        # none of the peers
+        others = [other for other in plot.published(grouped({key: results}))    # none of a peer
+                  if other["steps"] == steps(results)]
         if not others or not PLAIN.fullmatch(key[3]):
             continue
         row = {"environment": key[0], "algorithm": key[2], "steps": steps(results),
@@ -212,7 +214,8 @@ def standing(groups: dict[Key, list[dict]]) -> str:
                      if other["metric"].startswith("train") == training]
             below = sum(mean < row[name] for mean in means)
             row[f"published {'of training' if training else 'evaluations'}"] = (
-                f"above {below} of {len(means)}, best {plot.cell(max(means))}" if means else "-")
+                f"above {below} of {len(means)}, best {plot.cell(max(means))}"
+                if means and not np.isnan(row[name]) else "-")
         rows.append(row)
     return plot.table(rows, "markdown") if rows else "Nothing is published for these."
 

@@ -265,21 +265,24 @@ def test_standing_by_hand(tmp_path, monkeypatch):
                        + "".join(f"PPO,Hopper,v2,1000,{metric},{mean},,,a,b\n"
                                  for metric, mean in others)
                        + "SAC,Hopper,v2,1000,train_last100ep,-7.25,,,a,b\n"
-                       + "PPO,Hopper,v2,5000,train_last100ep,7,,,a,b\n")
+                       + "PPO,Hopper,v2,1050,train_last100ep,7,,,a,b\n"
+                       + "PPO,Walker2d,v2,1000,train_last100ep,9,,,a,b\n")
     monkeypatch.setattr(plot, "ANCHORS", anchors)
-    for seed, value in enumerate((10.0, 30.0), 1):          # train100 20 on average, eval 22
-        write(f"r/{seed}", value, seed=seed)
+    for seed, value in enumerate((10.0, 14.0, 36.0), 1):    # train100 20 on average, eval 22
+        write(f"r/{seed}", value, seed=seed, eval=[value, value, value + 6])
     write("r/peer", 900.0, library="stable-baselines3")
     write("r/lr", 900.0, settings={"lr": 0.1})
     write("r/sac", -7.5, algo="sac", settings={"total_steps": 1e3})
     write("r/none", 900.0, algo="vpg")
+    write("r/few", float("nan"), env="Walker2d-v4")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]]
             for line in table.standing(table.read(Path("r"))).splitlines()]
     assert rows[0][5:] == ["published of training", "eval", "published evaluations"]
     assert rows[2:] == [
-        ["Hopper-v4", "ppo", "1,000", "2", "20.0", "above 1 of 3, best 30.0", "22.0",
+        ["Hopper-v4", "ppo", "1,000", "3", "20.0", "above 1 of 3, best 30.0", "22.0",
          "above 1 of 3, best 500"],
-        ["Hopper-v4", "sac", "1,000", "1", "-7.50", "above 0 of 1, best -7.25", "-5.50", "-"]]
+        ["Hopper-v4", "sac", "1,000", "1", "-7.50", "above 0 of 1, best -7.25", "-5.50", "-"],
+        ["Walker2d-v4", "ppo", "1,000", "1", "-", "-", "-", "-"]]
     none = {key: results for key, results in table.read(Path("r")).items() if key[2] == "vpg"}
     assert table.standing(none) == "Nothing is published for these."
 
