@@ -74,7 +74,7 @@ def main() -> int:
             run["total_steps"] = args.steps
             one, two = (rows_of(code, algo, run, Path(temp, f"{number}{name}"))
                         for name, code in (("old", old), ("new", ROOT)))
-            same = one == two
+            same = one == two != []
             print(f"{algo} {env} {settings} of {commit[:8]}, {len(one)} reports: "
                   f"{'the same' if same else 'NOT the same'}", flush=True)
             failed += not same

@@ -195,10 +195,9 @@ def published(groups: dict[Key, list[dict]]) -> str:
 
 
 def standing(groups: dict[Key, list[dict]]) -> str:
-    """How many figures, published for as many steps, are lower than ours: train100 beside those of
-    training, eval beside evaluations.
+    """Of figures published for as many steps, how many are lower than ours of default settings.
 
-    Ours is the mean of all seeds, of default settings.
+    Means over all seeds: train100 beside others' of training, eval beside evaluations.
     """
     rows = []
     for key, results in groups.items():

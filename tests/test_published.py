@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import plot
-from benchmarks import sb3, table
+from benchmarks import sb3, show, table
 from utils import collect
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -119,6 +119,19 @@ def test_anchors():
     vel = {(row["algo"], row["env"]): float(row["mean"]) for row in rows if row["source"] == "Vel"}
     assert len(vel) == 14                       # PPO and TRPO on seven environments
     assert vel["PPO", "Walker2d"] == 2952 and vel["TRPO", "HalfCheetah"] > 0
+
+
+def test_figures_of_the_readme_are_those_of_the_benchmarks():
+    """Returns of seeds and their means, in the tables of "What is measured"."""
+    whole = (table.README.parents[1] / "README.md").read_text(encoding="utf-8")
+    section = whole.split("## What is measured")[1].split("\n## ")[0]
+    copied = {cell for line in section.splitlines() if line.startswith("|")
+              for cell in line.strip("|").split("|")}
+    copied = {cell.strip() for cell in copied if re.fullmatch(r" *-?\d+( -?\d+)* *", cell)}
+    made = {re.sub(r" \[.*\]", "", cell).strip()
+            for part in table.PART.finditer(table.README.read_text(encoding="utf-8"))
+            for line in part[0].splitlines() for cell in line.split("|")}
+    assert len(copied) > 40 and copied <= made, copied - made
 
 
 # ---- How it is made
@@ -407,3 +420,62 @@ def test_settings_of_the_peers():
         assert [peer.lr_schedule(left) for left in (1, 0.5)] == [at_start, at_start / 2]
     assert sb3.make_peer("sac", "Pendulum-v1", 1).action_noise is None
     assert sb3.make_peer("td3", "Pendulum-v1", 1).action_noise._sigma == 0.1
+
+
+# ---- benchmarks/show.py
+
+def test_a_stale_row_is_shown_to_hold_only_where_it_does(monkeypatch, tmp_path, capsys):
+    asked, old = [], {"sources": {"algos/ppo.py": "0" * 64}, "settings": {"lr": 0.1}}
+    for name, more in {"one": {"seed": 3}, "two": {"seed": 4},                 # a group
+                       "differs": {"env": "Walker2d-v4"}, "empty": {"env": "Reacher-v4"},
+                       "dirty": {"git_commit": "b-dirty"}, "peer": {"library": "peer"},
+                       "fresh": {"sources": collect.sources("ppo")}}.items():
+        write(tmp_path / name, 1.0, **old | {"git_commit": "a"} | more)
+
+    def rows_of(code, algo, settings, folder):
+        asked.append((code == show.ROOT, algo, settings, folder.name))
+        rows = [{"step": "1"}] if settings["env"] != "Reacher-v4" else []
+        return rows * (2 if settings["env"] == "Walker2d-v4" and code == show.ROOT else 1)
+
+    def ran(command, **how):
+        return type("Done", (), {"stdout": b""})
+
+    before = {path: path.read_text() for path in tmp_path.rglob("result.json")}
+    monkeypatch.setattr(show, "RESULTS", tmp_path)
+    monkeypatch.setattr(show, "rows_of", rows_of)
+    monkeypatch.setattr(show.subprocess, "run", ran)
+    monkeypatch.setattr("sys.argv", ["show.py", "--steps", "4096"])
+    assert show.main() == 1
+    now = {path.parent.name for path in before if path.read_text() != before[path]}
+    assert now == {"one", "two"}
+    result = json.loads((tmp_path / "two/result.json").read_text())
+    assert result["sources"] == collect.sources("ppo") and "4,096" in result["sources_shown"]
+    assert result["seed"] == 4 and result["train100"] == 1.0
+    envs = [settings["env"] for _, _, settings, _ in asked]
+    assert sorted(envs) == ["Hopper-v4"] * 2 + ["Reacher-v4"] * 2 + ["Walker2d-v4"] * 2
+    hopper = [(new, algo, settings) for new, algo, settings, _ in asked
+              if settings["env"] == "Hopper-v4"]
+    run = {"lr": 0.1, "env": "Hopper-v4", "seed": 3, "total_steps": 4096}
+    assert hopper == [(False, "ppo", run), (True, "ppo", run)]
+    assert len({folder for *_, folder in asked}) == 6
+    assert capsys.readouterr().out.count("NOT the same") == 2
+    monkeypatch.setattr("sys.argv", ["show.py", "--algos", "sac"])
+    assert show.main() == 0 and len(asked) == 6         # none of SAC is stale
+    monkeypatch.setattr("sys.argv", ["show.py"])
+    for name, status in {"dirty": 1, "empty": 1, "differs": 0}.items():
+        (tmp_path / name / "result.json").unlink()
+        write(tmp_path / f"good{name}", 1.0, **old | {"git_commit": "c"})
+        assert show.main() == status and asked[-1][2]["total_steps"] == 6144
+    write(tmp_path / "again", 1.0, **old | {"git_commit": "b-dirty"})
+    assert show.main() == 1
+
+
+def test_rows_of_a_short_run_have_no_clock(tmp_path):
+    settings = {"env": "CartPole-v1", "total_steps": 2048, "hidden": [8], "seed": 1}
+    first, again, other = (show.rows_of(show.ROOT, "vpg", settings | {"seed": seed},
+                                        tmp_path / str(number))
+                           for number, seed in enumerate((1, 1, 2)))
+    assert first == again != other and first[-1]["step"] == "2048"
+    assert not {"time", "steps_per_second"} & first[0].keys()
+    with pytest.raises(SystemExit, match="vpg in .* failed:\n"):
+        show.rows_of(show.ROOT, "vpg", settings | {"lr": -1.0}, tmp_path / "bad")
