@@ -1,254 +1,171 @@
-"""Where a run's numbers and progress go, how it is saved and how it goes on.
+"""Metrics of a run: progress.csv, episodes.csv, TensorBoard and the table on the console.
 
-    cfg = open_run(cfg)                                which directory; refuses, writes nothing
-    with Logger(cfg, agent, optimizer=optimizer) as log:
-        while log.step < cfg.total_steps:
-            log.store(val=val)                         as often as one likes, arrays of any length
-            log.report(steps, episodes, pi_loss=pi_loss)
-
-A run directory holds config.json, progress.csv (a row a report), episodes.csv (a row an episode),
-TensorBoard's events and the checkpoints of utils/checkpoint.py. In progress.csv a number gives the
-column `name`, the mean of all that was stored since the last report; an array gives `name_mean`,
-`_std`, `_min`, `_max` over all elements (std divides by their number n, not n - 1); both over all
-ranks, in float64. `time` is in seconds of training; those before a resume count.
+progress.csv has one row per report. A number that was stored becomes the column `name`, the mean
+of all values stored since the last report. An array becomes `name_mean`, `name_std`, `name_min`
+and `name_max` over all its elements (the standard deviation divides by their number n, not n - 1).
+Both are taken over all ranks, in float64. `time` is in seconds of training; a resumed run goes on
+counting. episodes.csv has one row per episode.
 """
 
+import errno
 import math
 import os
-import signal
 import sys
-import threading
-import time
-from contextlib import ExitStack
-from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils import checkpoint, mpi
-from utils.averages import merge, summary
-from utils.inputs import check_divides, check_range, check_spaces, env_errors
-from utils.mpi import UsageError, together
-from utils.rundir import hold, open_run, plain_settings, write_config
-from utils.table import Table
+from utils import files
 
-# What an algorithm file imports from here.
-__all__ = ["Logger", "check_divides", "check_range", "check_spaces", "env_errors", "open_run"]
-
-SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's file
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
 
 
 class Logger:
-    """Counts a run's steps, writes its numbers and saves it.
+    """Collects metrics on every rank and writes them to a run directory on rank 0."""
 
-    agent    nn.Module; its state dict is all that is needed to act
-    state    what else training needs to go on, with state_dict() and load_state_dict(): optimizers,
-             schedules, a replay buffer (which had better hand over clones of its filled rows)
+    def __init__(self):
+        self.values = {}  # name -> what this rank has stored since the last report
+        self.shown = None  # the names on the console, above their columns
+        self.reports = 0
 
-    With `cfg.resume` these, torch's generators and the counters go on as they were saved; with
-    `cfg.init_from` the agent alone is loaded. `.step` counts environment steps over all ranks.
-    Every rank makes the same calls in the same order. After SIGINT or SIGTERM the next report
-    saves and ends the run; a second SIGINT ends it at once.
-    """
+    def open(self, run_dir, step, total_steps, stack):
+        """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them."""
+        from torch.utils.tensorboard import SummaryWriter  # takes a fifth of a second
 
-    def __init__(self, cfg, agent, **state):
-        self.cfg, self.run_dir, self.root = cfg, Path(cfg.run_dir), mpi.rank() == 0
-        self.agent, self.state = agent, {"agent": agent, **state}
-        self.device = next(agent.parameters(), torch.zeros(0)).device
-        self.step, self.reports, self.seconds, self.best = 0, 0, 0.0, -math.inf
-        self.values = {}  # name -> what was stored since the last report
-        self.signal, self.signal_time, self.shown = 0, 0.0, None
-
-    def __enter__(self):
-        cfg, initial = self.cfg, None
-        mpi.barrier()  # every rank has found the directory free
-        if cfg.init_from and not cfg.resume:
-            initial = together(self.load_policy)
-        with ExitStack() as stack:  # a later refusal closes what was opened before
-            lock = together(hold if self.root else None, cfg)
-            if self.root:
-                stack.enter_context(lock)
-            goes_on = cfg.resume and bool(checkpoint.resume_folders(self.run_dir))
-            if goes_on:
-                self.step, saved = checkpoint.load_resume(self.run_dir, *SAVED)
-                together(self.restore, saved)
-            elif cfg.resume and cfg.init_from:  # killed before its first checkpoint: begins anew
-                together(self.load_policy)
-            if self.root:
-                write_config(cfg, self.step, initial)
-                self.open_files(stack)
-            in_main = threading.current_thread() is threading.main_thread()
-            for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
-                before = signal.signal(number, self.on_signal)
-                stack.callback(signal.signal, number, before or signal.SIG_DFL)
-            self.reported = time.perf_counter()
-            self.started = self.reported - self.seconds
-            if goes_on:
-                self.saved, self.saved_step, self.save_seconds = self.reported, self.step, 0.0
-            else:
-                self.save()  # so that --resume works from here on
-            self.stack = stack.pop_all()
-        return self
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, Exception):
-            error.add_note(f"In {self.cfg.env}, after step {self.step:,}; the checkpoint of step "
-                           f"{self.saved_step:,} in {self.run_dir} stays")
-        try:
-            self.stack.close()
-        except OSError:
-            if error is None:  # else this one is a consequence
-                raise
-
-    def load_policy(self):
-        """--init-from: weights and statistics of another run. Returns what config.json keeps."""
-        path, own = Path(self.cfg.init_from, "policy.pt"), self.agent.state_dict()
-        policy = checkpoint.load_file(path, "agent", "step")
-        bounds = {name: own[name] for name in ("low", "high") if name in own}  # of this box
-        checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
-        return {"run": self.cfg.init_from, "step": policy["step"]}
-
-    def restore(self, saved):
-        """Go on with what `save` handed over."""
-        source = f"{self.run_dir}/resume-{self.step}"
-        try:
-            checkpoint.load_into(self.agent, saved["state"]["agent"], source)
-            for name, part in self.state.items():
-                part.load_state_dict(saved["state"][name])
-            torch.set_rng_state(saved["rng"])
-            if self.device.type == "cuda" and saved["cuda_rng"] is not None:
-                torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
-            self.seconds, self.best = saved["seconds"], saved["best"]
-        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise UsageError(f"{source} is no checkpoint of this program: "
-                             f"{type(error).__name__} {error}") from None
-
-    def open_files(self, stack):
-        from torch.utils.tensorboard import SummaryWriter  # a fifth of a second, on rank 0 alone
-
-        self.progress = Table(self.run_dir / "progress.csv", PROGRESS, self.step)
-        self.episodes = Table(self.run_dir / "episodes.csv", EPISODE, self.step)
-        purge = self.step + 1 if self.cfg.resume else None
-        self.board = SummaryWriter(self.run_dir, purge_step=purge, flush_secs=30)
-        self.bar = tqdm(total=int(self.cfg.total_steps), initial=self.step, unit=" steps",
+        self.progress = Table(run_dir / "progress.csv", PROGRESS, step)
+        self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
+        purge = step + 1 if step else None  # TensorBoard hides what comes after a checkpoint
+        self.board = SummaryWriter(run_dir, purge_step=purge, flush_secs=30)
+        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps",
                         disable=not sys.stderr.isatty())
         for part in (self.progress, self.episodes, self.board, self.bar):
             stack.callback(part.close)
-        mpi.say(f"run: {self.run_dir}")
-
-    def on_signal(self, number, frame):
-        now = time.monotonic()
-        # A terminal and mpiexec may both pass on one and the same Ctrl-C.
-        if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
-            raise KeyboardInterrupt
-        if self.root and not self.signal:
-            os.write(2, b"\nsaving and stopping at the next report; Ctrl-C again: at once\n")
-        self.signal, self.signal_time = self.signal or number, now
-
-    def eval_due(self, steps):
-        """Whether an evaluation falls into the next `steps`: every `eval_every`, and at the end."""
-        every, end = self.cfg.eval_every, self.step + steps
-        return every > 0 and (end // every > self.step // every or end >= self.cfg.total_steps)
 
     def store(self, **values):
-        """Keep numbers, tensors or arrays for the next report; ranks may store different names."""
+        """Keep numbers, tensors or arrays until the next report. Ranks may store other names."""
         for name, value in values.items():
             if not isinstance(value, torch.Tensor):
                 value = torch.from_numpy(np.array(value, dtype=np.float64))
-            # A clone, since who stores a buffer fills it anew before the report.
+            # A clone, since the caller may fill the same buffer again before the report.
             self.values.setdefault(name, []).append(value.detach().clone())
 
-    def report(self, steps, episodes=(), **metrics):
-        """Count `steps`, of all ranks together; write what was stored; save if it is time.
-
-        episodes    that ended on this rank, (t, env, ep_ret, ep_len): with vector step t of this
-                    phase, in environment env of this rank's, both from 0
-        metrics     are stored first
-
-        FloatingPointError, on all ranks, names a quantity that is not finite. SystemExit 130 or
-        143, after a checkpoint, if SIGINT or SIGTERM came.
-        """
-        num_envs = self.cfg.num_envs
-        first_env = mpi.rank() * (num_envs // mpi.size())
-        ends = [(self.step + (int(t) + 1) * num_envs, first_env + int(env), float(ret), int(length))
-                for t, env, ret, length in episodes]
-        if ends:
-            self.store(ep_ret=[end[2] for end in ends], ep_len=[end[3] for end in ends])
-        self.store(**metrics)
-        self.step, self.reports, now = self.step + steps, self.reports + 1, time.perf_counter()
-        assert all(end[0] <= self.step for end in ends), "an episode ended after the phase"
-        mine = {name: summary(values) for name, values in self.values.items()}
+    def take(self):
+        """Return {name: summary} of what this rank has stored, and forget it."""
+        summaries = {name: summarize(values) for name, values in self.values.items()}
         self.values = {}
-        # A large replay buffer takes long to save; a twentieth of the time goes there at most.
-        due = now - self.saved > max(60, 20 * self.save_seconds)
-        # The one message of a report: after it all ranks know the same, and do the same.
-        told = mpi.gather((mine, ends, due, self.signal))
-        row = {"step": self.step, "time": round(now - self.started, 3),
-               "steps_per_second": round(steps / max(now - self.reported, 1e-9), 1)}
-        for name in dict.fromkeys(name for mine, *_ in told for name in mine):
-            row |= merge(name, [mine[name] for mine, *_ in told if name in mine])
-        for name, value in row.items():
-            if not math.isfinite(value):
-                raise FloatingPointError(f"{name} is {value} at step {self.step:,}")
-        self.reported, stop = now, max(signal for *_, signal in told)
-        if self.root:
-            self.write(row, sorted(end for _, ends, *_ in told for end in ends))
-            self.bar.update(steps)
-        if row.get("eval_ret_mean", -math.inf) > self.best:
-            self.best = row["eval_ret_mean"]
-            self.save_policy("best.pt")
-        if told[0][2] or stop or self.reports == 1 or self.step >= self.cfg.total_steps:
-            self.save()
-        if stop:
-            raise SystemExit(128 + stop)
+        return summaries
 
-    def write(self, row, ends):
-        """One row in progress.csv, in TensorBoard and on standard output; the ended episodes."""
+    def write(self, row, ended):
+        """Append `row` to progress.csv, TensorBoard and the console, and the ended episodes.
+
+        ended    (step, env, ep_ret, ep_len) per episode
+        """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self.episodes.write([dict(zip(EPISODE, (step, row["time"], *end))) for step, *end in ends])
+        self.episodes.write([dict(zip(EPISODE, (step, row["time"], *end))) for step, *end in ended])
         self.progress.write([row])
-        # All in one event takes a twentieth of the time that add_scalar takes for each.
+        # One event for all values takes a twentieth of the time of add_scalar for each.
         values = [Summary.Value(tag=name, simple_value=x) for name, x in row.items()]
-        self.board.file_writer.add_summary(Summary(value=values[1:]), self.step)
+        self.board.file_writer.add_summary(Summary(value=values[1:]), row["step"])
+        self.print(row)
+        self.bar.update(row["step"] - self.bar.n)
+
+    def print(self, row):
+        """One line on the console, under titles that are repeated every 20 lines."""
         names = [name for name in self.progress.columns if name not in PROGRESS
                  and not name.endswith(("_std", "_min", "_max"))]
         names = ["ep_ret_mean", "ep_len_mean", *sorted(names, key="eval_ret_mean".__ne__)][:9]
-        if names != self.shown or self.reports % 20 == 1:
+        if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
             tqdm.write(" ".join(f"{title[:9]:>9}" for title in titles))
         self.shown = names
+        self.reports += 1
         cells = [f"{row[name]:.4g}" if name in row else "" for name in names]
-        cells = [f"{self.step:,}", f"{row['steps_per_second']:,.0f}", *cells]
+        cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}", *cells]
         tqdm.write(" ".join(f"{cell:>9}" for cell in cells))
         sys.stdout.flush()
 
-    def save(self):
-        """policy.pt and what --resume needs; every rank, at the same step."""
-        mpi.check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
-        began = time.perf_counter()
-        self.save_policy("policy.pt")
-        cuda = self.device.type == "cuda"
-        checkpoint.save_resume(self.run_dir, self.step, {
-            "state": {name: part.state_dict() for name, part in self.state.items()},
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self.device) if cuda else None,
-            "seconds": began - self.started, "best": self.best})
-        self.saved, self.saved_step = time.perf_counter(), self.step
-        self.save_seconds = self.saved - began
+    def sync(self):
+        """Flush the tables to the disk: after a power cut no checkpoint lacks its rows."""
+        for table in (self.progress, self.episodes):
+            os.fsync(table.file.fileno())
 
-    def save_policy(self, name):
-        """Rank 0's agent as a file that `play` shows; FloatingPointError rather than with NaN."""
-        state = self.agent.state_dict()
-        for key, value in state.items():
-            if value.isnan().any():
-                raise FloatingPointError(f"{key} of the agent is nan at step {self.step:,}")
-        if self.root:
-            for table in (self.progress, self.episodes):
-                os.fsync(table.file.fileno())  # a power cut leaves no checkpoint without its rows
-            checkpoint.save_file(self.run_dir / name, {
-                "agent": state, "step": self.step, "settings": plain_settings(self.cfg)})
+
+# ---- averages over values and ranks
+
+
+def summarize(values):
+    """Return (is_distribution, n, mean, sum of squared deviations, min, max) of some tensors.
+
+    Unlike the values themselves these numbers make a small message. `merge` joins them.
+    """
+    is_distribution = any(value.ndim for value in values)
+    flat = torch.cat([value.reshape(-1).to(values[0].device) for value in values])
+    flat = flat.double().cpu().numpy()
+    if not flat.size:
+        return is_distribution, 0, 0.0, 0.0, math.inf, -math.inf
+    with np.errstate(all="ignore"):  # the report refuses, by name, what is not finite
+        mean = flat.mean()
+        squares = np.square(flat - mean).sum()
+    return is_distribution, flat.size, *map(float, (mean, squares, flat.min(), flat.max()))
+
+
+def merge(name, summaries):
+    """Return the columns of one metric, from the summaries of the ranks that stored it."""
+    distributions, counts, means, squares, lows, highs = zip(*summaries)
+    n = sum(counts)
+    if n == 0:
+        return {}
+    mean = sum(count * own for count, own in zip(counts, means)) / n
+    if not any(distributions):
+        return {name: mean}
+    # Deviations from the common mean: within each rank, and of each rank's mean from it.
+    gaps = [own - mean for own in means]
+    around = sum(squares) + sum(count * gap * gap for count, gap in zip(counts, gaps))
+    return {f"{name}_mean": mean, f"{name}_std": math.sqrt(around / n),
+            f"{name}_min": min(lows), f"{name}_max": max(highs)}
+
+
+# ---- csv files
+
+
+class Table:
+    """A csv file. Each write is one system call with whole rows, so a kill leaves whole rows."""
+
+    def __init__(self, path, columns, step):
+        """Keep the rows up to `step` of a file that exists already."""
+        self.path = path
+        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
+        header, *rows = text.split("\n")[:-1] or [",".join(columns)]  # half a line has no "\n"
+        self.columns = header.split(",")
+        cells = [row.split(",") for row in rows]
+        self.rewrite([row for row in cells if len(row) == len(self.columns)
+                      and row[0].isdecimal() and int(row[0]) <= step])
+
+    def rewrite(self, rows):
+        text = "".join(",".join(row) + "\n" for row in [self.columns, *rows])
+        files.write_text(self.path, text)
+        self.file = open(self.path, "ab", buffering=0)
+
+    def write(self, rows):
+        """Append dicts. A column that appears late is empty in the rows before."""
+        new = list(dict.fromkeys(name for row in rows for name in row if name not in self.columns))
+        if new:
+            self.file.close()
+            old = [row.split(",") + [""] * len(new) for row in self.path.read_text().split("\n")]
+            self.columns += new
+            self.rewrite(old[1:-1])
+        # repr gives the shortest text that reads back as the same float.
+        cells = [[repr(row[name]) if name in row else "" for name in self.columns] for row in rows]
+        data = "".join(",".join(row) + "\n" for row in cells).encode()
+        try:
+            if self.file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(f"cannot write {self.path}: {error.strerror}") from error
+
+    def close(self):
+        self.file.close()

@@ -1,126 +1,238 @@
-"""Several processes that take one step together, through MPI.
+"""Ranks: several processes that train one agent together, and optimizers that average over them.
 
-Every process ("rank") runs the same program on its share of the environments; gradients and
-statistics are averaged, so P ranks with 1/P of each batch take the step that one process with
-the whole batch would take. A single process never touches MPI: mpi4py is imported only where a
-launcher says that there are others.
+Every process ("rank") runs the same program on its share of the environments. Gradients and
+statistics are averaged over ranks, so P ranks with 1/P of each batch take the same step as one
+process with the whole batch. A single process never imports MPI.
 
-    mpi.launch(cfg)              --num-procs P: this program again, P times, under mpiexec
-    flat = mpi.flatten(agent)    all parameters in one vector, equal on all ranks
-    optimizer = mpi.Adam(flat)
-    loss.backward()
-    mpi.average(flat.grad)       one message a step
-    optimizer.step(lr)
+    optimizer = mpi.Adam(agent, eps=1e-5)
+    metrics = optimizer.minimize(loss_fn, agent, minibatch, lr=3e-4, max_grad_norm=0.5)
+
+An algorithm file needs only this much of it: `Adam`, `RMSProp` and `Optimizers` for its losses, and
+`moments` for statistics over the samples of all ranks.
 """
 
 import hashlib
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from utils.compiled import compiled
-from utils.ranks import UsageError, comm, launch, rank, say, size
+from utils.launch import UsageError, comm, rank, say, size
 
-# What an algorithm file and the other helpers find here, with the names imported above.
-__all__ = ["Adam", "UsageError", "average", "barrier", "bcast", "check_equal", "choose_device",
-           "comm", "compiled", "flatten", "gather", "launch", "moments", "rank", "say", "seed",
-           "share", "size", "together"]
+__all__ = ["Adam", "Optimizer", "Optimizers", "RMSProp", "UsageError", "average", "barrier",
+           "bcast", "check_equal", "comm", "gather", "moments", "rank", "say", "seed", "size",
+           "together"]
+
+COMPILE = False  # --compile: Run sets it before the optimizers are made
 
 
-def share(total: int, name: str, procs: int = 1) -> int:
-    """This rank's part of the setting `name`; UsageError if it does not divide by the ranks.
+# ---- optimizers
 
-    With `procs` (`--num-procs`) the process that will launch them refuses already.
+
+class Optimizer:
+    """One gradient step per call of `minimize`, equal on all ranks. Adam and RMSProp say how far.
+
+    of    what it optimizes: a module, a parameter, or an iterable of parameters
+
+    The parameters become views of one vector, and their gradients views of another. So one message
+    averages over ranks, one call takes the norm and one call takes the step. Create an optimizer
+    after `.to(device)`: moving or copying a module gives it parameters of its own again.
+    ValueError: a parameter belongs to another optimizer already.
     """
-    ranks = max(size(), procs)
-    if total % ranks:
-        flag = "--" + name.replace("_", "-")
-        raise UsageError(f"{flag} is {total}; it takes a multiple of the {ranks} processes")
-    return total // ranks
+
+    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter]):
+        if isinstance(of, nn.Module):
+            of = of.parameters()
+        self.params = [of] if isinstance(of, nn.Parameter) else list(of)
+        if any(param.grad is not None for param in self.params):
+            raise ValueError("a parameter belongs to one optimizer only")
+        self.flat = torch.cat([param.detach().flatten() for param in self.params])
+        self.grad = torch.zeros_like(self.flat)
+        sizes = [param.numel() for param in self.params]
+        views = zip(self.params, self.flat.split(sizes), self.grad.split(sizes), strict=True)
+        for param, value, grad in views:
+            param.data = value.view_as(param)
+            param.grad = grad.view_as(param)
+        self.label = "grad_norm"
+        self.compiled = {}  # loss function -> its gradient, compiled
+
+    def minimize(self, loss_fn: Callable, *args, lr: float, max_grad_norm: float = 0.0) -> dict:
+        """Take one step down the gradient of `loss_fn(*args)` and return its metrics, detached.
+
+        loss_fn          returns (loss, metrics): a scalar tensor and a dict of tensors
+        lr               learning rate of this step
+        max_grad_norm    a longer gradient is scaled to this length; 0 disables clipping
+
+        Only this optimizer's own parameters change, even if the loss depends on others. The
+        metrics get one more entry, `grad_norm`: the norm before clipping, over all ranks.
+        """
+        metrics = self.differentiate(loss_fn, *args)
+        average(self.grad)
+        norm = torch.linalg.vector_norm(self.grad)
+        if max_grad_norm > 0:
+            self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1))
+        with torch.no_grad():
+            self.step(lr)
+        return metrics | {self.label: norm}
+
+    def differentiate(self, loss_fn: Callable, *args) -> dict:
+        """Write the gradient of `loss_fn(*args)` on this rank into `self.grad`; return metrics."""
+        with torch.enable_grad():
+            if COMPILE:
+                return self.differentiate_compiled(loss_fn, *args)
+            loss, metrics = loss_fn(*args)
+            self.grad.zero_()
+            loss.backward(inputs=self.params)  # adds to each param.grad, a view of self.grad
+            return detached(metrics)
+
+    def differentiate_compiled(self, loss_fn: Callable, *args) -> dict:
+        """The same by torch.compile, or eagerly if that fails here."""
+        first = loss_fn not in self.compiled
+        if first:
+            self.compiled[loss_fn] = compile_gradient(loss_fn, self.params)
+        try:
+            grad, metrics = self.compiled[loss_fn](*args)
+        except Exception as error:
+            if not first:
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            say(f"--compile: not possible here, continuing without ({reason[:100]})")
+            self.compiled[loss_fn] = flat_gradient(loss_fn, self.params)
+            grad, metrics = self.compiled[loss_fn](*args)  # an error of the loss comes again here
+        self.grad.copy_(grad)
+        return metrics
+
+    def step(self, lr: float) -> None:
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Copy a state in place."""
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
 
 
-def choose_device(cfg, images: bool) -> torch.device:
-    """`--device`: auto takes CUDA for images where there is one; says so in one line.
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1).
 
-    Sets the threads of `--torch-threads` too.
+    The arithmetic is PyTorch's own fused kernel, without the bookkeeping of torch.optim.Adam, which
+    takes several times longer than the step of a small network.
     """
-    torch.set_num_threads(cfg.torch_threads)
-    # The C library of Linux gives back what a step has freed, and the next step waits for each page
-    # of it; once a block of this size was freed, twice as much is kept. SAC and TD3 feel it.
-    torch.empty(30 << 20, dtype=torch.uint8)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if cfg.device == "cuda" and gpus == 0:
-        raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
-    if cfg.device == "cuda" or (cfg.device == "auto" and images and gpus > 0):
-        device = torch.device("cuda", rank() % gpus)
-    else:
-        device = torch.device("cpu")
-    say(f"device: {device.type} (--device {cfg.device})")
-    return device
+
+    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-8):
+        super().__init__(of)
+        self.eps = eps
+        self.mean = torch.zeros_like(self.flat)
+        self.square = torch.zeros_like(self.flat)
+        self.steps = torch.zeros((), device=self.flat.device)
+
+    def step(self, lr: float) -> None:
+        adam([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
+             fused=True, lr=lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
+             amsgrad=False, maximize=False)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+
+class RMSProp(Optimizer):
+    """RMSProp by PyTorch's rule or, with `tf_style`, by that of TensorFlow 1.
+
+        m <- 0.99 m + 0.01 g^2,  m = 0 at first;  step = lr g / (sqrt(m) + eps)      PyTorch
+        m <- 0.99 m + 0.01 g^2,  m = 1 at first;  step = lr g / sqrt(m + eps)        TensorFlow 1
+
+    With the same eps = 1e-5 these are different algorithms: where gradients are small, TensorFlow
+    divides by at least 3e-3 and PyTorch by at least 1e-5, so its step is up to 300 times as long.
+    """
+
+    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-5,
+                 tf_style: bool = False):
+        super().__init__(of)
+        self.eps = eps
+        self.tf_style = tf_style
+        self.square = torch.full_like(self.flat, float(tf_style))
+
+    def step(self, lr: float) -> None:
+        self.square.lerp_(self.grad.square(), 0.01)
+        if self.tf_style:
+            root = (self.square + self.eps).sqrt()
+        else:
+            root = self.square.sqrt() + self.eps
+        self.flat.addcdiv_(self.grad, root, value=-lr)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"square": self.square}
+
+
+class Optimizers:
+    """Several optimizers by name: `Optimizers(actor=Adam(...)).actor.minimize(...)`.
+
+    Their gradient norms become `actor_grad_norm` and so on, and one state dict holds them all.
+    """
+
+    def __init__(self, **named: Optimizer):
+        self.named = named
+        for name, optimizer in named.items():
+            optimizer.label = f"{name}_grad_norm"
+            setattr(self, name, optimizer)
+
+    def state_dict(self) -> dict[str, dict]:
+        return {name: optimizer.state_dict() for name, optimizer in self.named.items()}
+
+    def load_state_dict(self, state: dict[str, dict]) -> None:
+        for name, optimizer in self.named.items():
+            optimizer.load_state_dict(state[name])
+
+
+def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach() for name, value in metrics.items()}
+
+
+def flat_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
+    """Return the function `(*args) -> (gradient as one vector, metrics)` of a loss."""
+
+    def gradient(*args):
+        loss, metrics = loss_fn(*args)
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        parts = [torch.zeros_like(param) if grad is None else grad
+                 for param, grad in zip(params, grads, strict=True)]
+        return torch.cat([part.flatten() for part in parts]), detached(metrics)
+
+    return gradient
+
+
+def compile_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
+    """`flat_gradient` as one compiled graph, which draws the same random numbers as eager code."""
+    import torch._inductor.config as inductor
+
+    dynamo = torch._dynamo.config
+    if hasattr(dynamo, "trace_autograd_ops"):
+        dynamo.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
+    if hasattr(dynamo, "recompile_limit"):  # one limit for all losses of a process
+        dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
+    inductor.fallback_random = True  # PyTorch's generator, in the order of the eager calls
+    return torch.compile(flat_gradient(loss_fn, params), dynamic=False)  # shapes never change
+
+
+# ---- ranks
 
 
 def seed(run_seed: int, stream: int, step: int = 0) -> int:
-    """A seed for one stream of random numbers of this rank, independent of all others.
+    """Return a seed for one stream of random numbers of this rank, independent of all others.
 
     Streams: 0 PyTorch, 1 training environments, 2 evaluation. A vector environment adds 0, 1, ...
-    to it, one for each of its environments. `step` is where a resumed run goes on.
+    to it, one for each of its environments. `step` is where a resumed run starts again.
     """
     sequence = np.random.SeedSequence([run_seed, rank()], spawn_key=(stream, step))
     return int(sequence.generate_state(1)[0]) >> 1  # room to add in 32 bits
 
 
-def flatten(module: nn.Module) -> nn.Parameter:
-    """All parameters of `module` as one vector, rank 0's values on every rank, `.grad` zero.
-
-    Each parameter becomes a view of the vector and its `.grad` a view of the vector's: one
-    message, one norm and one optimizer call serve them all. The traps:
-    - flatten last, after `.to(device)`: a module that is moved, converted or copied has
-      parameters of its own again, and the optimizer moves a vector that nobody reads;
-    - never `zero_grad()`, of optimizer or module, which drops the gradients' views:
-      `flat.grad.zero_()`;
-    - while a function of `--compile` runs there are no such views (utils/compiled.py).
-    """
-    params = list(module.parameters())
-    values = torch.cat([param.detach().flatten() for param in params])
-    flat = nn.Parameter(values.copy_(torch.from_numpy(bcast(values.cpu().numpy()))))
-    flat.grad = torch.zeros_like(flat)
-    sizes = [param.numel() for param in params]
-    for param, value, grad in zip(params, flat.data.split(sizes), flat.grad.split(sizes)):
-        param.data, param.grad = value.view_as(param), grad.view_as(param)
-    return flat
-
-
-class Adam:
-    """Adam (Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1) on the vector of `flatten`.
-
-    The arithmetic is PyTorch's own, fused. What is left out is the bookkeeping of torch.optim.Adam,
-    which on one small vector takes several times longer than the step, and a second to import.
-    """
-
-    def __init__(self, flat: nn.Parameter, eps: float = 1e-8):
-        self.flat, self.eps = flat, eps
-        self.mean, self.square = torch.zeros_like(flat.data), torch.zeros_like(flat.data)
-        self.steps = torch.zeros((), device=flat.device)
-
-    @torch.no_grad()
-    def step(self, lr: float) -> None:
-        """Moves `flat` against `flat.grad`."""
-        adam([self.flat], [self.flat.grad], [self.mean], [self.square], [], [self.steps],
-             fused=True, lr=lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
-             amsgrad=False, maximize=False)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"mean": self.mean, "square": self.square, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name, value in self.state_dict().items():
-            value.copy_(state[name])
-
-
-def average(tensor: torch.Tensor) -> torch.Tensor:
-    """Replace a float32 or float64 tensor, in place, by its mean over ranks; it is returned."""
+def average(tensor: Tensor) -> Tensor:
+    """Replace a float32 or float64 tensor, in place, by its mean over ranks, and return it."""
     if size() == 1:
         return tensor
     host = tensor.detach().cpu().contiguous()  # MPI reads host memory without gaps
@@ -129,34 +241,34 @@ def average(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def moments(rows: torch.Tensor) -> tuple[float, torch.Tensor, torch.Tensor]:
-    """Count, mean and variance (ddof 0) of the rows [B, ...] of all ranks, in float64.
+def moments(rows: Tensor) -> tuple[float, Tensor, Tensor]:
+    """Return count, mean and variance (ddof 0) of the rows [B, ...] of all ranks, in float64.
 
-    Each rank sums about its own mean: about zero, a large mean would drown a small variance.
+    Each rank sums around its own mean: around zero, a large mean would drown a small variance.
     """
     rows = rows.double()
     mean, var = rows.mean(0), rows.var(0, correction=0)
     if size() == 1:
         return len(rows), mean, var
     parts = gather((len(rows), mean.cpu(), var.cpu()))
-    count = sum(part[0] for part in parts)
+    count = sum(n for n, _, _ in parts)
     mean = sum(n / count * part for n, part, _ in parts)
     var = sum(n / count * (part_var + (part - mean).square()) for n, part, part_var in parts)
     return count, mean.to(rows.device), var.to(rows.device)
 
 
 def gather(value) -> list:
-    """Every rank's plain object, in the order of ranks, on every rank."""
+    """Return every rank's plain object, in the order of ranks, on every rank."""
     return [value] if size() == 1 else comm().allgather(value)
 
 
 def bcast(value):
-    """Rank 0's plain object, on every rank."""
+    """Return rank 0's plain object on every rank."""
     return value if size() == 1 else comm().bcast(value)
 
 
 def together(action, *args):
-    """Return `action(*args)`, or fail on every rank if it failed on one; None: nothing to do here.
+    """Return `action(*args)`, or fail on every rank if it failed on one. With None, only wait.
 
     A rank that failed alone would leave the others waiting for its next message.
     """
@@ -179,7 +291,7 @@ def barrier() -> None:
         comm().Barrier()
 
 
-def check_equal(flat: torch.Tensor) -> None:
+def check_equal(flat: Tensor) -> None:
     """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
     sums = gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
     others = [k for k, digest in enumerate(sums) if digest != sums[0]]

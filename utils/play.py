@@ -20,7 +20,7 @@ import torch
 import tyro
 
 from utils import checkpoint, mpi
-from utils.inputs import check_range
+from utils.checks import check_range
 from utils.mpi import UsageError
 from utils.rundir import read_config
 from utils.video import prepare_video, record

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from utils import checkpoint, files, mpi
-from utils.inputs import flag
+from utils.checks import flag
 from utils.mpi import UsageError
 
 try:
@@ -34,7 +34,7 @@ def open_run(cfg):
     UsageError: a directory that holds a run or cannot be written; --resume of what is no run of
     this algorithm, or with other settings; --init-from what holds no policy.
     """
-    algo = module_name(cfg).rpartition(".")[2]
+    algo = module_name(type(cfg)).rpartition(".")[2]
     run_dir = Path(cfg.run_dir or Path("runs", cfg.env.replace("/", "-"), algo, f"seed{cfg.seed}"))
     cfg = replace(cfg, run_dir=str(run_dir))
     if cfg.resume:
@@ -126,9 +126,9 @@ def hold(cfg):
     return file
 
 
-def module_name(cfg):
-    """The module that `cfg` comes from, also where it is the running program: "algos.x"."""
-    name, main = type(cfg).__module__, sys.modules["__main__"]
+def module_name(config_class):
+    """Return the module of a Config, also if it is the running program: "algos.x"."""
+    name, main = config_class.__module__, sys.modules["__main__"]
     if name != "__main__":
         return name
     if main.__spec__:  # python -m
@@ -148,7 +148,8 @@ def write_config(cfg, step, initial):
                     "runs to the new end")
         config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
     else:
-        module, spec = module_name(cfg), gym.registry.get(cfg.env.rpartition(":")[2])
+        module = module_name(type(cfg))
+        spec = gym.registry.get(cfg.env.rpartition(":")[2])
         config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
     config["settings"] = plain_settings(cfg)

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import tyro
 
-from utils import play, ranks
-from utils.collect import OURS, collect_all, finished
-from utils.crew import Crew, Job, run_all, start_or_resume
-from utils.inputs import check_range
+from utils import play
+from utils.checks import check_range
+from utils.jobs import Crew, Job, run_all, start_or_resume
 from utils.mpi import UsageError
+from utils.results import OURS, collect_all, finished
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def main(sweep: Sweep) -> int:
     """The exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
     if sweep.collect:
         return collect_all(Path(sweep.collect))
-    if ranks.size() > 1 and "mpi4py.futures" not in sys.modules:
+    if launch.size() > 1 and "mpi4py.futures" not in sys.modules:
         raise UsageError("mpiexec would run the sweep several times: mpiexec -n W python -m "
                          "mpi4py.futures -m utils.sweep ...")
     jobs = plan(sweep)

@@ -1,8 +1,8 @@
-"""The processes of one run: how they are started, what each is told, how they end together.
+"""How the processes ("ranks") of one run start, and how they end together.
 
-Every process ("rank") runs the same program. `--num-procs P` starts it again, P times, under
-mpiexec; on a cluster the user calls mpiexec, which is the same. mpi4py is imported only where a
-launcher says that there are others.
+Every rank runs the same program. `--num-procs P` starts it again, P times, under mpiexec. On a
+cluster the user calls mpiexec, which does the same. mpi4py is imported only if a launcher says
+that there are other ranks.
 """
 
 import atexit
@@ -13,22 +13,21 @@ import sys
 import time
 import traceback
 
-# What --num-procs promised comes first: the world must be as large.
+# --num-procs comes first: MPI must connect as many ranks as it promised.
 _SIZES = ("PLAINRL_PROCS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 _LAUNCHERS = ("PLAINRL_PROCS", "PMI_", "PMIX_", "OMPI_", "MPI_", "MPIEXEC_", "HYDRA_", "HYDI_")
 
 _size = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
 _rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
-_said_by_parent = "PLAINRL_PROCS" in os.environ  # all that is said before launch()
 
 
 class UsageError(SystemExit):
-    """A refusal: prints `error: <message>` on rank 0; where nobody catches it, exit status 2."""
+    """Bad input. Prints `error: <message>` on rank 0; uncaught, it exits with status 2."""
 
     def __init__(self, message: str):
         super().__init__(message)
-        self.code = 2  # a message here would be printed by Python, by every rank
+        self.code = 2  # Python would print a message put here, on every rank
         if _rank == 0:
             print(f"error: {message}", file=sys.stderr, flush=True)
         if _size > 1:
@@ -37,24 +36,24 @@ class UsageError(SystemExit):
 
 
 def rank() -> int:
-    """This process's number, from 0 to size() - 1."""
+    """Return this process's number, from 0 to size() - 1."""
     return _rank
 
 
 def size() -> int:
-    """How many processes train together."""
+    """Return how many processes train together."""
     return _size
 
 
 @functools.cache
 def comm():
-    """MPI's communicator of all ranks; UsageError if it connects fewer than were started."""
+    """Return MPI's communicator of all ranks. UsageError: it connects fewer than were started."""
     global _size
     from mpi4py import MPI
 
     expected, found = _size, MPI.COMM_WORLD.Get_size()
     if found != expected:
-        _size = 1  # nobody to wait for at the end
+        _size = 1  # there is nobody to wait for at the end
         raise UsageError(f"{expected} processes were started, but MPI connects {found}: this "
                          "mpiexec belongs to another MPI than mpi4py. Use the one beside "
                          f"{sys.executable}, or --num-procs")
@@ -62,19 +61,17 @@ def comm():
 
 
 def clean_env() -> dict[str, str]:
-    """The environment without a launcher's variables: what is started with it is no rank."""
+    """Return the environment without a launcher's variables, for a program that is not a rank."""
     return {key: val for key, val in os.environ.items() if not key.startswith(_LAUNCHERS)}
 
 
 def launch(cfg) -> None:
-    """Start this program again as `cfg.num_procs` ranks; ranks and single processes return.
+    """Start this program again as `cfg.num_procs` ranks. Ranks and single processes return.
 
     This process becomes mpiexec, which passes SIGINT and SIGTERM on to the ranks and ends with
     their exit status. UsageError: more processes than cores, no mpiexec, a call from a notebook,
-    another number than the launcher's.
+    or a number that differs from the launcher's.
     """
-    global _said_by_parent
-    _said_by_parent = False
     procs = cfg.num_procs
     if _size > 1:
         comm()
@@ -93,23 +90,24 @@ def launch(cfg) -> None:
     if mpiexec is None:
         raise UsageError(f"--num-procs is {procs}, but there is no mpiexec here: pip install mpich")
     command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
-    # Inside a Slurm job mpiexec would ask Slurm for machines; fork is this one.
+    # Inside a Slurm job mpiexec would ask Slurm for machines; fork means this machine.
     env = {"PLAINRL_PROCS": str(procs), "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     sys.stdout.flush()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a terminal stops a background job that reads
+    # A terminal stops a background job that reads from it.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.execve(mpiexec, command, clean_env() | env)
 
 
 def say(line: str) -> None:
     """Print on rank 0, at once."""
-    if _rank == 0 and not _said_by_parent:
+    if _rank == 0:
         print(line, flush=True)
 
 
 def _leave(text: str, code: int) -> None:
-    """Ranks that fail together end in order; one that fails alone ends the others as well.
+    """End in order with ranks that fail too; abort those that go on.
 
-    They would wait for its next message for ever.
+    They would wait for the next message of this rank for ever.
     """
     world, tag = comm(), 2**14
     others = set(range(_size)) - {_rank}
@@ -119,11 +117,11 @@ def _leave(text: str, code: int) -> None:
         time.sleep(0.01)
         others = {other for other in others if not world.iprobe(other, tag)}
     if others:
-        if _rank > 0:  # rank 0 has spoken already, and is enough where all fail
+        if _rank > 0:  # rank 0 has printed it already
             print(f"rank {_rank} of {_size}: {text}", file=sys.stderr, flush=True)
-        time.sleep(0.5)  # what mpiexec has not passed on when it ends is lost
+        time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
         world.Abort(code)
-    del notes  # kept until here: MPI reads them
+    del notes  # MPI reads them until here
 
 
 def _die(kind, error, trace) -> None:

@@ -1,44 +1,75 @@
-"""What a setting, a space and an environment may be: one clear message for what is refused.
+"""Which settings and spaces an algorithm takes. What is refused gets one clear message.
 
-Algorithm files import these checks through utils/logger.py.
+Algorithm files import these checks through utils/run.py.
 """
 
-import difflib
-import importlib
-import json
 import math
 import numbers
 import re
-import sys
-import warnings
-from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 
-from utils.mpi import UsageError
+from utils.launch import UsageError
+
+# The ranges of settings that several algorithms have, by name.
+COUNTS = """total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
+            buffer_size epochs v_steps report_every update_every target_every policy_delay"""
+NONNEGATIVE = "seed eval_every start_steps vf_coef ent_coef max_grad_norm target_kl"
+FRACTIONS = "gamma lam tau"
+POSITIVE = "hidden lr v_lr std_init"
+SHARED = "num_envs minibatch_size batch_size buffer_size"  # ranks get equal parts of these
+MOST_STEPS = 1e12
 
 KINDS = {"vector": "vectors (Box of one dimension)", "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
          "box": "Box of floats with finite bounds"}
 
 
+
 def flag(name):
     return "--" + name.replace("_", "-")
+
+
+def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", any_number=""):
+    """UsageError names the first setting of `cfg` that is out of range.
+
+    The ranges of common settings are known here. An algorithm adds the names of its own:
+
+    positive       above 0
+    nonnegative    at least 0
+    fractions      from 0 to 1
+    counts         whole numbers, at least 1
+    any_number     any finite number
+
+    NaN, infinity and text are refused, and so are fractions where the setting is an int.
+    """
+    known = {field.name for field in fields(cfg)}
+    check_range(cfg, names_in(f"{COUNTS} {counts}", known), low=1)
+    check_range(cfg, names_in(f"{NONNEGATIVE} {nonnegative}", known), low=0)
+    check_range(cfg, names_in(f"{FRACTIONS} {fractions}", known), low=0, high=1)
+    check_range(cfg, names_in(f"{POSITIVE} {positive}", known), above=0)
+    check_range(cfg, any_number)
+    check_range(cfg, "total_steps", high=MOST_STEPS)
+    check_divides(cfg, " ".join(f"{name}/num_procs" for name in SHARED.split() if name in known))
+
+
+def names_in(names, known):
+    return " ".join(name for name in names.split() if name in known)
 
 
 def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
     """UsageError unless low <= value <= high and value > above, for each setting in `names`.
 
     Refused as well: NaN, infinity, what is no number and, where the setting is declared int, what
-    is not whole (`total_steps` may be 1e6). Of a tuple each element is checked; None passes where
+    is not whole (`total_steps` may be 1e6). Each element of a tuple is checked. None passes where
     it is declared.
     """
     types = {field.name: str(field.type) for field in fields(cfg)}
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
-    takes = "".join(f", {word} {limit}" for limit, word in limits if math.isfinite(limit))
+    takes = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
     for name in names.split():
         value = getattr(cfg, name)
         kind = numbers.Integral if "int" in types[name] else numbers.Real
@@ -95,42 +126,12 @@ def fitting_algos(obs, act):
     return [name for name, m in says if m and obs in m[1].split() and act in m[2].split()]
 
 
-@contextmanager
-def env_errors(cfg):
-    """Around making environments: yields --env-kwargs; UsageError for what it or --env gets wrong.
-
-    Silences the notices about -v4 environments, which the published figures are for, and no other.
-    """
-    warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
-    import mujoco  # a tenth of a second
-
-    mujoco.set_mju_user_warning(mujoco_warning)  # also ends MUJOCO_LOG.TXT
-    wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
-    atari = cfg.env.startswith("ALE/")
-    try:
-        env_kwargs = json.loads(cfg.env_kwargs)
-        if not isinstance(env_kwargs, dict):
-            raise UsageError(wrong)
-        if atari:
-            gym.register_envs(importlib.import_module("ale_py"))
-        yield env_kwargs
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{wrong}: {error}") from None
-    except (gym.error.DependencyNotInstalled, ImportError) as error:
-        no_atari = atari and isinstance(error, ModuleNotFoundError)
-        extra = "atari" if no_atari else "box2d" if "ox2" in str(error) else ""
-        how = f"pip install -e '.[{extra}]'" if extra else error
-        raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
-    except gym.error.Error as error:
-        near = difflib.get_close_matches(cfg.env.rpartition(":")[2], gym.registry, 3)
-        hint = f" The nearest: {', '.join(near)}" if near else ""
-        raise UsageError(f"--env is {cfg.env}: {error}{hint}") from None
-    except TypeError as error:
-        if cfg.env_kwargs == "{}":  # then it is the environment's own
-            raise
-        raise UsageError(f"{wrong}: {error}") from None
+# Flags of earlier versions. Where a name meant two things, the setting that exists decides.
+RENAMED = {"--batch": ("rollout_steps", "batch_size"), "--minibatch": ("minibatch_size",),
+           "--delta": ("max_kl",), "--eps": ("rmsprop_eps",), "--noise": ("act_noise",)}
 
 
-def mujoco_warning(text):
-    if "deprecated" not in text:
-        print(f"MuJoCo: {text}", file=sys.stderr)
+def new_name_of(arg, known):
+    """Return the new name of a flag from an earlier version, or None."""
+    names = RENAMED.get(arg.partition("=")[0], ())
+    return next((flag(name) for name in names if name in known), None)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from utils import ranks
-from utils.collect import HASHES, finished, other_code, sources, summary
+from utils import launch
+from utils.results import HASHES, finished, other_code, sources, summary
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # libc; a child must not load it
 
@@ -44,7 +44,7 @@ class Crew:
     def call(self, command: list[str], log) -> int:
         """The exit status of a process of its own, which writes to the open file `log`."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
-                                   stderr=subprocess.STDOUT, env=ranks.clean_env(),
+                                   stderr=subprocess.STDOUT, env=launch.clean_env(),
                                    preexec_fn=end_with_parent if LIBC else None)
         self.processes.add(process)
         if self.signal:  # it came while the process was being made
@@ -135,7 +135,7 @@ def say(line: str) -> None:
 
 def make_pool(workers: int, crew: Crew):
     """What runs jobs: threads of this process, or the workers that mpiexec started; and how."""
-    if ranks.size() == 1:
+    if launch.size() == 1:
         return ThreadPoolExecutor(workers), partial(run_job, crew=crew)
     from mpi4py.futures import MPIPoolExecutor
 

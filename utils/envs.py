@@ -1,0 +1,211 @@
+"""Environments: making them, recording their episodes, evaluating a policy in them.
+
+Algorithm files get vector environments from `make_envs`. Every one of them restarts an environment
+in the same step in which its episode ends ("same-step autoreset"), so `next_obs` then holds the
+first observation of the next episode, and `infos["final_obs"]` the last one of the old. Every one
+also records its episodes, with the environment's own rewards, for `Run.report`.
+"""
+
+import difflib
+import importlib
+import json
+import math
+import os
+import sys
+import warnings
+from contextlib import contextmanager
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+from utils import mpi
+from utils.checks import obs_kind
+from utils.mpi import UsageError
+
+__all__ = ["check_memory", "evaluate", "image_to_float", "is_image", "make_envs", "nature_cnn",
+           "to_tensor"]
+
+
+def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
+    """Return `num_envs` copies of `cfg.env`, stepped together in this process.
+
+    Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
+    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores.
+    UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
+    """
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    # Same-step autoreset may overwrite the array it returned, so observations are copied.
+    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
+    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
+    atari = "ALE/" in cfg.env
+    if atari:  # has a vector class of its own, in C++
+        kwargs = same_step | {"reward_clipping": False}
+    with refusing_bad_env(cfg) as env_kwargs:
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
+    envs = EpisodeRecorder(envs)
+    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+
+
+class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
+    """Keep the return and length of every episode that ends, until `pop_episodes` takes them.
+
+    FloatingPointError: the environment returned NaN or infinity.
+    """
+
+    def __init__(self, env: gym.vector.VectorEnv):
+        super().__init__(env)
+        self.vector_steps = 0
+        self.ended = []
+
+    def reset(self, **kwargs):
+        obs, infos = super().reset(**kwargs)
+        self.check_finite(obs)
+        return obs, infos
+
+    def step(self, actions):
+        obs, rew, terminated, truncated, infos = super().step(actions)
+        self.vector_steps += 1
+        self.check_finite(obs)
+        self.check_finite(rew)
+        for i in np.flatnonzero(terminated | truncated):
+            self.check_finite(infos["final_obs"][i])
+            ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
+            self.ended.append((self.vector_steps, int(i), ep_ret, ep_len))
+        return obs, rew, terminated, truncated, infos
+
+    def check_finite(self, values: np.ndarray) -> None:
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise FloatingPointError("the environment returned NaN or infinity, in its vector step "
+                                     f"{self.vector_steps} since the start of this process")
+
+    def pop_episodes(self) -> list[tuple[int, int, float, int]]:
+        """Return (vector steps since it ended, environment, ep_ret, ep_len) for every new one."""
+        episodes = [(self.vector_steps - at, *rest) for at, *rest in self.ended]
+        self.ended = []
+        return episodes
+
+
+def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
+             max_steps: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
+
+    The same seed gives the same initial states. UsageError: an episode exceeds `max_steps`.
+    """
+    envs = make_envs(cfg, episodes)
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # streams 0 and 1 belong to training
+    returns = np.zeros(episodes)
+    lengths = np.zeros(episodes, int)
+    step = 0
+    while not lengths.all():
+        if step >= max_steps:
+            raise UsageError(f"--max-steps is {max_steps}; in so many steps {sum(lengths == 0)} of "
+                             f"{episodes} episodes of {cfg.env} have not ended")
+        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic)))
+        if "episode" in infos:
+            first = infos["_episode"] & (lengths == 0)  # later episodes do not count
+            returns[first] = infos["episode"]["r"][first]
+            lengths[first] = infos["episode"]["l"][first]
+        step += 1
+    envs.close()
+    return returns, lengths
+
+
+def is_image(space: gym.Space) -> bool:
+    """Return whether observations are images: uint8, at least 36 pixels a side."""
+    return obs_kind(space) == "image"
+
+
+def nature_cnn(space: gym.Space) -> nn.Sequential:
+    """Return the network of Mnih et al. 2015 (Nature 518, 529) for images of this space.
+
+    It takes [B, C, H, W], as `image_to_float` returns them, to 512 features [B, 512].
+    """
+    shape = space.shape
+    channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
+    conv = nn.Sequential(
+        nn.Conv2d(channels, 32, kernel_size=8, stride=4), nn.ReLU(),
+        nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
+        nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
+    num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
+    return nn.Sequential(*conv, nn.Linear(num_features, 512), nn.ReLU())
+
+
+def image_to_float(obs: torch.Tensor) -> torch.Tensor:
+    """Images, uint8 [..., H, W, C] or [..., C, H, W] -> floats in [0, 1], [..., C, H, W]."""
+    if channels_last(obs.shape[-3:]):
+        obs = obs.movedim(-1, -3)
+    return obs.float() / 255
+
+
+def to_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array as float32; but images stay uint8 and discrete actions int64."""
+    tensor = torch.as_tensor(array, device=device)
+    return tensor if array.dtype in (np.uint8, np.int64) else tensor.float()
+
+
+def channels_last(shape: tuple[int, ...]) -> bool:
+    return shape[2] < shape[0]  # there are fewer channels than rows of pixels
+
+
+def check_memory(setting: str, count: int, num_bytes: int, device: torch.device) -> None:
+    """UsageError if this rank's `num_bytes` for `count` samples cannot fit into memory.
+
+    setting    the flag that decides the size, such as "--buffer-size"
+    """
+    need = num_bytes * mpi.size()
+    have = math.inf  # Windows does not say
+    if device.type == "cuda":
+        have = torch.cuda.mem_get_info(device)[0] * mpi.size()  # as if each rank had its own GPU
+    elif hasattr(os, "sysconf"):
+        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = count * mpi.size()
+    mpi.say(f"replay buffer: {total:,} transitions, {need / 1e9:.2f} GB when full")
+    if need > have:
+        raise UsageError(f"{setting} is {total}, which takes {need / 1e9:.2f} GB; "
+                         f"there are {have / 1e9:.2f} GB of memory")
+
+
+# ---- what can be wrong with --env and --env-kwargs
+
+
+@contextmanager
+def refusing_bad_env(cfg):
+    """Yield --env-kwargs as a dict; turn what goes wrong with it or --env into a UsageError.
+
+    Silences the notices about -v4 environments, which the published figures are for, and no other.
+    """
+    warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
+    import mujoco  # takes a tenth of a second
+
+    mujoco.set_mju_user_warning(print_mujoco_warning)  # also ends MUJOCO_LOG.TXT
+    wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
+    atari = cfg.env.startswith("ALE/")
+    try:
+        env_kwargs = json.loads(cfg.env_kwargs)
+        if not isinstance(env_kwargs, dict):
+            raise UsageError(wrong)
+        if atari:
+            gym.register_envs(importlib.import_module("ale_py"))
+        yield env_kwargs
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{wrong}: {error}") from None
+    except (gym.error.DependencyNotInstalled, ImportError) as error:
+        no_atari = atari and isinstance(error, ModuleNotFoundError)
+        extra = "atari" if no_atari else "box2d" if "ox2" in str(error) else ""
+        how = f"pip install -e '.[{extra}]'" if extra else error
+        raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
+    except gym.error.Error as error:
+        near = difflib.get_close_matches(cfg.env.rpartition(":")[2], gym.registry, 3)
+        hint = f" The nearest: {', '.join(near)}" if near else ""
+        raise UsageError(f"--env is {cfg.env}: {error}{hint}") from None
+    except TypeError as error:
+        if cfg.env_kwargs == "{}":  # then the error is the environment's own
+            raise
+        raise UsageError(f"{wrong}: {error}") from None
+
+
+def print_mujoco_warning(text):
+    if "deprecated" not in text:
+        print(f"MuJoCo: {text}", file=sys.stderr)
