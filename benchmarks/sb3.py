@@ -1,16 +1,17 @@
-"""The peers of the published figures: stable-baselines3's algorithms, and sb3-contrib's TRPO.
+"""Run a peer of the published figures: stable-baselines3's algorithms, or sb3-contrib's TRPO.
 
-The same environments, protocol and sizes as ours. The on-policy ones normalise observations and
-rewards (VecNormalize), the off-policy ones nothing.
+Environments, protocol and sizes equal ours. The on-policy peers normalise observations and rewards
+(VecNormalize). The off-policy peers normalise nothing.
 
-    ppo   8 environments x 256 steps, minibatches of 64, 10 epochs, 3e-4 -> 0, and CleanRL's other
-          settings, but for the value loss: not clipped, of twice the weight
-    a2c   16 environments x 5 steps, lam 0.95, 7e-4 -> 0, else its defaults
-    trpo  8 x 256 steps, else RL Zoo's tuned settings for MuJoCo (20 epochs of the value function)
-    ddpg td3 sac   our sizes and rates of update; learning rate 1e-3 (SAC: `--lr` says otherwise)
-    dqn   our settings; it has neither Double DQN nor the dueling network
+    ppo   8 environments x 256 steps, minibatches of 64, 10 epochs, learning rate 3e-4 -> 0; other
+          settings as in CleanRL, except that the value loss is not clipped and has twice the weight
+    a2c   16 environments x 5 steps, lam 0.95, learning rate 7e-4 -> 0, otherwise its defaults
+    trpo  8 environments x 256 steps, otherwise RL Zoo's tuned settings for MuJoCo (20 epochs of the
+          value function)
+    ddpg td3 sac   our sizes and update rates; learning rate 1e-3, unless `--lr` changes it
+    dqn   our settings, without Double DQN and the dueling network, which the peer lacks
 
-Writes OUT/episodes.csv (step,time,env,ep_ret,ep_len) and OUT/result.json (train100, eval, ...).
+It writes OUT/episodes.csv (step,time,env,ep_ret,ep_len) and OUT/result.json (train100, eval, ...).
 
     python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out runs/sb3/ppo/seed1
 """
@@ -32,13 +33,13 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecNormalize
 
-NUM_ENVS = {"ppo": 8, "trpo": 8, "a2c": 16}         # of the others one
+NUM_ENVS = {"ppo": 8, "trpo": 8, "a2c": 16}         # the others have one
 NORMALIZED = tuple(NUM_ENVS)
-SCALED_KL = {"HalfCheetah-v4": 0.04}                # RL Zoo's; of the others 0.01
+SCALED_KL = {"HalfCheetah-v4": 0.04}                # RL Zoo's target_kl; 0.01 for the others
 
 
 class Episodes(BaseCallback):
-    """Raw returns and lengths of finished episodes, as SB3's Monitor reports them."""
+    """Collect raw returns and lengths of finished episodes, as SB3's Monitor reports them."""
 
     def __init__(self):
         super().__init__()
@@ -54,7 +55,7 @@ class Episodes(BaseCallback):
 
 
 def make_peer(algo, env, seed, num_envs=None, **given):
-    """The peer as it is compared; `given` goes to SB3's class in place of what stands here."""
+    """Return the peer with the settings of the comparison; `given` overrides them."""
     num_envs = num_envs or NUM_ENVS.get(algo, 1)
     envs = make_vec_env(env, n_envs=num_envs, seed=seed)
     common = {"seed": seed, "device": "cpu", "gamma": 0.99}
@@ -83,7 +84,7 @@ def make_peer(algo, env, seed, num_envs=None, **given):
     own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256, learning_starts=10_000,
                tau=0.005, train_freq=1, gradient_steps=1,
                policy_kwargs={"net_arch": [256, 256]})
-    if algo != "sac":       # SAC explores by its own policy
+    if algo != "sac":       # SAC explores by its stochastic policy
         num_acts = envs.action_space.shape[0]
         own["action_noise"] = NormalActionNoise(np.zeros(num_acts), 0.1 * np.ones(num_acts))
     peer = {"ddpg": stable_baselines3.DDPG, "td3": stable_baselines3.TD3,
@@ -92,7 +93,7 @@ def make_peer(algo, env, seed, num_envs=None, **given):
 
 
 def evaluate(model, algo, env, seed, episodes):
-    """Returns of the deterministic policy, by the statistics as they ended, frozen."""
+    """Return the deterministic policy's returns, with the final statistics frozen."""
     test = make_vec_env(env, n_envs=1, seed=seed + 10_000)
     if algo in NORMALIZED:
         test = VecNormalize(test, training=False, norm_reward=False)
@@ -103,7 +104,10 @@ def evaluate(model, algo, env, seed, episodes):
 
 
 def curve(rows: list[list], total: int) -> list[list]:
-    """At most 100 pairs: a step, the mean return of the episodes that ended in the 1% before."""
+    """Return at most 100 pairs: a step, and a mean return.
+
+    The mean is over the episodes that ended in the 1% of the run before that step.
+    """
     bins = np.ceil(np.array([row[0] for row in rows]) / (total / 100)).astype(int)
     returns = np.array([row[3] for row in rows])
     return [[round(k * total / 100), round(float(returns[bins == k].mean()), 3)]
@@ -113,15 +117,15 @@ def curve(rows: list[list], total: int) -> list[list]:
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", required=True)
-    parser.add_argument("--env", required=True)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-steps", type=float, default=1e6)
-    parser.add_argument("--num-envs", type=int)
-    parser.add_argument("--lr", type=float, help="constant")
-    parser.add_argument("--episodes", type=int, default=10, help="of the evaluation")
-    parser.add_argument("--torch-threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--algo", required=True, help="ppo, a2c, trpo, ddpg, td3, sac or dqn")
+    parser.add_argument("--env", required=True, help="Gymnasium id")
+    parser.add_argument("--seed", type=int, default=1, help="seed (default: 1)")
+    parser.add_argument("--total-steps", type=float, default=1e6, help="environment steps")
+    parser.add_argument("--num-envs", type=int, help="environments (default: as listed above)")
+    parser.add_argument("--lr", type=float, help="constant learning rate")
+    parser.add_argument("--episodes", type=int, default=10, help="episodes of the evaluation")
+    parser.add_argument("--torch-threads", type=int, default=1, help="threads of PyTorch")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     args = parser.parse_args()
     torch.set_num_threads(args.torch_threads)
     given = {"learning_rate": args.lr} if args.lr else {}

@@ -1,18 +1,20 @@
-"""How many processes pay: a model of PPO's update, fitted here, tried on two, then extrapolated.
+"""Model how PPO's speed scales with processes: fit, test on two processes, then extrapolate.
 
-P ranks share N environments, batches of B steps and minibatches of M samples, E epochs of them. An
-update takes, in seconds,
+P ranks share N environments, rollouts of B steps, minibatches of M samples, and E epochs. One
+update takes t(P) seconds:
 
-    t(P) = B/N (a + b N/P)            the rollout: a step of the vector, and of each environment
-         + E B/N h                    advantages, anew each epoch, go back step by step
-         + E B/M (c + d M/P)          gradient steps: each one's own cost, and that of its samples
-         + log2(P) E B/M (f + g W)    messages: gradients of W bytes, halves of the ranks at once,
-         + (P - 1) E k                and each epoch's moments, of which every rank hears all
+    t(P) = B/N (a + b N/P)            rollout: a per vector step, b per environment step
+         + E B/N h                    advantages: h per step of GAE, recomputed every epoch
+         + E B/M (c + d M/P)          gradient steps: c per step, d per sample
+         + log2(P) E B/M (f + g W)    averaging gradients of W bytes, in log2(P) rounds of messages:
+                                      f per message, g per byte
+         + (P - 1) E k                moments for each epoch: k per other rank
 
-a and b are fitted (least squares) to rollouts of one process with several N; c and d to its updates
-with several M, without h, which is measured; f, g and k to messages between two processes, k
-without what one process does alone. Left out: reports, checkpoints, statistics, ranks that wait for
-the slowest, cores that share their memory.
+a and b are least-squares fits to rollouts of one process with several N. h is measured. c and d are
+fits to updates of one process with several M, after the time for h is subtracted. f, g and k come
+from messages between two processes; k excludes the work that one process would do alone. The model
+leaves out reports, checkpoints, statistics, waiting for the slowest rank, and shared memory
+bandwidth.
 
     python benchmarks/scaling.py            fit, predict two processes, measure them, extrapolate
 """
@@ -38,13 +40,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 ENVS = (1, 2, 4, 8, 16)
 MINIBATCHES = (4, 16, 64, 256)
 NUMBERS = (1_000, 10_000, 100_000)
-# Not measured: what a 10 Gbit/s network adds to a message, seconds and seconds a byte.
+# Assumed, not measured: what a 10 Gbit/s network adds, in seconds per message and per byte.
 NETWORK = 30e-6, 1 / 1.25e9
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: a, b, h, c, d, f, k of the model; g in seconds a byte; the gradient's bytes."""
+    """The model's a, b, h, c, d, f, g, k in seconds (g: seconds per byte), and W in bytes."""
 
     vector_step: float
     env_step: float
@@ -58,13 +60,13 @@ class Costs:
 
 
 def line(x, y):
-    """Least squares: (intercept, slope) of y over x."""
+    """Return (intercept, slope) of the least-squares line of y over x."""
     slope, intercept = np.polyfit(x, y, 1)
     return float(intercept), float(slope)
 
 
 def update_seconds(costs, procs, num_envs, batch, minibatch, epochs=10):
-    """t(P) of the model. One process sends no messages."""
+    """Return t(P) of the model. One process sends no messages."""
     steps = epochs * batch / minibatch
     rollout = batch / num_envs * (costs.vector_step + costs.env_step * num_envs / procs)
     learning = epochs * batch / num_envs * costs.gae_step
@@ -75,22 +77,22 @@ def update_seconds(costs, procs, num_envs, batch, minibatch, epochs=10):
 
 
 def rate(costs, procs, num_envs, batch, minibatch):
-    """Environment steps per second by the model."""
+    """Return the environment steps per second that the model predicts."""
     return batch / update_seconds(costs, procs, num_envs, batch, minibatch)
 
 
 def weak(procs):
-    """P, N, B, M where each process has the work of one."""
+    """Return P, N, B, M for weak scaling: each process has the work of a single one."""
     return procs, 8 * procs, 2048 * procs, 64 * procs
 
 
 def strong(procs):
-    """P, N, B, M where all of them share the work of one."""
+    """Return P, N, B, M for strong scaling: all processes share a fixed amount of work."""
     return procs, 64, 8192, 256
 
 
 def quickest(function, *inputs, repeats=3):
-    """The least seconds of several calls: what it takes when nothing comes between."""
+    """Return the shortest time of several calls, which other programs disturb least."""
     seconds = []
     for _ in range(repeats):
         start = time.perf_counter()
@@ -100,11 +102,11 @@ def quickest(function, *inputs, repeats=3):
 
 
 def one_process():
-    """a, b, h, c, d in seconds, and the gradient's bytes."""
+    """Return a, b, h, c, d in seconds, and the gradient's size W in bytes."""
     from algos import ppo
     from utils import mpi
 
-    mpi.choose_device(ppo.Config(), images=False)   # sets threads and memory as a run does
+    mpi.choose_device(ppo.Config(), images=False)   # sets threads and memory as in a run
     rollouts, updates = [], []
     for num_envs in ENVS:
         cfg = ppo.Config(num_envs=num_envs)
@@ -129,7 +131,7 @@ def one_process():
 
 
 def child():
-    """One of two ranks that send each other messages; rank 0 prints f, g and k."""
+    """Exchange messages as one of two ranks; rank 0 prints f, g and k."""
     from utils import mpi
 
     torch.set_num_threads(1)
@@ -151,7 +153,7 @@ def child():
 
 
 def two_processes():
-    """f, g, k between two processes of this machine."""
+    """Return f, g, k, measured between two processes on this machine."""
     from utils import launch
 
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -166,11 +168,12 @@ def main():
 
     *alone, gradient_bytes = one_process()
     costs = Costs(*alone, *two_processes(), gradient_bytes)
-    print(f"a step of the vector {costs.vector_step * 1e6:.0f} us and {costs.env_step * 1e6:.0f} "
-          f"us an environment; a step of GAE {costs.gae_step * 1e6:.1f} us;\na gradient step "
-          f"{costs.gradient_step * 1e6:.0f} us and {costs.sample * 1e6:.2f} us a sample; a message "
-          f"between two {costs.message * 1e6:.0f} us\nand {costs.byte * 1e9:.2f} ns a byte, the "
-          f"gradient has {gradient_bytes:,}; moments {costs.moments * 1e6:.0f} us", flush=True)
+    print(f"vector step: {costs.vector_step * 1e6:.0f} us, and {costs.env_step * 1e6:.0f} us per "
+          f"environment; GAE: {costs.gae_step * 1e6:.1f} us per step\ngradient step: "
+          f"{costs.gradient_step * 1e6:.0f} us, and {costs.sample * 1e6:.2f} us per sample\n"
+          f"message between two processes: {costs.message * 1e6:.0f} us, "
+          f"and {costs.byte * 1e9:.2f} ns per byte of {gradient_bytes:,}\n"
+          f"moments: {costs.moments * 1e6:.0f} us", flush=True)
     for name, size in SIZES.items():
         print(f"{name}: predicted {rate(costs, *size):.0f} steps/s", flush=True)
     for name, size in SIZES.items():
@@ -179,9 +182,9 @@ def main():
               f"median {statistics.median(rates):.0f}", flush=True)
     over_network = replace(costs, message=costs.message + NETWORK[0],
                            byte=costs.byte + NETWORK[1], moments=costs.moments + NETWORK[0])
-    print("extrapolated, never measured: steps/s (over one process)")
-    print("procs | weak: 8 environments, minibatch 64 each | strong: 64 environments, batch 8192, "
-          "minibatch 256 | the same over a 10 Gbit/s network")
+    print("extrapolated, not measured: steps/s (ratio to one process)")
+    print("procs | weak: 8 environments, minibatch size 64 each | strong: 64 environments, "
+          "8192 rollout steps, minibatch size 256 | strong, over a 10 Gbit/s network")
     cases = (costs, weak), (costs, strong), (over_network, strong)
     one = [rate(model, *size(1)) for model, size in cases]
     for procs in (1, 2, 4, 8, 16, 32, 64):
@@ -193,7 +196,7 @@ def main():
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--child", action="store_true")
+    parser.add_argument("--child", action="store_true", help="internal: one of two ranks")
     if parser.parse_args().child:
         child()
     else:

@@ -1,12 +1,12 @@
-"""Shows that published runs hold for the code as it is now, where a file has changed since.
+"""Check whether stale published runs still hold for the present code.
 
     python benchmarks/show.py [--steps 6144] [--algos ppo ...]
 
-A row of results names the commit that made it. Of each group of stale rows (same algorithm,
-environment, settings and commit) one seed is run anew, `--steps` steps long, by the code of that
-commit and by the present code. Where progress.csv is the same to the bit, wall clock aside, the
-result files get the present hashes and say so; else the row stays stale, and wants a new run.
-What happens only in longer runs (a late branch) is not shown by this.
+A result names the commit that made it. Stale results form groups with the same algorithm,
+environment, settings and commit. For each group this script runs one seed for `--steps` steps,
+with the code of that commit and with the present code. If progress.csv is equal to the bit, apart
+from wall-clock columns, the result files of the group are marked as valid for the present code.
+If not, they stay stale and need a new run. A difference that appears only later in a run is missed.
 """
 import argparse
 import csv
@@ -34,7 +34,7 @@ module.train(module.Config(**settings))
 
 
 def rows_of(code: Path, algo: str, settings: dict, folder: Path) -> list[dict]:
-    """progress.csv of a short run by the code in a folder, without the wall clock."""
+    """Run the code in a folder; return the rows of progress.csv without wall-clock columns."""
     done = subprocess.run([sys.executable, "-c", CHILD, algo,
                            json.dumps(settings | {"run_dir": str(folder)})],
                           cwd=code, capture_output=True, text=True)
@@ -48,8 +48,9 @@ def rows_of(code: Path, algo: str, settings: dict, folder: Path) -> list[dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=6144)
-    parser.add_argument("--algos", nargs="*")
+    parser.add_argument("--steps", type=int, default=6144,
+                        help="length of each run in environment steps (6144 to 12288)")
+    parser.add_argument("--algos", nargs="*", help="only these algorithms (default: all)")
     args = parser.parse_args()
     groups, failed = defaultdict(list), 0
     for path in sorted(RESULTS.rglob("result.json")):
@@ -61,7 +62,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temp:
         for number, ((commit, algo, env, settings), found) in enumerate(groups.items()):
             if commit.endswith("-dirty"):
-                print(f"{algo} {env}: made by files that no commit holds")
+                print(f"{algo} {env}: made by files that were never committed")
                 failed += 1
                 continue
             old = Path(temp, commit)

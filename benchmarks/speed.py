@@ -1,16 +1,16 @@
-"""How long a run takes here and in stable-baselines3: whole processes, in turn, in pairs.
+"""Time whole training runs here and in stable-baselines3, in turn, in pairs.
 
-Both train with the same environments, batch, minibatch, epochs and network, the on-policy ones with
-observations and rewards normalised, and without evaluation. Both processes count the environment's
-and the optimizer's steps; the comparison fails if they differ. Each library runs with the thread
-count that a short trial found quicker for it.
+Both train with the same environments, rollout steps, minibatch size, epochs and network, without
+evaluation. On-policy algorithms normalise observations and rewards. Both processes count the
+environment's and the optimizer's steps, and the comparison fails if the counts differ. Unless
+`--threads` is given, a short trial picks the faster thread count for each library.
 
     python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
     python benchmarks/speed.py --algo sac --num-envs 1 --steps 20000
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1 --steps 50000
     python benchmarks/speed.py --num-envs 8 --profile      # where the time goes
     python benchmarks/speed.py --scaling                   # one process against two
-    python benchmarks/speed.py --start                     # time to the first row, memory
+    python benchmarks/speed.py --start                     # time to the first report, memory
 """
 
 import argparse
@@ -27,13 +27,13 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENV = "HalfCheetah-v4"
-# Processes, environments, batch, minibatch.
+# Processes, environments, rollout steps, minibatch size.
 SIZES = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
          "strong, two": (2, 8, 2048, 64)}
 
 
-# What makes the peer's work that of our default settings, and ours the peer's. sb3-contrib takes
-# the mean of KL over the dimensions of an action, HalfCheetah's 6.
+# PEER gives the peer the same work as our default settings, OURS gives us the peer's. sb3-contrib
+# averages KL over the dimensions of an action, 6 for HalfCheetah, so its numbers are divided by 6.
 PEER = {"trpo": {"n_critic_updates": 10, "batch_size": 256, "cg_max_steps": 15,
                  "target_kl": 0.04 / 6, "cg_damping": 0.1 / 6},
         "a2c": {"n_steps": 10},
@@ -43,7 +43,7 @@ OURS = {"dqn": {"double": False, "dueling": False},     # the peer has neither
 
 
 def count_steps(library: str, env: str) -> dict[str, int]:
-    """Counts of the steps of all such environments and of the library's optimizers, from now on."""
+    """Return counts of environment and optimizer steps that this process updates from now on."""
     import gymnasium as gym
     from gymnasium.envs.registration import load_env_creator
 
@@ -71,7 +71,7 @@ def count_steps(library: str, env: str) -> dict[str, int]:
 
 
 def child(library: str, args: argparse.Namespace) -> None:
-    """One training run; the last line it prints is its counts."""
+    """Train once, and print the counts of steps as the last line."""
     counts = count_steps(library, args.env)
     if library == "sb3":
         sys.path.insert(0, str(HERE))
@@ -92,7 +92,7 @@ def child(library: str, args: argparse.Namespace) -> None:
 
 
 def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> tuple[float, dict]:
-    """Seconds of a whole process, start-up included, and its counts."""
+    """Return the seconds of a whole process, start-up included, and its counts."""
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
                "--num-envs", str(args.num_envs),
                "--threads", str(threads), "--steps", str(steps)]
@@ -103,7 +103,7 @@ def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> t
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Prints each pair's seconds and ratio, and the median ratio."""
+    """Print each pair's seconds and ratio, and the median ratio."""
     threads = {}
     for library in ("plainrl", "sb3"):
         if args.threads:
@@ -112,13 +112,13 @@ def compare(args: argparse.Namespace) -> None:
         trial = {n: timed(library, args, n, args.steps // 5)[0] for n in (1, 2)}
         threads[library] = min(trial, key=trial.get)
         times = ", ".join(f"{n}: {seconds:.1f} s" for n, seconds in trial.items())
-        print(f"{library}: threads tried {times}", flush=True)
+        print(f"{library}: trial by number of threads: {times}", flush=True)
     ratios = []
     for pair in range(args.pairs):
         peer, peer_counts = timed("sb3", args, threads["sb3"], args.steps)
         ours, counts = timed("plainrl", args, threads["plainrl"], args.steps)
         if counts != peer_counts:
-            sys.exit(f"not the same work: plainrl {counts}, stable-baselines3 {peer_counts}")
+            sys.exit(f"numbers of steps differ: plainrl {counts}, stable-baselines3 {peer_counts}")
         ratios.append(peer / ours)
         print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
               f"ratio {ratios[-1]:.2f}", flush=True)
@@ -127,7 +127,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def profile(args: argparse.Namespace) -> None:
-    """Where the time of a run goes, and the rate of the bare environments beside it."""
+    """Print where the time of a PPO run goes, and the speed of the bare environments."""
     import torch
 
     from algos import ppo
@@ -164,21 +164,21 @@ def profile(args: argparse.Namespace) -> None:
         steps += cfg.batch
     total = time.perf_counter() - start
     seconds["the rest"] = total - sum(seconds.values())
-    print(f"num_envs {cfg.num_envs}: {steps / total:.0f} steps/s, the bare environments {bare:.0f} "
-          f"({bare * total / steps:.1f} times)")
+    print(f"num_envs {cfg.num_envs}: {steps / total:.0f} steps/s, bare environments {bare:.0f} "
+          f"steps/s ({bare * total / steps:.1f} times as many)")
     for name, part in seconds.items():
         print(f"  {name:20s} {part / total:6.1%}")
 
 
 def run_ppo(folder: str, *flags: str) -> Path:
-    """Starts a run of PPO, as a user would, waits for its end, returns its progress.csv."""
+    """Run PPO as a user would, wait for its end, and return the path of progress.csv."""
     command = [sys.executable, "-m", "algos.ppo", "--env", ENV, "--run-dir", folder, *flags]
     subprocess.run(command, check=True, capture_output=True, cwd=HERE.parent)
     return Path(folder, "progress.csv")
 
 
 def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch: int) -> float:
-    """Steps per second of a run of PPO, from its first report on."""
+    """Return the steps per second of a PPO run, from its first report on."""
     with tempfile.TemporaryDirectory() as folder:
         path = run_ppo(f"{folder}/run", "--num-procs", str(procs), "--num-envs", str(num_envs),
                        "--batch", str(batch), "--minibatch", str(minibatch), "--total-steps",
@@ -190,9 +190,10 @@ def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch
 
 
 def scaling(args: argparse.Namespace) -> None:
-    """Steps per second of two processes over one: with twice the work, and with the same.
+    """Print steps per second of one process, and of two with twice the work and with the same.
 
-    In turn, `--pairs` times; of each run from its first report on, so that no start-up counts.
+    The cases run in turn, `--pairs` times. Start-up does not count: time is taken from the first
+    report on.
     """
     rates = {name: [] for name in SIZES}
     for _ in range(args.pairs):
@@ -206,7 +207,7 @@ def scaling(args: argparse.Namespace) -> None:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Seconds from the command to the first row with losses, and the memory of a whole run."""
+    """Print the seconds of a run of one report, and the peak memory of a longer run."""
     for _ in range(args.pairs):
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
@@ -215,23 +216,24 @@ def start(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         run_ppo(f"{folder}/run", "--total-steps", str(args.steps))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    print(f"most memory of {args.steps} steps: {peak:.0f} MiB")
+    print(f"peak memory in {args.steps} steps: {peak:.0f} MiB")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", default="ppo")
-    parser.add_argument("--env", default=ENV)
-    parser.add_argument("--num-envs", type=int, default=8)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200_000)
-    parser.add_argument("--threads", type=int, default=0, help="0: the quicker of 1 and 2")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--scaling", action="store_true")
-    parser.add_argument("--start", action="store_true")
-    parser.add_argument("--child", choices=("plainrl", "sb3"))
+    parser.add_argument("--algo", default="ppo", help="ppo, a2c, trpo, ddpg, td3, sac or dqn")
+    parser.add_argument("--env", default=ENV, help="Gymnasium id")
+    parser.add_argument("--num-envs", type=int, default=8, help="environments (1 to 16)")
+    parser.add_argument("--pairs", type=int, default=5, help="repetitions (3 to 5)")
+    parser.add_argument("--steps", type=int, default=200_000, help="environment steps per run")
+    parser.add_argument("--threads", type=int, default=0,
+                        help="threads of PyTorch; 0: the faster of 1 and 2")
+    parser.add_argument("--compile", action="store_true", help="run ours with --compile")
+    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--scaling", action="store_true", help="compare one process with two")
+    parser.add_argument("--start", action="store_true", help="time a short run, measure memory")
+    parser.add_argument("--child", choices=("plainrl", "sb3"), help="internal: one training run")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments)

@@ -1,30 +1,29 @@
-"""Makes the tables and figures of benchmarks/README.md from the result files beside it.
+"""Make the tables and figures of benchmarks/README.md from the result files beside it.
 
-    python benchmarks/table.py              rewrites what stands between markers, and figures/
-    python benchmarks/table.py RESULTS      prints the table of other result files
+    python benchmarks/table.py              rewrite everything between markers, and figures/
+    python benchmarks/table.py RESULTS      print the table of other result files
 
-A marker says what follows it: which algorithms (default: all) and environments, and with the word
-`default` only runs of default settings, whatever their number of steps.
+A marker names the kind of table, the algorithms (none: all of them) and the environments. The word
+`default` keeps only runs with default settings, for any number of steps.
 
     <!-- made: table ppo Hopper-v4 Walker2d-v4 -->
-    <!-- made: difference Hopper-v4 Walker2d-v4 -->      ours minus the peer's, train100
-    <!-- made: eval-difference sac Hopper-v4 -->         the same of eval
-    <!-- made: published ppo Hopper-v4 default -->       figures of others
+    <!-- made: difference Hopper-v4 Walker2d-v4 -->      train100: ours minus the peer's
+    <!-- made: eval-difference sac Hopper-v4 -->         eval: ours minus the peer's
+    <!-- made: published ppo Hopper-v4 default -->       figures published by others
     <!-- made: standing ppo Hopper-v4 -->                how many of those are lower than ours
-    <!-- made: trimmed ppo Hopper-v4 default -->         beside Vel, in its protocol
-    <!-- made: ablation ppo from=ablation -->            one setting changed, against none
+    <!-- made: trimmed ppo Hopper-v4 default -->         beside Vel, in Vel's protocol
+    <!-- made: ablation ppo from=ablation -->            runs with one changed setting
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
-    <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->     as flags of plot.py
+    <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->     x and by: see plot.py
     ...
     <!-- end -->
 
-`from=batch` takes the result files of the folder batch/ instead of results/, `budget=100000` only
-runs of that many steps.
+`from=batch` reads the result files in the folder batch/ instead of results/. `budget=100000` keeps
+only runs of that many steps.
 
-A result file is what `python -m utils.sweep --collect` writes for a run; the peer's are written by
-benchmarks/sb3.py. The interval of a mean is a 95% percentile bootstrap over seeds. `code` is
-the hash of the algorithm file that made a row. The row is stale if that file or a helper (comments
-aside) has changed since, or there is a new helper.
+`python -m utils.sweep --collect` writes the result file of a run, and benchmarks/sb3.py those of
+the peer. Brackets hold 95% percentile bootstraps over seeds. The column `code` names the code that
+made a row. A row is stale if the algorithm file, or code that its arithmetic uses, has changed.
 """
 import json
 import re
@@ -37,14 +36,14 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # it runs uninstalled, anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
 from utils import collect
 
 HERE = Path(__file__).resolve().parent
 README, RESULTS, FIGURES = HERE / "README.md", HERE / "results", HERE / "figures"
-PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, whatever the budget
+PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, for any number of steps
 PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Key = tuple[str, str, str, str]     # env, library, algo, settings
 
@@ -52,7 +51,7 @@ Key = tuple[str, str, str, str]     # env, library, algo, settings
 # ---- Result files
 
 def read(folder: Path) -> dict[Key, list[dict]]:
-    """Results of the same environment, library, algorithm and settings, sorted by seed."""
+    """Group results by environment, library, algorithm and settings; sort each group by seed."""
     groups = defaultdict(list)
     for path in folder.rglob("result.json"):
         result = json.loads(path.read_text(encoding="utf-8")) | {"folder": path.parent}
@@ -64,28 +63,28 @@ def read(folder: Path) -> dict[Key, list[dict]]:
 
 
 def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[dict]]:
-    """The groups that a marker names."""
+    """Return the groups that the words of a marker name."""
     envs = {word for word in words if re.search(r"-v\d+$", word)}
     algos = {word for word in words if "=" not in word} - envs - {"default"}
     return {key: results for key, results in groups.items()
-            if key[0] in (envs or key) and key[2] in (algos or key)     # none named: all
+            if key[0] in (envs or key) and key[2] in (algos or key)     # none named means all
             and ("default" not in words or PLAIN.fullmatch(key[3]))}
 
 
 @cache
 def sources(algo: str) -> dict[str, str]:
-    """Of an algorithm, as its files are now; {} if it is no longer there."""
+    """Return file -> hash for the present code of an algorithm; {} if its file is gone."""
     return collect.sources(algo) if (collect.ROOT / f"algos/{algo}.py").exists() else {}
 
 
 def changed(result: dict) -> list[str] | None:
-    """Files that are no longer the code that made a result; None if that is not known."""
+    """Return the files that changed since a result was made; None if its code is not known."""
     made, now = result.get("sources"), sources(result["algo"])
     return sorted(name for name in now | made if made.get(name) != now.get(name)) if made else None
 
 
 def code(key: Key, results: list[dict]) -> str:
-    """The hashes behind a row, and what is stale about it."""
+    """Return the cell that names the code behind a row, and the files that make it stale."""
     if key[1] != "plainrl":
         return "-"
     file = f"algos/{key[2]}.py"
@@ -97,7 +96,7 @@ def code(key: Key, results: list[dict]) -> str:
 # ---- Parts of the README
 
 def table(groups: dict[Key, list[dict]]) -> str:
-    """One row a group: train100 and eval of each seed, and their means."""
+    """Return one row per group: train100 and eval of each seed, and their means."""
     rows = []
     for key, results in groups.items():
         train = np.array([result["train100"] for result in results])
@@ -113,13 +112,16 @@ def table(groups: dict[Key, list[dict]]) -> str:
 
 
 def mean(values: np.ndarray) -> str:
-    """With its interval where there are seeds enough to speak of one."""
-    few = len(values) < 3 or np.ptp(values) == 0        # or all the same
+    """Return the mean as a cell, with its interval if there are at least three seeds."""
+    few = len(values) < 3 or np.ptp(values) == 0        # no interval for equal values either
     return plot.cell(float(values.mean()) if few else plot.estimate(values, np.mean))
 
 
 def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
-    """Ours, of default settings, minus the peer's after as many steps; geometric mean of ratios."""
+    """Compare our default settings with the peer at the same seeds and number of steps.
+
+    One line per environment and algorithm, then the geometric mean of the ratios.
+    """
     lines, ratios = [], []
     for (env, library, algo, settings), results in groups.items():
         peer = next((v for k, v in groups.items() if (k[0], k[2]) == (env, algo)
@@ -143,10 +145,10 @@ def difference(groups: dict[Key, list[dict]], figure: str = "train100") -> str:
 
 
 def ablation(groups: dict[Key, list[dict]]) -> str:
-    """train100, its mean and each seed's, where one setting differs; means over those without.
+    """Return one row per changed setting: the mean train100 and each seed, per environment.
 
-    The last column is the geometric mean of these ratios over environments, at equal seeds; it
-    says something of returns above 0 only.
+    The last column is the ratio to the runs with nothing changed, at equal seeds: the geometric
+    mean over environments. It makes sense only if all returns are positive.
     """
     train = defaultdict(dict)       # changed setting -> environment -> {seed: train100}
     for (env, library, _, settings), results in groups.items():
@@ -173,7 +175,7 @@ def ablation(groups: dict[Key, list[dict]]) -> str:
 
 
 def ratio_of_means(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Of samples 0 over 1, 2 over 3, ...: the geometric mean."""
+    """Return the geometric mean of mean(sample 0) / mean(sample 1), mean(2) / mean(3), ..."""
     logs = [np.log(sample.mean(axis)) for sample in samples]
     return np.exp(np.mean(logs[::2], axis=0) - np.mean(logs[1::2], axis=0))
 
@@ -183,7 +185,7 @@ def steps(results: list[dict]) -> int:
 
 
 def grouped(groups: dict[Key, list[dict]], x: str = "steps", by: str = "") -> plot.Groups:
-    """The same runs as plot.py knows them."""
+    """Return the same runs in the form that plot.py uses."""
     asked = plot.Plot(tuple(str(result["folder"]) for results in groups.values()
                             for result in results), x=x)
     return plot.group(plot.load(asked), by)
@@ -195,13 +197,14 @@ def published(groups: dict[Key, list[dict]]) -> str:
 
 
 def standing(groups: dict[Key, list[dict]]) -> str:
-    """Of figures published for as many steps, how many are lower than ours of default settings.
+    """Count the figures published for the same number of steps that are lower than ours.
 
-    Means over all seeds: train100 beside others' of training, eval beside evaluations.
+    Ours are means over all seeds with default settings. train100 is compared with means of
+    training episodes, eval with evaluations.
     """
     rows = []
     for key, results in groups.items():
-        others = [other for other in plot.published(grouped({key: results}))    # none of a peer
+        others = [other for other in plot.published(grouped({key: results}))    # empty for a peer
                   if other["steps"] == steps(results)]
         if not others or not PLAIN.fullmatch(key[3]):
             continue
@@ -220,12 +223,12 @@ def standing(groups: dict[Key, list[dict]]) -> str:
 
 
 def trimmed(groups: dict[Key, list[dict]]) -> str:
-    """train100 of seeds 1 to 6 without the best and the worst, beside Vel's figure for the same."""
+    """Return train100 of seeds 1 to 6 without the best and the worst, beside Vel's figure."""
     rows = []
     for key, results in groups.items():
         vel = [row["mean"] for row in plot.published(grouped({key: results}))
                if row["source"] == "Vel"]
-        if vel and len(results) >= 6:       # none of the peers
+        if vel and len(results) >= 6:       # peers have no published figures here
             train = np.array([result["train100"] for result in results[:6]])
             rows.append({"environment": key[0], "algorithm": key[2],
                          "plainrl": plot.estimate(train, plot.TRIMMED), "Vel": float(vel[0])})
@@ -233,7 +236,7 @@ def trimmed(groups: dict[Key, list[dict]]) -> str:
 
 
 def curves(groups: dict[Key, list[dict]], path: Path, x: str = "steps", by: str = "") -> str:
-    """Write a figure; the line of the README that shows it."""
+    """Write a figure and return the line of the README that shows it."""
     path.parent.mkdir(exist_ok=True)
     found = grouped(groups, x, by)
     plot.save(plot.draw(found, plot.Plot((), x=x), {}), str(path))
@@ -241,7 +244,7 @@ def curves(groups: dict[Key, list[dict]], path: Path, x: str = "steps", by: str 
 
 
 def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
-    """What stands under the marker `order`."""
+    """Return the text that belongs under the marker `order`."""
     kind, *words = order.split()
     name = words.pop(0) if kind == "curves" else ""
     flags = dict(word.split("=") for word in words if "=" in word)
@@ -262,7 +265,7 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
 
 
 def rewrite(text: str, groups: dict[Key, list[dict]], figures: Path = FIGURES) -> str:
-    """The README with every part made anew."""
+    """Return the README with every generated part replaced."""
     return PART.sub(lambda part: f"{part[1]}\n{made(part[2], groups, figures)}\n\n{part[3]}", text)
 
 
@@ -271,7 +274,7 @@ if __name__ == "__main__":
         print(table(read(Path(sys.argv[1]))))
     else:
         before = README.read_text(encoding="utf-8")
-        with redirect_stderr(StringIO()) as notes:      # that seeds end at other steps, and so on
+        with redirect_stderr(StringIO()) as notes:      # e.g. seeds end at different steps
             after = rewrite(before, read(RESULTS))
         README.write_text(after, encoding="utf-8")
         print(notes.getvalue() + "\n".join(part[0] for part in PART.finditer(after)))
