@@ -16,8 +16,8 @@ from scipy import stats
 
 from algos import dqn, dqn_per
 from tests import probe
+from tests.algos.test_dqn import PROBE, QUICK, SPACES, check, fill, make_agent, make_batch, vec
 from tests.offpolicy import close, copies
-from tests.test_dqn import PROBE, QUICK, SPACES, check, fill, make_agent, make_batch, vec
 from utils import checkpoint, mpi, ranks
 from utils.mpi import UsageError
 

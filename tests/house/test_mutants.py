@@ -68,7 +68,7 @@ def test_every_file_has_its_share(second):
 def test_the_tests_of_every_module_are_there():
     for module, names in TESTS.items():
         assert catalogue.file_of(module).exists()
-        assert all((ROOT / f"tests/test_{name}.py").exists() for name in names.split()), module
+        assert all((ROOT / catalogue.test_file(name)).exists() for name in names.split()), module
 
 
 # ---- The runner
@@ -82,9 +82,9 @@ def test_a_shared_bug_is_planted_alone_and_in_all_copies():
 
 @pytest.mark.parametrize("said,status,crashes,expected", [
     ("2 passed", 0, False, ("survived", "")),
-    ("..F\nFAILED tests/test_a.py::test_b[no gain-box] - assert 1 == 2\n1 failed", 1, False,
+    ("..F\nFAILED tests/algos/test_a.py::test_b[no gain-box] - assert 1 == 2\n1 failed", 1, False,
      ("killed", "test_a.py::test_b[no gain-box]")),
-    ("ERROR tests/test_a.py::test_b - a fixture", 1, False, ("killed", "test_a.py::test_b")),
+    ("ERROR tests/algos/test_a.py::test_b - a fixture", 1, False, ("killed", "test_a.py::test_b")),
     ("FAILED tests/mutants/smoke.py::test_it_runs - AssertionError", 1, False,
      ("error", "crashes by itself: AssertionError")),
     ("FAILED tests/mutants/smoke.py::test_it_runs - AssertionError", 1, True,
@@ -93,8 +93,8 @@ def test_a_shared_bug_is_planted_alone_and_in_all_copies():
      ("error", "crashes by itself: TypeError: x")),
     ("FAILED tests/mutants/smoke.py::test_it_runs - Failed: Timeout (>300.0s) from", 1, False,
      ("killed", "the time limit")),
-    ("ERROR tests/test_a.py - SyntaxError", 1, False, ("error", None)),
-    ("ERROR tests/test_a.py - SyntaxError", 2, False, ("error", None)),
+    ("ERROR tests/algos/test_a.py - SyntaxError", 1, False, ("error", None)),
+    ("ERROR tests/algos/test_a.py - SyntaxError", 2, False, ("error", None)),
     ("Segmentation fault", -11, False, ("error", None)),
     ("....", -signal.SIGXCPU, False, ("killed", "the time limit")),
 ])
@@ -246,7 +246,7 @@ from tests.mutants import changes, general
 function, = (each for each in changes.functions() if each.name == "a2c.policy_loss")
 wanted = [mutant for mutant in changes.mutants(function) if mutant.old == "logp * adv"]
 unseen = [mutant for mutant in changes.mutants(function) if mutant.new == "pass"]
-sys.exit(general.run(wanted + unseen, ["tests/test_vpg.py::test_policy_loss_by_hand"]))
+sys.exit(general.run(wanted + unseen, ["tests/algos/test_vpg.py::test_policy_loss_by_hand"]))
 """
 
 

@@ -38,7 +38,7 @@ from tests.offpolicy import (
     quick,
     refuses_columns,
 )
-from tests.test_run import assert_same_run
+from tests.utils.test_run import assert_same_run
 from utils import checkpoint, mpi, play, ranks
 from utils.mpi import UsageError
 

@@ -14,8 +14,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from algos import trpo
-from tests.offpolicy import bare
-from tests.test_onpolicy import (
+from tests.algos.test_onpolicy import (
     SPACES,
     close,
     distribution,
@@ -27,6 +26,7 @@ from tests.test_onpolicy import (
     targets,
     vec,
 )
+from tests.offpolicy import bare
 from utils import mpi
 
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])

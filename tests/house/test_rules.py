@@ -3,7 +3,7 @@
 A rule is a function of one file that yields complaints. `test_every_file` runs all of them over
 algos/*.py; `test_rule_can_fail` plants a fault in TOY, a small file that obeys them all.
 
-    python tests/test_rules.py      brings the line counts in the README's table up to date
+    python -m tests.house.test_rules      brings the line counts in the README's table up to date
 """
 import ast
 import difflib
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 SECTIONS = ["config", "agent", "data", "mathematics", "update", "evaluate", "train"]
 BANNER = re.compile(rf"^# =+ ({'|'.join(SECTIONS)}) =+$")
@@ -418,12 +418,12 @@ def test_readme_counts_lines_right():
     text = README.read_text(encoding="utf-8")
     assert {row[2] for row in ROW.finditer(text)} == set(ALGOS), "one row for each algorithm file"
     up_to_date = with_counts(text, ALGOS) == text
-    assert up_to_date, "line counts have changed; run: python tests/test_rules.py"
+    assert up_to_date, "line counts have changed; run: python -m tests.house.test_rules"
 
 
 def test_contributing_names_tests_that_are_there():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
-    there = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    there = "".join(path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 40 and named <= set(re.findall(r"^def (test_\w+)", there, re.MULTILINE))
 
 

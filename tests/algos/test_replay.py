@@ -12,9 +12,9 @@ import torch
 
 from algos import ddpg, dqn, dqn_per, sac, td3
 from tests import envs as scripted
+from tests.algos.test_collect import script
 from tests.envs import HIGH, LOW, Counter
 from tests.offpolicy import close, name_of, progress, quick
-from tests.test_collect import script
 from utils import checkpoint, mpi, ranks
 from utils.mpi import UsageError
 

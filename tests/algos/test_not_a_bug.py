@@ -3,8 +3,9 @@ import pytest
 import torch
 
 from algos import a2c, ddpg, dqn, ppo, sac, td3, trpo, vpg
-from tests import offpolicy, test_dqn
-from tests.test_onpolicy import ALGOS, every_algo, make_agent, make_rollout
+from tests import offpolicy
+from tests.algos import test_dqn
+from tests.algos.test_onpolicy import ALGOS, every_algo, make_agent, make_rollout
 from utils import mpi
 
 

@@ -26,7 +26,7 @@ from tests import envs  # noqa: F401  registers its environments
 from utils import checkpoint, mpi, play
 from utils.logger import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 2,
          "hidden": (8,), "total_steps": 192}
 FLAGS = "--num-envs 2 --batch 64 --minibatch 32 --epochs 2 --hidden 8".split()
@@ -332,15 +332,14 @@ class Witness(gym.Wrapper):
         return super().step(act)
 
 
-WITNESS = f"Witness-{__name__}-v0"     # other tests import this file under another name
-gym.register(WITNESS, Witness)
+gym.register("Witness-v0", Witness)
 
 
 def test_another_seed_is_another_run(monkeypatch):
     seen = {}
     for seed in (1, 2, 3):
         monkeypatch.setattr(Witness, "seen", [])
-        agent = train(env=WITNESS, total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
+        agent = train(env="Witness-v0", total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
         first = [x for x in Witness.seen if isinstance(x, tuple)]
         acts = [x for x in Witness.seen if not isinstance(x, tuple)]
         assert len(set(first)) == len(first) >= 2, "environments, episodes must begin differently"
@@ -490,14 +489,14 @@ def test_a_resumed_run_begins_other_episodes(monkeypatch):
     first = {}
     for total, resume in ((64, False), (128, True), (192, True)):
         monkeypatch.setattr(Witness, "seen", [])
-        train(env=WITNESS, run_dir="run", total_steps=total, resume=resume)
+        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
         first[total] = {x for x in Witness.seen if isinstance(x, tuple)}
     assert not first[64] & first[128] and not first[128] & first[192] and not first[64] & first[192]
     again = first[192]
     shutil.rmtree("run")
     for total, resume in ((64, False), (128, True), (192, True)):
         monkeypatch.setattr(Witness, "seen", [])
-        train(env=WITNESS, run_dir="run", total_steps=total, resume=resume)
+        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
     assert {x for x in Witness.seen if isinstance(x, tuple)} == again
 
 
@@ -620,7 +619,7 @@ TWO = ("--num-envs", 4, "--batch", 128, "--minibatch", 32, "--epochs", 2, "--hid
 @needs_mpi
 def test_two_processes():
     """One run by `--num-procs`, the same one in two halves by mpiexec."""
-    flags = "--env", "tests.test_run:Ends-v0", *TWO[:-1]
+    flags = "--env", f"{__name__}:Ends-v0", *TWO[:-1]
     done = run(command(*flags, "run", "--num-procs", 2, "--total-steps", 512))
     assert done.stderr == "" and done.stdout.count("device: ") == done.stdout.count("run: ") == 1
     assert [line.split()[0] for line in done.stdout.splitlines()[3:]] == "128 256 384 512".split()
@@ -668,8 +667,8 @@ def test_a_signal_reaches_both_processes(started):
 @needs_mpi
 def test_a_rank_that_dies_takes_the_other_with_it():
     """With its traceback, and without leaving the other one waiting for ever."""
-    done = subprocess.run(mpirun("--env", "tests.test_run:Hot-v0", *TWO, "--total-steps", 1e6),
-                          capture_output=True, text=True, timeout=240)
+    args = mpirun("--env", f"{__name__}:Hot-v0", *TWO, "--total-steps", 1e6)
+    done = subprocess.run(args, capture_output=True, text=True, timeout=240)
     assert done.returncode not in (0, 2)
     assert "RuntimeError: the motor of joint 3 is too hot" in done.stderr
     assert "Traceback" in done.stderr and "rank 1" in done.stderr and "in step" in done.stderr

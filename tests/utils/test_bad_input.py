@@ -24,7 +24,7 @@ from tests import envs  # noqa: F401  registers its environments, Faulty-v0 amon
 from utils import checkpoint
 from utils.logger import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TINY = {"env": "CartPole-v1", "num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
 FLAGS = "--env CartPole-v1 --num-envs 2 --batch 64 --minibatch 32 --epochs 1 --hidden 8".split()

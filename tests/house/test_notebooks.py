@@ -1,8 +1,8 @@
 """Every notebook runs from top to bottom, and every exercise knows right from wrong.
 
 A notebook `notebooks/<n>_<title>.ipynb` has its exercises in exercises_<n>.py and worked answers
-in answers_<n>.py, under the same names. Plausible wrong answers are in tests/wrong_<n>.py, a list
-for each name. All is found by name: a new notebook needs nothing here.
+in answers_<n>.py, under the same names. Plausible wrong answers are in wrong_<n>.py beside this
+file, a list for each name. All is found by name: a new notebook needs nothing here.
 """
 import ast
 import importlib
@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets import default
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 CPU_SECONDS = 120  # twice what one quiet core may take: two that share a core are slower
@@ -155,7 +155,7 @@ def test_stored_without_outputs(path):
 @every(NOTEBOOKS)
 def test_exercises_know_right_from_wrong(path, monkeypatch):
     checks, right = exercises(path, monkeypatch), answers(path, monkeypatch)
-    wrong = importlib.import_module(f"tests.wrong_{number(path)}").WRONG
+    wrong = importlib.import_module(f"tests.house.wrong_{number(path)}").WRONG
     assert 3 <= len(checks) <= 5
     assert set(checks) == set(right) == set(wrong)
     for name, check in checks.items():

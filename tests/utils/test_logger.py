@@ -738,7 +738,7 @@ def test_a_disk_too_full_for_a_row(log, monkeypatch, half):
 def script(text, *command):
     """Runs a script in a process of its own, where `train` and the others above are at hand."""
     # A kill loses nothing that was written; only a power cut needs the slow fsync.
-    text = ("from tests.test_logger import *\nos.fsync = lambda descriptor: None\n"
+    text = ("from tests.utils.test_logger import *\nos.fsync = lambda descriptor: None\n"
             + textwrap.dedent(text))
     return subprocess.run([*command, sys.executable, "-c", text], capture_output=True, text=True,
                           timeout=200)

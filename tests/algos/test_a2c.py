@@ -13,9 +13,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from algos import a2c
-from tests.envs import Counter
-from tests.offpolicy import bare
-from tests.test_onpolicy import (
+from tests.algos.test_onpolicy import (
     LOG_2PI,
     SPACES,
     Descent,
@@ -30,6 +28,8 @@ from tests.test_onpolicy import (
     targets,
     vec,
 )
+from tests.envs import Counter
+from tests.offpolicy import bare
 from utils import mpi
 
 # ---- Equations (8) and (9)

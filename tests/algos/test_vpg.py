@@ -10,7 +10,7 @@ import torch
 from jaxtyping import TypeCheckError
 
 from algos import vpg
-from tests.test_onpolicy import (
+from tests.algos.test_onpolicy import (
     Descent,
     close,
     column,
