@@ -21,6 +21,21 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 if any(name.startswith("algos") for name in sys.modules):
     raise RuntimeError("algos was imported before the hook: its shapes would go unchecked")
 install_import_hook("algos", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+pytest.register_assert_rewrite("tests.helpers")
+
+import numpy as np  # noqa: E402  what is set above comes first
+import torch  # noqa: E402
+
+from tests.envs import Counter  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    """Each test begins as if it were the only one, whatever ran before it in this process."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    np.random.seed(0)
+    Counter.made.clear()                # environments are numbered from 0
 
 
 @pytest.fixture(autouse=True)

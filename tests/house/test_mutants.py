@@ -11,8 +11,7 @@ import sys
 
 import pytest
 
-from tests.mutants import __main__ as runner
-from tests.mutants import catalogue, changes, general
+from tests.mutants import __main__ as runner, catalogue, changes, general
 from tests.mutants.catalogue import ROOT, TESTS, Mutant
 
 BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
