@@ -23,19 +23,20 @@ if any(name.startswith("algos") for name in sys.modules):
 install_import_hook("algos", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
 pytest.register_assert_rewrite("tests.helpers")
 
-import numpy as np  # noqa: E402  what is set above comes first
-import torch  # noqa: E402
-
-from tests.envs import Counter  # noqa: E402
-
 
 @pytest.fixture(autouse=True)
 def afresh():
-    """Each test begins as if it were the only one, whatever ran before it in this process."""
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    np.random.seed(0)
-    Counter.made.clear()                # environments are numbered from 0
+    """Each test begins as if it were the only one, whatever ran before it in this process.
+
+    What nobody has imported yet is as it should be, and takes seconds to import.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if envs := sys.modules.get("tests.envs"):
+        envs.Counter.made.clear()       # environments are numbered from 0
 
 
 @pytest.fixture(autouse=True)
