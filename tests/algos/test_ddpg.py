@@ -531,6 +531,12 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, cap
 
 # ---- Learned in seconds
 
+def test_an_action_is_learned():
+    """The quickest of the probes, by the simplest of the three; the others are slow tests."""
+    assert probe.passed(probe.probe(ddpg, probe.CASES[3], True))
+
+
+@pytest.mark.slow
 @every_algo
 @pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
 def test_probe(algo, case):

@@ -685,6 +685,7 @@ PROBE = {"gamma": 0.5, "num_envs": 8, "total_steps": 2000, "start_steps": 64, "u
          "target_every": 40, "eps_steps": 1000, "batch": 64, "hidden": (32,), "lr": 1e-2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
 def test_probe(case, monkeypatch):
     monkeypatch.setattr(probe, "value", lambda agent, obs: agent.critic(obs).max().item())

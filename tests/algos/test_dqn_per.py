@@ -318,6 +318,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
     assert one["priority"].unique().numel() > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", probe.CASES[2:], ids=lambda case: case.env)
 def test_probe(case, monkeypatch):
     monkeypatch.setattr(probe, "value", lambda agent, obs: agent.critic(obs).max().item())

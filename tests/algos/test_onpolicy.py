@@ -498,6 +498,7 @@ PROBED = {  # settings with which each learns the probes in a second or two
 
 
 # The late reward needs values and their discount, the policy that sees needs all the rest.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBED)
 @pytest.mark.parametrize("case,box", [(probe.CASES[2], False), (probe.CASES[4], False),
                                       (probe.CASES[4], True)], ids=lambda x: getattr(x, "env", x))

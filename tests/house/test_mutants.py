@@ -135,6 +135,7 @@ def test_an_unknown_bug_is_refused():
         runner.main(["--id", "ppo-nothing"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sample_is_killed():
     done = subprocess.run([sys.executable, "-m", "tests.mutants", "--sample", "12"], cwd=ROOT,
@@ -174,6 +175,7 @@ for result in runner.run_all([Planting(bug.id, "a2c", ("a2c",), bug)], 1):
 """
 
 
+@pytest.mark.slow
 def test_a_bug_that_hangs_is_killed_by_the_time_limit():
     done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "killed by the time limit\n", done.stdout + done.stderr
@@ -249,6 +251,7 @@ sys.exit(general.run(wanted + unseen, ["tests/algos/test_vpg.py::test_policy_los
 """
 
 
+@pytest.mark.slow
 def test_general_mutants_are_killed_by_a_test_that_sees_them_and_no_other():
     done = subprocess.run([sys.executable, "-c", ONE], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "killed 3 of 4, 0 equivalent", done.stdout + done.stderr

@@ -76,7 +76,7 @@ class ThisPython(AsyncKernelManager):
 def execute(path, folder):
     """The notebook with its outputs; an error in a cell is raised here."""
     client = NotebookClient(nbformat.read(path, as_version=4), kernel_manager_class=ThisPython,
-                            timeout=280, resources={"metadata": {"path": str(folder)}})
+                            timeout=1500, resources={"metadata": {"path": str(folder)}})
     return client.execute()
 
 
@@ -111,8 +111,9 @@ def cpu_seconds():
     return times.children_user + times.children_system
 
 
+@pytest.mark.notebooks
 @every(NOTEBOOKS)
-@pytest.mark.timeout(600)  # a machine that does other things as well; CPU_SECONDS is the limit
+@pytest.mark.timeout(1800)  # a machine that does other things as well; CPU_SECONDS is the limit
 def test_runs_from_top_to_bottom(path, copy, monkeypatch):
     before, used = files(copy.parent), cpu_seconds()
     done = execute(copy / path.name, copy)
@@ -124,6 +125,7 @@ def test_runs_from_top_to_bottom(path, copy, monkeypatch):
     assert [line for line in said if line in unanswered] == unanswered
 
 
+@pytest.mark.notebooks
 def test_a_bad_notebook_is_seen(copy):
     """An error in a cell, a file left behind, the time used; and which Python it was."""
     cell = nbformat.v4.new_code_cell("import sys, time, lab\nopen('left', 'w').close()\n"

@@ -107,9 +107,9 @@ def start_tests(module, tree, likely=""):
             pid = os.fork()                                     # pytest starts only once in each
             if not pid:
                 status = sys.modules["pytest"].main(
-                    ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE",
-                     "--tb=no", "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
-                     "tests/mutants/smoke.py", *some])
+                    ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q",
+                     "-rfE", "--tb=no", "--assert=plain", "--basetemp=scratch",
+                     "-p", "no:cacheprovider", "tests/mutants/smoke.py", *some])
                 sys.stdout.flush()
                 os._exit(status)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
