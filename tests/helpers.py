@@ -29,7 +29,7 @@ from tests.envs import HIGH, LOW
 from utils import checkpoint, mpi, ranks
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 280                          # seconds for another process, on a machine that is busy
+PATIENCE = 600                          # seconds for another process, on a machine that is busy
 LOG_2PI = math.log(2 * math.pi)
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 BOX = Box(LOW, HIGH)

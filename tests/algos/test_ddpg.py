@@ -6,7 +6,6 @@ import copy
 import json
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from tests.helpers import (
     quick,
     refuses_columns,
     rows,
+    run,
     two_ranks,
 )
 from utils import checkpoint, mpi, play
@@ -595,7 +595,7 @@ def learn_compiled(folder):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
     command = [sys.executable, __file__, "compiled", tmp_path]
-    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    run(command, env=dynamo_env)
     for name in ALGOS:
         params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt")
         for key, expected in params.items():

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -35,6 +34,7 @@ from tests.helpers import (
     moved,
     refuses_columns,
     rows,
+    run,
     two_ranks,
     vec,
 )
@@ -749,7 +749,7 @@ def learn_compiled(folder):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
     command = [sys.executable, __file__, "compiled", tmp_path]
-    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    run(command, env=dynamo_env)
     (weights, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
                                              for name in ("compiled", "eager"))
     for name in expected:

@@ -5,7 +5,6 @@ Run as a program, this file is one of the processes that two tests at its end st
 import copy
 import math
 import shutil
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.helpers import (
     noted,
     onpolicy_agent,
     onpolicy_pairs as pairs,
+    run,
     same,
     statistics,
     two_ranks,
@@ -726,7 +726,7 @@ def learn_compiled(folder):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
     command = [sys.executable, __file__, "compiled", tmp_path]
-    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    run(command, env=dynamo_env)
     (flat, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
                                           for name in ("compiled", "eager"))
     close(flat, expected)

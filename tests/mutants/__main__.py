@@ -108,7 +108,7 @@ def start_tests(module, tree, likely=""):
             if not pid:
                 status = sys.modules["pytest"].main(
                     ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q",
-                     "-rfE", "--tb=no", "--assert=plain", "--basetemp=scratch",
+                     "-rfE", "--tb=no", "--assert=plain", "--basetemp=scratch", "--timeout=300",
                      "-p", "no:cacheprovider", "tests/mutants/smoke.py", *some])
                 sys.stdout.flush()
                 os._exit(status)

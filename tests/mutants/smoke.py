@@ -109,7 +109,7 @@ def run_helper(name):
         flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --batch 64 --total-steps 128".split()
         command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
         env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
         assert "differ from those of rank 0" not in done.stderr, "the run's own check"
         done.check_returncode()
     elif name not in ("logger", "checkpoint"):
