@@ -245,8 +245,8 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict:
         """For checkpoints. Cloned, since a slice is saved with all of its storage."""
-        filled = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
-        return {"columns": filled, "position": self.position}
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
 
     def load_state_dict(self, state: dict) -> None:
         self.position = state["position"]
