@@ -41,7 +41,7 @@ def save_file(path, payload):
     except (OSError, RuntimeError, ValueError) as error:
         cause = error.__context__ or error  # torch hides that the disk is full
         reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
-        raise OSError(f"cannot write {path}: {reason}; the previous checkpoint is intact") from error
+        raise OSError(f"cannot write {path}: {reason}; the old checkpoint is intact") from error
 
 
 def load_file(path, *keys, flag=""):

@@ -16,14 +16,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from utils import launch
-from utils.results import (
-    HASHES,
-    changed_sources,
-    has_result,
-    headline,
-    read_result,
-    sources,
-)
+from utils.results import HASHES, changed_sources, has_result, headline, sources
 
 # The C library, loaded here because a new process must not load anything before it starts.
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -195,7 +188,7 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
 
 def other_code(run_dir: Path, now: dict[str, str]) -> bool:
     """Return whether a run's result names other code than the present one, from `sources`."""
-    made = read_result(run_dir / "result.json").get("sources")
+    made = json.loads((run_dir / "result.json").read_text()).get("sources")
     return bool(made) and bool(changed_sources(made, now))
 
 
