@@ -34,7 +34,7 @@ import tyro
 from matplotlib.figure import Figure
 from scipy.stats import bootstrap, trim_mean
 
-from utils import results
+from utils import results as result_files
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -152,7 +152,7 @@ def read_result(folder: Path, plot: Plot) -> Run:
 
     It knows how long the run took, and no more of time: every step counts the same.
     """
-    result = results.read_result(folder / "result.json")
+    result = result_files.read_result(folder / "result.json")
     algo = f"{result.get('library', '')} {result['algo']}".strip()
     if plot.x == "episodes" or plot.y != "ep_ret":
         raise Skip("result.json knows ep_ret against steps or time, nothing else")
