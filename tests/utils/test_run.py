@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ppo
+from algos import ppo, sac
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -40,9 +40,10 @@ from tests.helpers import (
 from utils import checkpoint, play
 from utils.envs import evaluate
 from utils.mpi import UsageError
+from utils.run import RunConfig
 
-SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 2,
-         "hidden": (8,), "total_steps": 192}
+SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,
+         "epochs": 2, "hidden": (8,), "total_steps": 192}
 FLAGS = "--num-envs 2 --rollout-steps 64 --minibatch-size 32 --epochs 2 --hidden 8".split()
 needs_mpi = pytest.mark.skipif(os.name != "posix" or os.cpu_count() < 2, reason="no two ranks")
 
@@ -140,8 +141,8 @@ def test_config_json(hopper):
     config = json.loads((hopper[1][0] / "config.json").read_text())
     assert config["algo"] == "ppo" and config["module"] == "algos.ppo"
     settings = config["settings"]
-    expected = dataclasses.asdict(ppo.Config(env="Hopper-v4", total_steps=1500, rollout_steps=512, epochs=2,
-                                             seed=3, run_dir=RUN_DIR))
+    expected = dataclasses.asdict(ppo.Config(env="Hopper-v4", total_steps=1500, rollout_steps=512,
+                                             epochs=2, seed=3, run_dir=RUN_DIR))
     assert settings == json.loads(json.dumps(expected))
     for package in ("torch", "gymnasium", "numpy", "mujoco"):
         assert config["versions"][package] == metadata.version(package)
@@ -160,8 +161,8 @@ def test_config_json_has_the_commit(hopper):
 
 def test_the_environment_is_recorded():
     """Sticky actions belong to the task, and are no setting of ours."""
-    train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', rollout_steps=16, minibatch_size=16, epochs=1,
-          total_steps=16)
+    train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', rollout_steps=16, minibatch_size=16,
+          epochs=1, total_steps=16)
     config = json.loads(Path("runs/ALE-Pong-v5/ppo/seed1/config.json").read_text())
     assert config["env_spec_kwargs"]["repeat_action_probability"] == 0.25
     assert json.loads(config["settings"]["env_kwargs"]) == {"noop_max": 3}
@@ -248,17 +249,24 @@ def test_nothing_stays_open(tmp_path):
         assert not [path for path in links if path.startswith(str(tmp_path))]
 
 
-def test_help():
-    text = run(command("--help")).stdout
-    words = " ".join(re.sub(r"\x1b\[[0-9;]*m|[─-╿]", " ", text).split())
-    doc = ppo.__doc__.split()
-    assert " ".join(doc[:40]) in words and " ".join(doc[-10:]) in words
-    assert "A_t = delta_t + gamma lam (1 - done_t) A_{t+1}, R_t = A_t + V(s_t) (2)" in words
-    source = (ROOT / "algos/ppo.py").read_text()
-    for field in dataclasses.fields(ppo.Config):
-        assert re.search(rf" --{field.name.replace('_', '-')}[ ,]", words), field.name
-        comment = re.search(rf"^    {field.name}: .*?  # (.*)$", source, re.M)[1]
-        assert comment in words, field.name
+@pytest.mark.parametrize("module", [ppo, sac])
+def test_help(module):
+    """The docstring as it stands in the file, then every setting, those of the file first."""
+    name = module.__name__
+    text = run([sys.executable, "-m", name, "--help"], env=os.environ | {"COLUMNS": "80"}).stdout
+    assert text.startswith(module.__doc__)
+    assert max(map(len, text.splitlines())) <= 80
+    flags = re.sub(r"\x1b\[[0-9;]*m|[─-╿]", " ", text.removeprefix(module.__doc__))
+    words = " ".join(flags.split())
+    shared = [field.name for field in dataclasses.fields(RunConfig)]
+    names = [field.name for field in dataclasses.fields(module.Config)]
+    places = []
+    for field in sorted(names, key=shared.__contains__):        # each part in the order of its file
+        places.append(re.search(rf" --{field.replace('_', '-')}[ ,]", words).start())
+        source = ROOT / ("utils/run.py" if field in shared else f"{name.replace('.', '/')}.py")
+        comment = re.search(rf"^    {field}: .*?  # (.*)$", source.read_text(), re.M)[1]
+        assert comment in words[places[-1]:places[-1] + 200], field
+    assert places == sorted(places)
 
 
 def test_one_process_needs_no_mpi():
@@ -525,8 +533,8 @@ def test_a_kill_at_any_moment_loses_only_what_came_after_the_checkpoint(started)
 
 # ---- Two processes
 
-TWO = ("--num-envs", 4, "--rollout-steps", 128, "--minibatch-size", 32, "--epochs", 2, "--hidden", 8,
-       "--no-anneal-lr", "--eval-every", 128, "--run-dir", "run")
+TWO = ("--num-envs", 4, "--rollout-steps", 128, "--minibatch-size", 32, "--epochs", 2,
+       "--hidden", 8, "--no-anneal-lr", "--eval-every", 128, "--run-dir", "run")
 
 
 @needs_mpi
