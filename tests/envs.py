@@ -221,7 +221,7 @@ def register(name, kind, quiet=False, **kwargs):
                  disable_env_checker=quiet)
 
 
-register("Counter", Counter, quiet=True)                        # its checker would warn of the traps
+register("Counter", Counter, quiet=True)                        # the checker warns of the traps
 register("Faulty", Faulty, quiet=True)
 register("Ends", Ends)
 register("Hot", Hot)
