@@ -1,6 +1,6 @@
-"""What several test files share: numbers, small agents and batches, runs, other processes.
+"""Helpers that several test files share: numbers, small agents and batches, runs, processes.
 
-Each section says whose tests it serves. A helper that one file alone needs stands in that file.
+The title of a section says which tests use it. A helper that only one file needs is in that file.
 """
 import csv
 import dataclasses
@@ -32,7 +32,7 @@ from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 600                          # seconds for another process, on a machine that is busy
+PATIENCE = 600                          # seconds to wait for another process
 LOG_2PI = math.log(2 * math.pi)
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 BOX = Box(LOW, HIGH)
@@ -42,12 +42,12 @@ UNIT = Box(-1, 1, (2,), np.float32)
 # ---- Numbers
 
 def vec(*numbers):
-    """Numbers [B]; rows [B, k] where each is a tuple."""
+    """Return a tensor [B] of numbers, or [B, k] of tuples."""
     return torch.tensor(numbers, dtype=torch.float32)
 
 
 def column(*numbers):
-    """Numbers as [T, 1]: steps of one environment, or samples of one dimension."""
+    """Return numbers as [T, 1]: steps of one environment, or samples of one dimension."""
     return vec(*numbers)[:, None]
 
 
@@ -57,7 +57,7 @@ def close(actual, expected, rtol=1e-5, atol=1e-6):
 
 
 def same(a, b):
-    """Equal to the bit: tensors, and dictionaries and lists of them all the way down."""
+    """Return whether two tensors, or nested dicts and lists of tensors, are equal to the bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):
@@ -68,7 +68,7 @@ def same(a, b):
 
 
 def gradients(function, *inputs):
-    """A function's value and its gradient in each of the inputs."""
+    """Return a function's value and its gradient with respect to each input."""
     inputs = [value.clone().requires_grad_() for value in inputs]
     value = function(*inputs)
     return value.detach(), *torch.autograd.grad(value, inputs)
@@ -81,7 +81,7 @@ def name_of(algo):
 
 
 def bare(algo):
-    """The module again, without the checks of shapes and types: it takes float64, and mistakes."""
+    """Load a module again without shape and type checks, for float64 and for wrong shapes."""
     name = f"bare_{name_of(algo)}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(algo.__file__))
@@ -91,7 +91,7 @@ def bare(algo):
 
 
 def refuses_columns(function, count, *rest):
-    """Of its first `count` arguments, numbers of 4 samples, none may be [4, 1] among others [4]."""
+    """A function must refuse [4, 1] for any of its first `count` arguments if the others are [4]."""
     for at_fault in range(count):
         args = [torch.ones(4, 1) if at == at_fault else torch.ones(4) for at in range(count)]
         with pytest.raises(AssertionError):
@@ -99,17 +99,17 @@ def refuses_columns(function, count, *rest):
 
 
 def copies(agent):
-    """The state dict of an agent as it is now, by name."""
+    """Return a copy of an agent's state dict."""
     return {name: param.detach().clone() for name, param in agent.state_dict().items()}
 
 
 def moved(before, agent):
-    """Names of what is no longer as in `before`, which `copies` returned."""
+    """Return the names of tensors that changed since `before`, a result of `copies`."""
     return {name for name, now in agent.state_dict().items() if not torch.equal(before[name], now)}
 
 
 def noted(calls, function):
-    """The function, which first adds its name to the list `calls`."""
+    """Wrap a function: each call first adds its name to the list `calls`."""
     def call(*args, **kwargs):
         calls.append(function.__name__)
         return function(*args, **kwargs)
@@ -117,7 +117,7 @@ def noted(calls, function):
 
 
 def script(number, steps):
-    """What environment `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
+    """Return what Counter `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
     rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0
     for step in range(steps):
         time += 1
@@ -152,13 +152,13 @@ SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3,
 
 
 def onpolicy_config(algo, **settings):
-    """A small Config of a module; what it does not know is left out."""
+    """Return a small Config of a module. Settings that it lacks are ignored."""
     known = {field.name for field in dataclasses.fields(algo.Config)}
     return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
 
 
 def onpolicy_agent(algo, kind="box", seed=0, **settings):
-    """A small agent that has seen something: neither weights nor statistics are the first ones."""
+    """Return a small agent whose weights and statistics differ from the initial ones."""
     torch.manual_seed(seed)
     agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
     for param in agent.parameters():
@@ -169,7 +169,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
 
 
 def make_rollout(algo, agent, seed=0):
-    """What `collect` could return: V(s') is that of the next row unless the episode ends."""
+    """Return a random rollout. next_obs is the next row's obs unless the episode ends."""
     torch.manual_seed(seed)
     steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
     if agent.images:
@@ -208,12 +208,12 @@ def learn(algo, agent, rollout, given=None, lr=1e-3):
 
 
 def values(agent, raw_obs):
-    """V of raw observations, [T, N, ...] -> [T N]."""
+    """Return V of raw observations: [T, N, ...] -> [T N]."""
     return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
 
 
 def targets(algo, agent, rollout):
-    """adv and ret [T N] by the values of an agent as it is."""
+    """Return adv and ret, [T N], from the agent's present values."""
     with torch.no_grad():
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
@@ -223,7 +223,7 @@ def targets(algo, agent, rollout):
 
 
 def distribution(agent, raw_obs):
-    """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
+    """Return the policy at raw observations [B, ...] as one of PyTorch's distributions, [B]."""
     with torch.no_grad():
         out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
     if agent.discrete:
@@ -232,7 +232,7 @@ def distribution(agent, raw_obs):
 
 
 def statistics(agent):
-    """A copy of whatever the agent remembers of data, parameters aside."""
+    """Return a copy of the agent's state without its parameters: the running statistics."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
     return kept | {"ret_sum": agent.ret_sum.clone()}
@@ -244,7 +244,7 @@ NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic
 
 
 def offpolicy_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
-    """A small agent whose weights, those of the targets too, are not the first ones."""
+    """Return a small agent whose weights, targets included, differ from the initial ones."""
     torch.manual_seed(seed)
     agent = algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings}))
     for param in agent.parameters():
@@ -292,14 +292,14 @@ def actor_gradient(algo, agent, flat, batch, seed=2):
 
 
 def line(weights, bias):
-    """A layer with one output and these weights."""
+    """Return a linear layer with one output and these weights."""
     layer = nn.Linear(len(weights), 1)
     layer.weight.data, layer.bias.data = torch.tensor([weights]), torch.tensor([bias])
     return layer
 
 
 def linear_agent(algo, critics, critic_targs, **settings):
-    """One observation, one action, all networks lines: weights (of s, of a, bias), by hand."""
+    """Return an agent whose critics are linear, with given (weight of s, weight of a, bias)."""
     one = Box(-1, 1, (1,), np.float32)
     agent = offpolicy_agent(algo, space=one, obs_space=one, hidden=(), **settings)
     for net, lines in ((agent.critic, critics), (agent.critic_targ, critic_targs)):
@@ -339,14 +339,14 @@ def dqn_batch(algo=dqn, kind="vector", size=32, seed=0, dtype=torch.float32):
 # ---- stable-baselines3
 
 class Nowhere(gym.Env):
-    """Spaces alone, for a library that wants an environment."""
+    """An environment that only has spaces, for libraries that need an environment."""
 
     def __init__(self, obs_space, act_space):
         self.observation_space, self.action_space = obs_space, act_space
 
 
 def onpolicy_pairs(agent, policy):
-    """Our parameters beside those of a policy of stable-baselines3."""
+    """Return pairs of our parameters and those of a stable-baselines3 policy."""
     nets = policy.mlp_extractor
     theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
     layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
@@ -356,12 +356,12 @@ def onpolicy_pairs(agent, policy):
 
 
 def as_it_is(obs, *args, **kwargs):
-    """In place of stable-baselines3's preprocessing, which makes float32 of observations."""
+    """Replaces stable-baselines3's preprocessing, which converts observations to float32."""
     return obs
 
 
 class TheirBuffer:
-    """Hands stable-baselines3 prepared batches, one a call."""
+    """A replay buffer that gives stable-baselines3 prepared batches, one per call."""
 
     def __init__(self, batches):
         self.left = iter(batches)
@@ -385,7 +385,7 @@ def quick(algo, env="tests.envs:Reach-v0", **settings):
 
 
 def rows(run_dir, name="progress.csv"):
-    """The rows of a run's csv file, the wall clock aside."""
+    """Return the rows of a run's CSV file without wall-clock columns."""
     with open(Path(run_dir, name), newline="") as file:
         return [{key: cell for key, cell in row.items() if key not in CLOCK}
                 for row in csv.DictReader(file)]
@@ -396,7 +396,7 @@ def steps(run_dir):
 
 
 def saved(run_dir, rank=0):
-    """The step of the one checkpoint of a run, and all that a rank saved there but the clock."""
+    """Return the step of a run's only checkpoint, and what a rank saved in it except the time."""
     (step, folder), = checkpoint.resume_folders(run_dir).items()
     policy = checkpoint.load_file(Path(run_dir, "policy.pt"))
     payload = checkpoint.load_file(folder / f"rank{rank}.pt")
@@ -412,13 +412,13 @@ def assert_same_run(a, b):
 
 
 def snapshot(folder="."):
-    """Every file below a folder with what is in it, every folder with None."""
+    """Return path -> contents for every file below a folder, and None for every folder."""
     return {str(path): path.read_bytes() if path.is_file() else None
             for path in sorted(Path(folder).rglob("*"))}
 
 
 def refused(function, *args):
-    """The message of a refusal, which must have status 2 and write nothing."""
+    """Return the message of a UsageError, which must have status 2 and write nothing."""
     before = snapshot()
     with pytest.raises(mpi.UsageError) as caught:
         function(*args)
@@ -430,23 +430,23 @@ def refused(function, *args):
 # ---- Other processes
 
 def mpiexec():
-    """The launcher beside this Python, or else the first one on the path."""
+    """Return the mpiexec beside this Python, or else the first one on the path."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside if beside.exists() else shutil.which("mpiexec") or "mpiexec")
 
 
 def command(*args):
-    """python -m algos.ppo ARGS, to be started."""
+    """Return the command python -m algos.ppo ARGS."""
     return [sys.executable, "-m", "algos.ppo", *map(str, args)]
 
 
 def mpirun(*args):
-    """The same in two processes."""
+    """Return the same command for two processes."""
     return [mpiexec(), "-n", "2", *command(*args)]
 
 
 def run(args, code=0, **kwargs):
-    """The finished process; fails the test, with what it said, if it ended otherwise."""
+    """Run a command. Fail with its output unless the exit status is `code`."""
     done = subprocess.run(list(map(str, args)), capture_output=True, text=True, timeout=PATIENCE,
                           **kwargs)
     assert done.returncode == code, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -454,29 +454,29 @@ def run(args, code=0, **kwargs):
 
 
 def two_ranks(file, *args):
-    """Run a test file as a program, with these arguments, in two processes."""
+    """Run a test file as a program in two processes."""
     env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     run([mpiexec(), "-n", "2", sys.executable, file, *args], env=env)
 
 
 def wait_for(condition, process=None, every=0.02):
-    """Until condition() holds; fails if the process ends before, or if it takes for ever."""
+    """Wait until condition() holds. Fail if the process ends first, or after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
         assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "it has not come true"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(every)
     return found
 
 
 def wait_for_rows(process, run_dir, count):
-    """Until progress.csv has more rows than that."""
+    """Wait until progress.csv has at least `count` rows."""
     path = Path(run_dir, "progress.csv")
     wait_for(lambda: path.exists() and path.read_text().count("\n") > count, process)
 
 
 def end(process):
-    """Kill a process and its group, if it still runs."""
+    """Kill a process and its group if it is still running."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

@@ -234,7 +234,7 @@ def main(argv=None):
                         help=f"only bugs of these modules: {', '.join(TESTS)}")
     parser.add_argument("--id", nargs="*", help="only these bugs; with --math: functions (ppo.gae)")
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
-    parser.add_argument("--sample", type=int, default=0, help="only so many, always the same; 0: all")
+    parser.add_argument("--sample", type=int, default=0, help="so many, always the same; 0: all")
     parser.add_argument("--second", action="store_true", help="plant the second catalogue")
     parser.add_argument("--math", action="store_true", help="plant changes of the mathematics")
     parser.add_argument("--check", action="store_true",
