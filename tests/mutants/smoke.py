@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from utils import mpi, ranks
+from utils import launch, mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
