@@ -75,7 +75,8 @@ from torch import Tensor, nn
 
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, to_tensor
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import (
+    Run, RunConfig, check_divides, check_range, check_settings, check_spaces, main)
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
@@ -384,7 +385,6 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
     batch = Batch(obs, act, adv.flatten(), ret.flatten())
     metrics = optimizer.minimize(a2c_loss, agent, batch, lr=lr,
                                  max_grad_norm=cfg.max_grad_norm)
-    metrics |= {"lr": lr}
     return metrics | critic
 
 
@@ -406,8 +406,8 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # after learning, which needs the old ones
             step += cfg.rollout_steps
-            run.store(**metrics)  # averaged over the updates of a report
-            run.report(step, envs)  # writes, evaluates and saves when due
+            run.store(**metrics)  # reports have the means over their updates
+            run.report(step, envs, lr=lr)  # writes, evaluates and saves when due
     return agent
 
 

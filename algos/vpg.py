@@ -80,7 +80,8 @@ from torch import Tensor, nn
 
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, to_tensor
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import (
+    Run, RunConfig, check_divides, check_range, check_settings, check_spaces, main)
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]

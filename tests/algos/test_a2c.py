@@ -243,9 +243,11 @@ def test_a_report_has_the_means_over_its_updates(monkeypatch):
     a2c.train(a2c.Config("CartPole-v1", total_steps=64, num_envs=2, rollout_steps=8,
                          report_every=32, run_dir="run"))
     for row, updates in zip(rows("run"), (given[:4], given[4:]), strict=True):
-        for name in ("pi_loss", "v_loss", "entropy", "grad_norm", "explained_variance", "lr"):
+        for name in ("pi_loss", "v_loss", "entropy", "grad_norm", "explained_variance"):
             mean = np.mean([float(metrics[name]) for metrics in updates])
             assert float(row[name]) == pytest.approx(mean, rel=1e-5, abs=1e-7), name
+    lrs = [float(row["lr"]) for row in rows("run")]             # of the update before the report
+    close(lrs, [1e-3 * (1 - 24 / 64), 1e-3 * (1 - 56 / 64)])
 
 
 def test_lr_falls_to_zero_from_update_to_update(monkeypatch):
