@@ -83,7 +83,7 @@ def value(agent, obs):
     if hasattr(agent, "critic_targ"):
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
-    return agent.critic(agent.encoder(agent.normalize(obs))).item()
+    return agent.critic(agent.encoder(agent.normalize_obs(obs))).item()
 
 
 def passed(rows):
