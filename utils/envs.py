@@ -44,18 +44,20 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    envs = EpisodeRecorder(envs)
-    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+    return EpisodeRecorder(envs, clip_rewards=atari)
 
 
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     """Keep the return and length of every episode that ends, until `pop_episodes` takes them.
 
+    clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
+
     FloatingPointError: the environment returned NaN or infinity.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv):
+    def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False):
         super().__init__(env)
+        self.clip_rewards = clip_rewards
         self.vector_steps = 0
         self.ended = []
 
@@ -73,6 +75,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             self.check_finite(infos["final_obs"][i])
             ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len))
+        if self.clip_rewards:
+            rew = np.clip(rew, -1, 1)
         return obs, rew, terminated, truncated, infos
 
     def check_finite(self, values: np.ndarray) -> None:
