@@ -7,25 +7,28 @@ environments make the batch diverse again. One gradient step on one joint loss
 trains actor, critic and the encoder that they share on images. The price:
 10 steps contain few rewards, so the advantages rely more on the critic.
 
-Notation, as in algos/vpg.py. V is the critic. s' is the state that the action
-led to, never the first state of the next episode. `terminated` means that the
-task has ended, `done` that the episode has, by termination or a time limit.
-At a time limit we bootstrap from V(s'). The advantage A says how much better
-an action was than the policy's average in that state. lambda trades bias for
-variance: lam = 0 uses one reward and then V, lam = 1 all rewards of the
-rollout. (1), (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. The critic is V. s' is the state reached by an action; at the end of
+an episode it is the final state, not the first state of the next episode.
+`terminated` means that the environment reached a terminal state, `done` that
+the episode ended, by termination or by a time limit. A time limit is not a
+terminal state, so there we bootstrap from V(s'). The advantage A says how
+much better an action was than the policy's average in that state. `lam`
+trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
+reward up to the end of the episode or rollout. (1) and (2) are generalized
+advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
-    log pi  = log softmax, or the sum of log N(a_i; mu_i(s), sigma_i)      (3)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s), averaged over the batch                (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, a sum of past rewards;
-              rew <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)              (7)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-A2C itself:
+R is the critic's target; mean, var and var(G) run over all data so far. A2C
+itself, where the coefficients are settings:
 
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
@@ -41,31 +44,30 @@ unstable and raised eps to 1e-3. Here PyTorch's rule is stable with 1e-5 too,
 and TensorFlow's was not better (see "The rule of RMSProp, learning rate and
 batch" in benchmarks/NOTES.md).
 
-Details that matter can each be switched off: norm_obs (6), scale_rew (7),
-max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines, not
-from the paper. G sets only a scale: it keeps value targets near 1 in every
-environment.
+These details matter, and each can be switched off: norm_obs (6), scale_rew
+(7), max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI
+Baselines. No mean is subtracted from rewards, since that can change the
+optimal policy.
 
 Departures from the paper. Its A3C has parallel threads that collect and update
 without waiting for each other, so that gradients may be of old weights. Here
 all environments step together. GAE replaces the paper's n-step returns, which
 are lam = 1. Images go through the network of Mnih et al. 2015. tanh maps a
-Gaussian action into the bounds of the environment. Its Jacobian does not
-depend on the weights, so (8) omits it. The entropy is that of the Gaussian.
+Gaussian action into the action bounds. The Jacobian of tanh does not depend on
+the policy, so (8) omits it.
 
-Default sizes: 10 steps in each of 16 environments give 160 samples for one
+Defaults: 10 steps in each of 16 environments give 160 samples for one
 gradient step; a million steps make 6,250 of them. In a healthy run on MuJoCo
 `grad_norm` is 0.05 to 0.5, so that clipping is rare, `explained_variance`
 rises above 0.5 (with so few samples it is noisy) and `entropy` falls.
 
-Read after    algos/vpg.py:  diff algos/vpg.py algos/a2c.py
+Read after    algos/vpg.py, to see the changes:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.a2c    (learning curves: benchmarks/README.md)
 """
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Literal
 
 import gymnasium as gym
@@ -86,25 +88,25 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (usually 8 to 64)
     report_every: int = 4000  # environment steps between reports
-    rollout_steps: int = 160  # T x N, samples per rollout over all environments
+    rollout_steps: int = 160  # T x N, samples per rollout, from all environments
     lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: low is biased, high is noisy (0.9 to 1)
+    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
-    max_grad_norm: float = 0.5  # maximum gradient norm; 0 disables clipping
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
-    orthogonal_init: bool = True  # orthogonal initial weights, else PyTorch's default
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
         check_settings(self, positive="rmsprop_eps")  # refuses values out of range
@@ -113,15 +115,15 @@ class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --he
 
 # ======================================= agent ========================================
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them, and none at the end."""
+    """Linear layers of these sizes with tanh between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The actor's small last layer makes the first policy similar in all states."""
+    """A small last layer makes the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -131,7 +133,7 @@ def init_orthogonal(agent: nn.Module) -> None:
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows so far, over all processes, in float64."""
+    """Running mean and variance of all samples seen so far, by all processes."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -140,18 +142,17 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of new rows into those so far (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # of the rows of all processes
+        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        weight = count / self.count
+        new = count / self.count  # the fraction of all samples that is new
         delta = mean - self.mean
-        between_var = weight * (1 - weight) * delta**2
-        self.var.copy_((1 - weight) * self.var + weight * var + between_var)
-        self.mean += weight * delta
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics. The state dict holds all of them."""
+    """Actor, critic and running statistics, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -179,8 +180,8 @@ class Agent(nn.Module):
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())
-        self.discounted_reward_sum = torch.zeros(())  # last G, [N] once it is known
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -207,7 +208,7 @@ class Agent(nn.Module):
         return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones by tanh, then to the bounds."""
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
         if self.discrete:
             return act.cpu().numpy()
         squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
@@ -218,10 +219,9 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Update the running statistics. Called after `update`, which needs the old."""
-        last = self.discounted_reward_sum
-        sums = discounted_reward_sums(rollout, last, self.cfg.gamma)
-        self.discounted_reward_sum = sums[-1] * (1 - rollout.done[-1])
+        """Called after `update`, which must use the old statistics."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
@@ -233,7 +233,7 @@ class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
     rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # of s', where the action led
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
     terminated: PerStep  # 1 or 0
     done: PerStep  # 1 or 0
 
@@ -247,11 +247,8 @@ class Batch:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...].
-
-    `make_envs` restarts an environment in the step that ends its episode. `next_obs`
-    then belongs to the next episode, and `infos` has the last one of this episode.
-    """
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
     next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -260,38 +257,39 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps from `obs` on -> the rollout and the next obs."""
+    """Act for T = num_steps steps. Return the rollout and the next observations."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        steps.append({
-            "obs": obs, "act": act.cpu().numpy(), "rew": rew,
-            "next_obs": true_next_obs(next_obs, done, infos),
-            "terminated": terminated, "done": done})
+        s_prime = true_next_obs(next_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": s_prime, "terminated": terminated, "done": done})
         obs = next_obs
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, since a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
-def discounted_reward_sums(rollout: Rollout, last: Tensor, gamma: float) -> PerStep:
-    """G of Eq. (7). `last` [N] is G of the step before, 0 if an episode ended there."""
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
-        sums.append(rew + gamma * last)
-        last = sums[-1] * (1 - done)
-    return torch.stack(sums)
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
 
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE -> advantages A, value targets R. Any end of an episode stops the sum."""
+    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -321,7 +319,7 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
 
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return nn.functional.mse_loss(val, ret)  # Eq. (5)
+    return (val - ret).square().mean()  # Eq. (5)
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
@@ -331,7 +329,7 @@ def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V predicts its targets up to a constant, 0 or less if V is of no use."""
+    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -343,11 +341,11 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = policy_loss(logp, batch.adv)
     v_loss = value_loss(val, batch.ret)
-    bonus = entropy(actor_out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss
-    if cfg.ent_coef > 0:
-        loss = loss - cfg.ent_coef * bonus  # Eq. (9)
-    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": bonus}
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (9)
+    if cfg.ent_coef > 0:  # saves time
+        loss = loss - cfg.ent_coef * ent
+    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
@@ -359,15 +357,16 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     ends[-1] = True  # ... unless the episode or the rollout ends
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
-    return val, *compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
 
 
 @torch.no_grad()  # gradients are computed inside `minimize` only
 def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
-    """Learn from one rollout -> metrics, which the report averages.
+    """One gradient step on the whole rollout. Return metrics.
 
-    `minimize` computes the gradient of a loss, averages it over processes, clips its
-    norm and takes one RMSProp step.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes,
+    clips its norm and takes one RMSProp step. It returns the loss's metrics, detached.
     """
     cfg = agent.cfg
     rew = rollout.rew
@@ -388,7 +387,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, or resume, and return the agent."""
+    """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs

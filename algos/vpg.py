@@ -27,53 +27,56 @@ probabilities always sum to 1:
 But it removes the largest source of noise: that some states are better than
 others, whatever the action. What remains is the advantage.
 
-Notation. V is the critic. s' is the state that the action
-led to, never the first state of the next episode. `terminated` means that the
-task has ended, `done` that the episode has, by termination or a time limit.
-At a time limit we bootstrap from V(s'). The advantage A says how much better
-an action was than the policy's average in that state. lambda trades bias for
-variance: lam = 0 uses one reward and then V, lam = 1 all rewards of the
-rollout. (1), (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. The critic is V. s' is the state reached by an action; at the end of
+an episode it is the final state, not the first state of the next episode.
+`terminated` means that the environment reached a terminal state, `done` that
+the episode ended, by termination or by a time limit. A time limit is not a
+terminal state, so there we bootstrap from V(s'). The advantage A says how
+much better an action was than the policy's average in that state. `lam`
+trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
+reward up to the end of the episode or rollout. (1) and (2) are generalized
+advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
-    log pi  = log softmax, or the sum of log N(a_i; mu_i(s), sigma_i)      (3)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s), averaged over the batch                (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, a sum of past rewards;
-              rew <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)              (7)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
+
+R is the critic's target; mean, var and var(G) run over all data so far.
 
 Every update takes one step on (8) with the whole rollout, and then `v_steps`
 steps on (5), each with a random minibatch. The policy gets only one step, as
 its gradient is an expectation under the policy that collected the data. The
 advantages come from the critic before its steps: a critic that has already
 been fitted to R would explain away what they measure. They are not normalised,
-since Adam is nearly invariant to gradient scale. G sets only a scale: it keeps
-value targets near 1 in every environment. H is only reported. With images,
-actor and critic share an encoder that only the policy step trains.
+since Adam is nearly invariant to gradient scale. No mean is subtracted from
+rewards, since that can change the optimal policy. H is only reported. With
+images, actor and critic share an encoder that only the policy step trains.
 
 Departures from theory. A rollout is 64 steps per environment, often much
 shorter than an episode, so the sum in (2) ends early with V. A state late in
 an episode counts in full, without gamma^t. tanh maps a Gaussian action into
-the bounds of the environment. Its Jacobian does not depend on the weights, so
-(8) omits it. The entropy is that of the Gaussian.
+the action bounds. The Jacobian of tanh does not depend on the policy, so (8)
+omits it.
 
-Default sizes: 64 steps in each of 8 environments give 512 samples for one step
+Defaults: 64 steps in each of 8 environments give 512 samples for one step
 of the policy and 20 of the critic. A2C takes one joint step of both after only
 10 steps per environment. In a healthy run on MuJoCo `explained_variance` rises
 above 0.8 within 100,000 to 200,000 steps, `policy_grad_norm` stays between
 0.03 and 0.4 after the first updates, and `entropy` falls slowly.
 
-Read next     algos/a2c.py, algos/trpo.py:  diff algos/vpg.py algos/a2c.py
+Read next     algos/a2c.py or algos/trpo.py:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.vpg    (learning curves: benchmarks/README.md)
 """
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -93,22 +96,22 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout over all environments
+    rollout_steps: int = 512  # T x N, samples per rollout, from all environments
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's learning rate at the start (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     anneal_lr: bool = True  # decrease the policy's learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.97  # GAE's lambda: low is biased, high is noisy (0.9 to 1)
+    lam: float = 0.97  # GAE's lambda: lower has more bias, higher more variance
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
-    orthogonal_init: bool = True  # orthogonal initial weights, else PyTorch's default
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
         check_settings(self)  # refuses values out of range
@@ -117,15 +120,15 @@ class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --he
 
 # ======================================= agent ========================================
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them, and none at the end."""
+    """Linear layers of these sizes with tanh between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The actor's small last layer makes the first policy similar in all states."""
+    """A small last layer makes the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -135,7 +138,7 @@ def init_orthogonal(agent: nn.Module) -> None:
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows so far, over all processes, in float64."""
+    """Running mean and variance of all samples seen so far, by all processes."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -144,18 +147,17 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of new rows into those so far (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # of the rows of all processes
+        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        weight = count / self.count
+        new = count / self.count  # the fraction of all samples that is new
         delta = mean - self.mean
-        between_var = weight * (1 - weight) * delta**2
-        self.var.copy_((1 - weight) * self.var + weight * var + between_var)
-        self.mean += weight * delta
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics. The state dict holds all of them."""
+    """Actor, critic and running statistics, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -183,8 +185,8 @@ class Agent(nn.Module):
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())
-        self.discounted_reward_sum = torch.zeros(())  # last G, [N] once it is known
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -211,7 +213,7 @@ class Agent(nn.Module):
         return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones by tanh, then to the bounds."""
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
         if self.discrete:
             return act.cpu().numpy()
         squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
@@ -222,10 +224,9 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Update the running statistics. Called after `update`, which needs the old."""
-        last = self.discounted_reward_sum
-        sums = discounted_reward_sums(rollout, last, self.cfg.gamma)
-        self.discounted_reward_sum = sums[-1] * (1 - rollout.done[-1])
+        """Called after `update`, which must use the old statistics."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
@@ -237,7 +238,7 @@ class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
     rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # of s', where the action led
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
     terminated: PerStep  # 1 or 0
     done: PerStep  # 1 or 0
 
@@ -250,11 +251,8 @@ class Batch:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...].
-
-    `make_envs` restarts an environment in the step that ends its episode. `next_obs`
-    then belongs to the next episode, and `infos` has the last one of this episode.
-    """
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
     next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -263,38 +261,39 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps from `obs` on -> the rollout and the next obs."""
+    """Act for T = num_steps steps. Return the rollout and the next observations."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        steps.append({
-            "obs": obs, "act": act.cpu().numpy(), "rew": rew,
-            "next_obs": true_next_obs(next_obs, done, infos),
-            "terminated": terminated, "done": done})
+        s_prime = true_next_obs(next_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": s_prime, "terminated": terminated, "done": done})
         obs = next_obs
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, since a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
-def discounted_reward_sums(rollout: Rollout, last: Tensor, gamma: float) -> PerStep:
-    """G of Eq. (7). `last` [N] is G of the step before, 0 if an episode ended there."""
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
-        sums.append(rew + gamma * last)
-        last = sums[-1] * (1 - done)
-    return torch.stack(sums)
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
 
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE -> advantages A, value targets R. Any end of an episode stops the sum."""
+    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -324,7 +323,7 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
 
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return nn.functional.mse_loss(val, ret)  # Eq. (5)
+    return (val - ret).square().mean()  # Eq. (5)
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
@@ -334,18 +333,18 @@ def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V predicts its targets up to a constant, 0 or less if V is of no use."""
+    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """Eq. (8). No gradient flows through advantages."""
+    """Eq. (8). No gradient flows through advantages. The entropy is only reported."""
     actor_out = agent.actor(agent.encoder(batch.obs))
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = policy_loss(logp, batch.adv)
-    bonus = entropy(actor_out, agent.log_std)  # only reported
-    return pi_loss, {"pi_loss": pi_loss, "entropy": bonus}
+    ent = entropy(actor_out, agent.log_std)
+    return pi_loss, {"pi_loss": pi_loss, "entropy": ent}
 
 
 def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
@@ -364,16 +363,17 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     ends[-1] = True  # ... unless the episode or the rollout ends
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
-    return val, *compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
 
 
 @torch.no_grad()  # gradients are computed inside `minimize` only
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
            lr: float) -> dict:
-    """Learn from one rollout: one step of the policy, then `v_steps` of the critic.
+    """One step of the policy, then `v_steps` of the critic. Return metrics.
 
-    Return metrics, which the report averages. `minimize` computes the gradient of a
-    loss, averages it over processes and takes one Adam step.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes
+    and takes one Adam step. It returns the loss's metrics, detached.
     """
     cfg = agent.cfg
     rew = rollout.rew
@@ -393,19 +393,19 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
     features = agent.encoder(obs)  # the policy step moved the encoder; now it stays
     ret = ret.flatten()
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
-    steps = []  # metrics of each gradient step of the critic
+    step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(cfg.v_steps):
-        rows = torch.randperm(len(obs))[: len(obs) // num_minibatches]
-        steps.append(optimizers.critic.minimize(
-            critic_value_loss, agent, features[rows], ret[rows], lr=cfg.v_lr))
-    for name in steps[0]:
-        metrics[name] = torch.stack([step[name] for step in steps])
+        idx = torch.randperm(len(obs))[: len(obs) // num_minibatches]
+        step_metrics.append(optimizers.critic.minimize(
+            critic_value_loss, agent, features[idx], ret[idx], lr=cfg.v_lr))
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
     return metrics | critic_metrics | {"lr": lr}
 
 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, or resume, and return the agent."""
+    """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs

@@ -128,8 +128,9 @@ def test_value_loss_by_hand(name):
 ])
 def test_standardize_and_reward_sums_by_hand(name, value, mean, var, expected):
     close(ALGOS[name].standardize(vec(value), vec(mean), vec(var)), vec(expected))
-    sums = reward_sums(ALGOS[name], column(1, 2, 3), column(0, 1, 0), vec(4), 0.5)
+    sums, last = reward_sums(ALGOS[name], column(1, 2, 3), column(0, 1, 0), vec(4), 0.5)
     close(sums, column(3, 3.5, 3))  # an episode's last reward counts, and then no more
+    close(last, vec(3))
 
 
 # ---- What is collected

@@ -368,8 +368,8 @@ def test_observe_takes_each_observation_and_running_return_once(kind):
         agent.update_stats(rollout)
     obs, rew, done = (torch.cat([getattr(x, name) for x in rollouts])
                       for name in ("obs", "rew", "done"))
-    ret = reward_sums(ppo, rew, done, torch.zeros(3), 0.9)
-    close(agent.discounted_reward_sum, ret[-1] * (1 - done[-1]))
+    ret, last = reward_sums(ppo, rew, done, torch.zeros(3), 0.9)
+    close(agent.discounted_reward_sum, last)
     expected = [(agent.reward_sum_stats, ret.flatten().double())]
     if kind != "images":
         expected.append((agent.obs_stats, obs.flatten(0, 1).double()))
