@@ -1,27 +1,26 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
-The problem. A policy gradient is valid only for the policy that collected
-the data, so it allows one gradient step per batch. PPO takes hundreds. It
-changes the loss so that no step gains anything by moving the policy far from
-the one that acted.
+The problem. The policy gradient is an expectation under the current policy,
+so strictly a batch of data is good for one gradient step. PPO takes many. Its
+loss compares the new policy with the one that collected the data, and stops
+rewarding a change of an action's probability once the change is large enough.
 
-Background, as in algos/vpg.py. s' is the true next state of s, even at a time
-limit, where we still bootstrap from V(s'). "terminated" marks a true end of
-an episode, "done" any end, time limits included. V is the critic. The
-advantage A says how much better an action was than the policy does on average
-in that state. lambda trades bias for variance: lam = 0 trusts V after one
-step, lam = 1 trusts the sampled rewards alone. (1) and (2) are GAE (Schulman
-et al. 2016, arXiv:1506.02438, eq. 16).
+Notation, as in algos/vpg.py. V is the critic. s' is the state that the action
+led to, never the first state of the next episode. `terminated` means that the
+task has ended, `done` that the episode has, by termination or a time limit.
+At a time limit we bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. lambda trades bias for
+variance: lam = 0 uses one reward and then V, lam = 1 all rewards of the
+rollout. (1), (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
-    A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
-    R_t     = A_t + V(s_t), the critic's regression target                 (2)
-    log pi  = sum_i log N(a_i; mu_i(s), sigma_i), or log softmax           (3)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax, or the sum of log N(a_i; mu_i(s), sigma_i)      (3)
     H       = entropy of pi(. | s), averaged over the batch                (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10),
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}                         (7)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, a sum of past rewards;
+              rew <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)              (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
 PPO itself. pi_old is the policy that acted, c is `clip_ratio`:
@@ -31,44 +30,47 @@ PPO itself. pi_old is the policy that acted, c is `clip_ratio`:
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-What the minimum in (10) does to a sample:
+ratio A is importance sampling: its gradient at pi = pi_old is the policy
+gradient, and its mean estimates how much better pi is than pi_old. The
+estimate fails far from pi_old, hence the clipping. Its effect on a sample:
 
     A > 0, ratio > 1 + c   already much likelier: no gradient
     A < 0, ratio < 1 - c   already much less likely: no gradient
-    A > 0, ratio < 1 - c   moved the wrong way: full gradient back
-    A < 0, ratio > 1 + c   moved the wrong way: full gradient back
-    in between             the plain policy gradient, times the ratio
+    A > 0, ratio < 1 - c   moved the wrong way: not clipped
+    A < 0, ratio > 1 + c   moved the wrong way: not clipped
 
-So clipping removes the reward for leaving [1 - c, 1 + c]; it does not forbid
-it. All samples share one network, so the gradients of others can push a
-clipped sample further. Neither the ratio nor the KL is bounded: watch `kl`
-and `clip_frac`, or set `target_kl`. Actor and critic share no weights on
-vector observations, and Adam cancels the scale of a gradient, so `vf_coef`
-then acts almost only through the shared gradient clipping.
+So clipping removes the incentive to leave [1 - c, 1 + c]. It does not prevent
+leaving: all samples share one network, so the gradients of other samples can
+push a clipped one further. Neither ratio nor KL is bounded. Watch `kl` and
+`clip_frac`, the share of samples outside, or set `target_kl`.
 
-Implementation details that matter, each with the setting that disables it:
-orthogonal initial weights (orthogonal_init), (6) (norm_obs), (7) (scale_rew),
-(8) (norm_adv), gradient clipping (max_grad_norm), learning rate annealing
-(anneal_lr). They come from OpenAI Baselines rather than the paper. Engstrom
-et al. 2020 (arXiv:2005.12729), Andrychowicz et al. 2021 (arXiv:2006.05990)
-and "The 37 Implementation Details of PPO" (Huang et al. 2022) study them. (12)
-is from Schulman's note "Approximating KL Divergence" (2020).
+The first ratio must be exactly 1, so the statistics of (6) and (7) stay
+frozen until the update ends. G sets only a scale: it keeps value targets near
+1 in every environment. A mean is not subtracted, since that would change which
+rewards are good. On vector observations actor and critic share no weights, and
+Adam is nearly invariant to gradient scale, so `vf_coef` matters almost only
+through the joint clipping of the gradient norm.
+
+Details that matter can each be switched off: norm_obs (6), scale_rew (7),
+norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI
+Baselines, not from the paper. Engstrom et al. 2020 (arXiv:2005.12729),
+Andrychowicz et al. 2021 (arXiv:2006.05990) and "The 37 Implementation Details
+of PPO" (Huang et al. 2022) study them. (12) is due to Schulman (2020).
 
 Departures from the paper. Advantages and value targets are recomputed every
-epoch with the current critic, as Andrychowicz et al. advise, which helped
-much (benchmarks/NOTES.md, "Variants on MuJoCo"). sigma is one parameter per
-action dimension, independent of s. tanh maps a Gaussian action into the
-environment's bounds; its Jacobian is the same in both policies of (9) and
-cancels, and (4) is the entropy before tanh.
+epoch with the current critic, as Andrychowicz et al. advise (see "Variants on
+MuJoCo" in benchmarks/NOTES.md). tanh maps a Gaussian action into the bounds
+of the environment. Its Jacobian is the same for both policies and cancels in
+(9). The entropy is that of the Gaussian. The value loss is not clipped.
 
-Sizes by default: T = 256 steps of N = 8 environments make 2,048 samples per
-rollout; 10 epochs of 32 minibatches of 64 make 320 gradient steps. Healthy
-values: `kl` 0.005 to 0.05, `clip_frac` 0.05 to 0.3, `explained_variance`
-rising towards 1, `entropy` falling slowly.
+Default sizes: 256 steps in each of 8 environments give 2,048 samples; 10
+epochs of 32 minibatches of 64 are 320 gradient steps. In a healthy run `kl`
+is 0.005 to 0.05 and `clip_frac` 0.05 to 0.3 at the end of an update,
+`explained_variance` rises towards 1 and `entropy` falls.
 
 Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
-Reproduce     python -m algos.ppo    (curves of all seeds: benchmarks/README.md)
+Reproduce     python -m algos.ppo    (learning curves: benchmarks/README.md)
 """
 
 import math
@@ -82,47 +84,47 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.envs import image_to_float, is_image, make_envs, nature_cnn, to_tensor
+from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
-Outputs = Float32[Tensor, "B k"]  # of the actor: k logits, or the means of k dimensions
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
 Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
-    num_envs: int = 8  # N, environments stepped together (1 to 64)
-    rollout_steps: int = 2048  # T x N, steps per rollout over all environments
+    num_envs: int = 8  # N, parallel environments (usually 1 to 64)
+    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: bias at 0, variance at 1 (0.9 to 1)
-    clip_ratio: float = 0.2  # PPO's clipping range, epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop the update once Eq. (12) exceeds this; 0 disables
+    lam: float = 0.95  # GAE's lambda: low is biased, high is noisy (0.9 to 1)
+    clip_ratio: float = 0.2  # clipping range, epsilon in the paper (0.1 to 0.3)
+    target_kl: float = 0.0  # stop after an epoch with more KL, Eq. (12); 0 disables
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0 disables clipping
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions (0.3 to 1)
-    norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
+    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
-    scale_rew: bool = True  # divide rewards by the std of discounted returns, Eq. (7)
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
     orthogonal_init: bool = True  # orthogonal initial weights, else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio")
+        check_settings(self, positive="clip_ratio")  # refuses values out of range
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
 # ======================================= agent ========================================
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
+    """Linear layers of these sizes with tanh between them, and none at the end."""
     layers = []
     for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
@@ -130,16 +132,17 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights, zero biases. At first the policy prefers no action."""
-    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 1.0}
+    """The actor's small last layer makes the first policy similar in all states."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
             nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows seen so far, over all ranks, in float64."""
+    """Mean and variance of all rows so far, over all processes, in float64."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -148,18 +151,18 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)
+        """Merge the moments of new rows into those so far (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # of the rows of all processes
         self.count += count
         weight = count / self.count
         delta = mean - self.mean
-        spread = weight * (1 - weight) * delta**2  # of the two means
-        self.var.copy_((1 - weight) * self.var + weight * var + spread)
+        between_var = weight * (1 - weight) * delta**2
+        self.var.copy_((1 - weight) * self.var + weight * var + between_var)
         self.mean += weight * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics: its state dict is the whole policy."""
+    """Actor, critic and running statistics. The state dict holds all of them."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -176,69 +179,61 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(log_std)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared by actor and critic
+            self.encoder = nature_cnn(obs_space)  # shared; it has 512 features
             sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
         self.actor = mlp(*sizes, num_outputs)
         self.critic = mlp(*sizes, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
-        self.ret_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # latest G of (7), [N]; not saved
+        self.reward_sum_stats = RunningStats(())
+        self.discounted_reward_sum = torch.zeros(())  # last G, [N] once it is known
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        """Raw observations -> network inputs: scaled pixels or Eq. (6), float32."""
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
         if self.images:
             return image_to_float(obs)
         if not self.cfg.norm_obs:
             return obs.float()
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
-    def normalize_rollout(self, rollout: "Rollout") -> "Rollout":
-        """The rollout as the networks see it, with rewards scaled by Eq. (7)."""
-        rew = rollout.rew
-        if self.cfg.scale_rew:
-            rew = standardize(rew, 0.0, self.ret_stats.var)
-        obs = self.normalize(rollout.obs)
-        next_obs = self.normalize(rollout.next_obs)
-        return replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-
-    def forward(self, obs: Tensor) -> tuple[Outputs, PerSample]:
+    def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
         """Normalised observations [B, ...] -> outputs of the actor, values."""
         features = self.encoder(obs)
         return self.actor(features), self.critic(features).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], not bounded yet."""
-        obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
-        out = self.actor(self.encoder(self.normalize(obs)))
+        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
-            return out.argmax(-1) if self.discrete else out
+            return actor_out.argmax(-1) if self.discrete else actor_out
         if self.discrete:
-            return out.softmax(-1).multinomial(1).squeeze(-1)
-        return out + self.log_std.exp() * torch.randn_like(out)
+            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """tanh maps continuous actions into the environment's bounds, per dimension."""
+        """Actions for `env.step`: continuous ones by tanh, then to the bounds."""
         if self.discrete:
             return act.cpu().numpy()
-        unit = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
-        return torch.lerp(self.low, self.high, unit / 2 + 0.5).cpu().numpy()
+        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Update the running statistics: after learning, which must use the old."""
+        """Update the running statistics. Called after `update`, which needs the old."""
         last = self.discounted_reward_sum
         sums = discounted_reward_sums(rollout, last, self.cfg.gamma)
         self.discounted_reward_sum = sums[-1] * (1 - rollout.done[-1])
-        self.ret_stats.update(sums.flatten())
+        self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
@@ -246,21 +241,17 @@ class Agent(nn.Module):
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of N environments."""
-
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
     rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # the true next observations
-    terminated: PerStep  # 1 at a true end
-    done: PerStep  # 1 at a true end or a time limit
+    next_obs: Shaped[Tensor, "T N *obs"]  # of s', where the action led
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What the loss needs of B samples."""
-
-    obs: Float32[Tensor, "B *obs"]  # normalised
+    obs: Float32[Tensor, "B *obs"]
     act: Shaped[Tensor, "B *act"]
     logp_old: PerSample
     adv: PerSample
@@ -268,15 +259,15 @@ class Minibatch:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
+    """Observations of s', [N, ...].
 
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
+    `make_envs` restarts an environment in the step that ends its episode. `next_obs`
+    then belongs to the next episode, and `infos` has the last one of this episode.
     """
-    true_obs = next_obs.copy()
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
@@ -287,16 +278,17 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        true_obs = true_next_obs(next_obs, done, infos)
-        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))
+        steps.append({
+            "obs": obs, "act": act.cpu().numpy(), "rew": rew,
+            "next_obs": true_next_obs(next_obs, done, infos),
+            "terminated": terminated, "done": done})
         obs = next_obs
-    columns = [to_tensor(np.stack(column), act.device) for column in zip(*steps)]
-    return Rollout(*columns), obs
+    return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: after few samples, a rare value can become huge."""
+    """Eqs. (6), (7). Clipped, since a variance of few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -311,51 +303,48 @@ def discounted_reward_sums(rollout: Rollout, last: Tensor, gamma: float) -> PerS
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """Eqs. (1), (2): GAE -> advantages, value targets.
-
-    A true end has no future value. Any end of an episode stops the recursion.
-    """
+    """GAE -> advantages A, value targets R. Any end of an episode stops the sum."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # faster than PyTorch here
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    last = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
-        last = delta[t] + decay[t] * last  # Eq. (2)
-        adv[t] = last
+        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
+        next_adv = adv[t]
     adv = torch.as_tensor(adv, device=val.device)
     return adv, adv + val
 
 
-def log_prob(out: Outputs, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of actions [B, k] before tanh, or of discrete actions [B]."""
+def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
+    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
     if log_std is None:
-        return out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - out) / log_std.exp()
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def entropy(out: Outputs, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; for continuous actions that of the Gaussian, before tanh."""
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (4) in nats; of continuous actions before tanh."""
     if log_std is None:
-        return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()  # Eq. (5)
+    return nn.functional.mse_loss(val, ret)  # Eq. (5)
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for each of M minibatches, over all ranks."""
+    """Eq. (8) for M minibatches, each with its share of samples in other processes."""
     _, mean, var = mpi.moments(adv.T)
-    return ((adv.T - mean) / (var.sqrt() + 1e-8)).T.float()
+    return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). Pessimistic: clipping can cap a gain but never hides a loss."""
+    """Eqs. (9), (10). The minimum can cap a gain but never hides a loss."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -369,78 +358,89 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if the critic predicts the targets exactly, 0 if no better than a constant."""
+    """1 if V predicts its targets up to a constant, 0 or less if V is of no use."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
-    """Eq. (11). Advantages and targets are constants."""
+    """Eq. (11). No gradient flows through advantages and value targets."""
     cfg = agent.cfg
-    out, val = agent(minibatch.obs)
-    logp = log_prob(out, agent.log_std, minibatch.act)
-    adv = minibatch.adv
-    pi_loss = clipped_policy_loss(logp, minibatch.logp_old, adv, cfg.clip_ratio)
+    actor_out, val = agent(minibatch.obs)
+    logp = log_prob(actor_out, agent.log_std, minibatch.act)
+    pi_loss = clipped_policy_loss(
+        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
     v_loss = value_loss(val, minibatch.ret)
-    bonus = entropy(out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * bonus  # Eq. (11)
+    bonus = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss
+    if cfg.ent_coef > 0:
+        loss = loss - cfg.ent_coef * bonus  # Eq. (11)
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": bonus}
 
 
-def compute_values(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep]:
-    """V(s) and V(s') for every step of a normalised rollout, by the current critic."""
+def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
+    """Values, advantages and value targets by the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
-    next_val = val.roll(-1, dims=0)  # s' is the next row's s, except where ...
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
     ends = rollout.done.bool()
-    ends[-1] = True  # ... an episode or the rollout ends
+    ends[-1] = True  # ... unless the episode or the rollout ends
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
-    return val, next_val
-
-
-@torch.no_grad()  # `minimize` alone computes gradients
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Learn from one rollout in `epochs` passes -> metrics."""
     cfg = agent.cfg
-    rollout = agent.normalize_rollout(rollout)
-    obs = rollout.obs.flatten(0, 1)  # [B, ...] with B = T x N
-    act = rollout.act.flatten(0, 1)
-    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    return val, *compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
 
+
+@torch.no_grad()  # gradients are computed inside `minimize` only
+def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+    """Learn from one rollout -> metrics, which the report averages.
+
+    `minimize` computes the gradient of a loss, averages it over processes, clips its
+    norm and takes one Adam step.
+    """
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    act = rollout.act.flatten(0, 1)
+    # pi_old is still the current policy, and one batch is cheaper than step by step.
+    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    val, adv, ret = compute_targets(agent, rollout)
+    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
-    steps = []  # metrics of each gradient step
+    steps = []  # metrics of each gradient step: the losses and the gradient norm
     for epoch in range(cfg.epochs):
-        val, next_val = compute_values(agent, rollout)
-        adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
-        if epoch == 0:  # of the critic that has not seen these returns
-            critic = {"val": val, "explained_variance": explained_variance(val, ret)}
-        order = torch.randperm(len(obs)).view(num_minibatches, -1)  # rows of each
-        adv = adv.flatten()[order]
+        indices = torch.randperm(len(obs)).view(num_minibatches, -1)
+        adv = adv.flatten()[indices]
+        ret = ret.flatten()[indices]
         if cfg.norm_adv:
             adv = normalize_advantages(adv)
-        columns = (obs[order], act[order], logp_old[order], adv, ret.flatten()[order])
-        for minibatch in zip(*columns):
-            minibatch = Minibatch(*minibatch)
-            steps.append(optimizer.minimize(ppo_loss, agent, minibatch, lr=lr,
-                                            max_grad_norm=cfg.max_grad_norm))
-        if cfg.target_kl > 0 or epoch == cfg.epochs - 1:
+        for m, rows in enumerate(indices):
+            minibatch = Minibatch(obs[rows], act[rows], logp_old[rows], adv[m], ret[m])
+            steps.append(optimizer.minimize(
+                ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
+        if cfg.target_kl > 0 or epoch == cfg.epochs - 1:  # costs a pass over the batch
             logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all samples
-            if 0 < cfg.target_kl < kl:
+            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # over all processes
+            if cfg.target_kl > 0 and kl > cfg.target_kl:
                 break
-
+        _, adv, ret = compute_targets(agent, rollout)  # the critic has moved
     metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     ratio = (logp - logp_old).exp()
     clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
     metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
-    return metrics | critic
+    return metrics | critic_metrics
 
 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, or resume, and return the agent."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
@@ -450,9 +450,9 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)  # after learning, which needs the old ones
+            agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # writes, evaluates and saves when due
+            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
     return agent
 
 
