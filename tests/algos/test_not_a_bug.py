@@ -72,8 +72,8 @@ def test_the_temperature_steps_along_log_alpha(alpha):
 @pytest.mark.parametrize("share", [-1.0, -0.5])
 def test_target_entropy_is_a_choice(share):
     """ "-dim / 2 instead of -dim": alpha rests at the entropy that was asked for, whichever."""
-    agent = offpolicy_agent(sac, target_entropy=share)
-    want = share * agent.act_dim
+    want = share * 2                                            # d = 2
+    agent = offpolicy_agent(sac, target_entropy=want)
     slopes = [torch.autograd.grad(sac.alpha_loss(agent, logp)[0], agent.log_alpha)[0]
               for logp in (torch.full((4,), -want), torch.full((4,), -want + 1))]
     assert slopes[0] == 0

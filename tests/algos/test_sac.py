@@ -148,7 +148,7 @@ def test_critic_loss_and_gradient_by_hand():
         loss, metrics, grad = gradient_in(agent.critic, sac.critic_loss, agent, batch)
     first, second = (1.5 - 6.1312565, 1 + 1.5 - 15.3812565), (2 - 6.1312565, 4 - 13.8812565)
     close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
-    close(metrics["q_loss"], loss)
+    close(metrics["critic_loss"], loss)
     close(metrics["q1"], [1.5, 1])
     close(metrics["q2"], [2.0, 4])
     close(grad[2], first[0] + first[1])
@@ -176,7 +176,7 @@ def test_actor_loss_and_gradient_by_hand():
         loss, metrics, grad = gradient_in(agent.actor, sac.actor_loss, agent,
                                           sac.Transitions(obs, obs, zero, obs, zero))
     close(metrics["logp"], [-0.6312565] * 3)
-    close(metrics["pi_loss"], loss)
+    close(metrics["actor_loss"], loss)
     close(loss, 2 * -0.6312565 - (2.5 + 2.5 - 0.5) / 3)
     close(grad[2], 2 * 1 - 0.75 * (3 - 1 - 1) / 3)   # of the bias of mu
     close(grad[3], -2.0)                                            # of log sigma: -alpha, eps is 0
@@ -184,8 +184,8 @@ def test_actor_loss_and_gradient_by_hand():
 
 @pytest.mark.eq("sac", 8)
 def test_temperature_by_hand():
-    """d = 2, so the target is -1; mean log pi is -2, an entropy of 2: too much, alpha is to fall."""
-    agent = make_agent(sac, target_entropy=-0.5)
+    """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
+    agent = make_agent(sac, target_entropy=-1.0)
     agent.log_alpha.data.fill_(math.log(0.2))
     loss, metrics = sac.alpha_loss(agent, torch.tensor([-1.0, -3]))
     close(loss, 3 * math.log(0.2))
@@ -205,13 +205,15 @@ def test_the_temperature_rises_where_entropy_is_short(log_std, rises):
     close(agent.log_alpha, before + (1e-2 if rises else -1e-2))     # Adam's first step
 
 
-def test_target_entropy_is_of_each_dimension():
+@pytest.mark.parametrize("setting,target", [(None, -2.0), (-1.4, -1.4), (0.0, 0.0)])
+def test_target_entropy_is_minus_the_dimensions_unless_given(setting, target):
     """At exactly the entropy that is asked for, nothing pulls."""
-    agent, batch = make_agent(sac, target_entropy=-0.7), make_batch(sac)
+    agent, batch = make_agent(sac, target_entropy=setting), make_batch(sac)
     optimizers = offpolicy_optimizers(agent)
     logp = sac.update(agent, optimizers, batch)["logp"]
-    close(optimizers.alpha.grad, -(logp.mean() - 1.4)[None])
-    optimizers.alpha.minimize(sac.alpha_loss, agent, torch.tensor([1.0, 1.8]), lr=1e-3)
+    close(optimizers.alpha.grad, -(logp.mean() + target)[None])
+    at_target = torch.tensor([0.5, -0.5]) - target
+    optimizers.alpha.minimize(sac.alpha_loss, agent, at_target, lr=1e-3)
     close(optimizers.alpha.grad, [0.0])
 
 
@@ -222,10 +224,10 @@ def test_a_fixed_temperature_stays():
     for k in range(3):
         metrics = sac.update(agent, optimizers, make_batch(sac, seed=k))
         assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
-        close(agent.alpha(), 0.2)
+        close(agent.temperature(), 0.2)
         assert agent.log_alpha.item() == before and optimizers.alpha.steps == 0
     close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
-    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).alpha(), 0.3)
+    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).temperature(), 0.3)
 
 
 def test_a_fixed_temperature_is_what_the_losses_use():
@@ -245,8 +247,8 @@ def test_a_fixed_temperature_is_not_that_of_another_run():
     learned = sac.train(helpers.quick(sac, run_dir="learned", **given))
     fixed = sac.train(helpers.quick(sac, run_dir="fixed", learn_alpha=False, **given))
     assert learned.log_alpha == first.log_alpha != math.log(0.5)
-    close(learned.alpha(), first.log_alpha.exp())
-    close(fixed.alpha(), 0.2)
+    close(learned.temperature(), first.log_alpha.exp())
+    close(fixed.temperature(), 0.2)
 
 
 @pytest.mark.parametrize("loss_fn", [sac.critic_loss, sac.actor_loss])
@@ -254,7 +256,7 @@ def test_the_temperature_is_a_constant_to_the_other_losses(loss_fn):
     agent, batch = make_agent(sac), make_batch(sac)
     loss, _ = loss_fn(agent, batch)
     assert torch.autograd.grad(loss, agent.log_alpha, allow_unused=True) == (None,)
-    assert not agent.alpha().requires_grad
+    assert not agent.temperature().requires_grad
 
 
 def test_the_temperatures_loss_reaches_the_temperature_alone():
@@ -292,8 +294,9 @@ def their_model(agent, batches):
 
     It halves the critics' loss; with half of Adam's eps that makes the same step.
     """
-    model = SAC("MlpPolicy", helpers.Nowhere(helpers.VECTOR, helpers.UNIT), 1e-3, tau=0.05, gamma=0.9, device="cpu",
-                buffer_size=1, ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
+    spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
+    model = SAC("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
+                ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
     model.set_logger(configure(None, []))
     model.policy.double()
     model.actor.action_dist.epsilon = 0.0
@@ -324,11 +327,11 @@ def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_ste
     with noise_is(*[eps for pair in noise for eps in pair]):
         metrics = [algo.update(agent, optimizers, batch) for batch in batches]
     theirs = model.logger.name_to_value
-    names = {"pi_loss": "actor_loss", "alpha": "ent_coef", "alpha_loss": "ent_coef_loss"}
+    names = {"actor_loss": "actor_loss", "alpha": "ent_coef", "alpha_loss": "ent_coef_loss"}
     for our, their in names.items():
         mean = torch.stack([each[our] for each in metrics]).mean()
         close(mean, theirs[f"train/{their}"], rtol=1e-9)
-    close(torch.stack([each["q_loss"] for each in metrics]).mean(),
+    close(torch.stack([each["critic_loss"] for each in metrics]).mean(),
           2 * theirs["train/critic_loss"], rtol=1e-9)
     if num_steps == 1:
         # Theirs adds the actor's gradient to the critics' .grad: Adam's mean shows what was used.

@@ -44,7 +44,7 @@ def test_critic_loss_and_gradient_by_hand():
     close(metrics["q2"], [2.0, 4])
     first, second = (-4.0, -12.25), (-3.5, -9.25)                   # Q - y
     close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
-    close(metrics["q_loss"], loss)
+    close(metrics["critic_loss"], loss)
     # Of s, of a, of the bias: the mean of 2 (Q - y) times what the weight stands at.
     close(grad, [-4 - 24.5, -2 + 12.25, -16.25, -3.5 - 18.5, -1.75 + 9.25, -12.75])
 
@@ -105,7 +105,7 @@ def test_actor_and_targets_wait_for_their_step_and_critics_do_not(delay):
         before = {name: flat(net) for name, net in agent.named_children()}
         metrics = td3.update(agent, optimizers, batch, count)
         due = (count + 1) % delay == 0
-        assert ("pi_loss" in metrics) == due
+        assert ("actor_loss" in metrics) == due
         for name, net in agent.named_children():
             assert torch.equal(flat(net), before[name]) != (due or name == "critic"), name
 
@@ -126,8 +126,8 @@ def test_td3_without_its_ideas_is_ddpg():
     for k in range(10):
         was = ddpg.update(old, optimizers[0], make_batch(ddpg, seed=k))
         now = td3.update(new, optimizers[1], make_batch(td3, seed=k), count=k)
-        close(now["q_loss"], 2 * was["q_loss"])
-        close(now["pi_loss"], was["pi_loss"])
+        close(now["critic_loss"], 2 * was["critic_loss"])
+        close(now["actor_loss"], was["actor_loss"])
     for ours, theirs in ((new.actor, old.actor), (new.actor_targ, old.actor_targ),
                          (new.critic.q1, old.critic), (new.critic_targ.q2, old.critic_targ)):
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -152,8 +152,9 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
     algo = bare(td3)
     settings = {"lr": 1e-3, "tau": 0.05, "gamma": 0.9}
     agent = make_agent(algo, space=helpers.UNIT, **settings).double()
-    model = TD3("MlpPolicy", helpers.Nowhere(helpers.VECTOR, helpers.UNIT), 1e-3, tau=0.05, gamma=0.9, device="cpu",
-                buffer_size=1, policy_kwargs={"net_arch": [16, 16]})
+    spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
+    model = TD3("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
+                policy_kwargs={"net_arch": [16, 16]})
     model.set_logger(configure(None, []))
     model.policy.double()
     for our, their in pairs(agent, model.policy):
@@ -172,14 +173,14 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
         metrics = [algo.update(agent, optimizers, batch, count=k)
                    for k, batch in enumerate(batches)]
     theirs = model.logger.name_to_value
-    close(torch.stack([each["q_loss"] for each in metrics]).mean(), theirs["train/critic_loss"],
+    close(torch.stack([each["critic_loss"] for each in metrics]).mean(), theirs["train/critic_loss"],
           rtol=1e-10)
     if num_steps == 1:
         grads = [param.grad.flatten() for net in model.policy.critic.q_networks
                  for param in net.parameters()]
         close(optimizers.critic.grad, torch.cat(grads), rtol=1e-10, atol=1e-13)
     else:
-        losses = [each["pi_loss"] for each in metrics if "pi_loss" in each]
+        losses = [each["actor_loss"] for each in metrics if "actor_loss" in each]
         assert len(losses) == 5
         close(torch.stack(losses).mean(), theirs["train/actor_loss"], rtol=1e-10)
     for our, their in pairs(agent, model.policy):
