@@ -1,13 +1,13 @@
 """Deep Deterministic Policy Gradient (DDPG).  Lillicrap et al. 2016,
 arXiv:1509.02971, Algorithm 1.
 
-The problem. Q-learning acts by a = argmax_a Q(s, a). With five discrete
-actions this compares five numbers. With continuous actions it is an
-optimisation problem in every step. DDPG learns the argmax instead. A second
-network, the actor pi(s), is trained to return the action that the critic
-Q(s, a) rates highest. The critic tells it how to improve: the gradient of Q
-with respect to a points towards better actions. What both of them maximise is
-the expected discounted return, E sum_t gamma^t r_t.
+The problem. Q-learning acts by a = argmax_a Q(s, a), where Q(s, a) is the
+expected discounted return, E sum_t gamma^t r_t, after taking action a in state
+s. With five discrete actions the argmax compares five numbers. With continuous
+actions it is an optimisation problem in every step. DDPG learns the argmax
+instead: the actor, a second network pi(s), is trained to return the action
+that the critic Q rates highest. The critic tells it how to improve, since the
+gradient of Q with respect to a points towards better actions.
 
 Notation. s' is the state that followed s, also at a time limit, where we
 bootstrap; `terminated` means that the task has ended and no reward can follow.
@@ -30,40 +30,44 @@ DDPG itself. sigma is the setting act_noise and eps a standard normal sample:
 
 Why each piece is there:
 
-(1) holds for any action a, whoever chose it: r and s' are the environment's
-answer to a, and a' comes from the current policy, not from the buffer. This is
-why old transitions may be used, and each of them many times. A random batch
-also mixes distant moments, so its samples are nearly independent.
+(1) This target is valid for any action a, whichever policy chose it: r and s'
+are the environment's answer to a, and a' in (5) comes from the learned policy,
+not from the buffer. So old transitions can be used, and each of them many
+times. A random batch also mixes distant times, so its samples are nearly
+independent.
 (3) Without target networks, an update that raises Q(s, a) often raises
 Q(s', a') and so y as well, and errors feed themselves. With tau = 0.005 the
 copies follow with a lag of about 200 updates.
 (4) A deterministic policy never tries anything else, so noise is added while
-collecting. The buffer stores a with its noise, since that is the action to
-which r and s' belong.
+collecting. The buffer stores the noisy action, since r and s' followed from
+it. Evaluation uses no noise.
 (7) By the chain rule its gradient in the actor's weights w is
 -mean dQ/da dpi/dw, the deterministic policy gradient (Silver et al. 2014).
 Only the actor learns from it. If the critic did too, it would rate the
 actor's actions highly instead of correctly.
 
 The weak point: the actor finds the actions that the critic overestimates, and
-(6) takes these errors into the targets. algos/td3.py is about the remedy.
+(6) carries these errors into the targets. TD3 was designed against this.
 
 Policy, buffer and critic use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Nothing is normalised.
 
 Departures from the paper. The noise in (4) is independent from step to step;
-the paper has an Ornstein-Uhlenbeck process, of which the authors of TD3 saw no
-benefit. The critic gets the action in its first layer, not its second. There
-is no batch normalisation and no weight decay. Both learning rates are 1e-3
-(paper: 1e-4 for the actor), tau is 0.005 (0.001), and batches have 256 samples
-(64). Layers have 256 and 256 units (400 and 300) with PyTorch's initial
-weights. The first actions are uniformly random.
+the paper has an Ornstein-Uhlenbeck process, in which the authors of TD3 found
+no benefit. The critic gets the action in its first layer, not its second.
+There is no batch normalisation and no weight decay. Both learning rates are
+1e-3 (paper: 1e-4 for the actor), tau is 0.005 (0.001), and batches have 256
+samples (64). Layers have 256 and 256 units (400 and 300) with PyTorch's
+initial weights. The first actions are uniformly random.
 
 Default sizes: the first 10,000 steps are random (a tenth of the budget, if
 that is less). Then every environment step is followed by one update each of
-critic and actor, in this order, on one batch of 256. HEALTHY
+critic and actor, in this order, on one batch of 256. In a healthy run
+`critic_loss` stays bounded and `q` grows with the return. To see the weak
+point, compare `q` with what the policy earns, the mean reward per step divided
+by 1 - gamma: `q` runs far ahead of it early in training.
 
-Read next     algos/td3.py:  diff algos/ddpg.py algos/td3.py
+Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
 Reproduce     python -m algos.ddpg    (learning curves: benchmarks/README.md)
 """

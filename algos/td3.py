@@ -1,12 +1,12 @@
 """Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477,
 Algorithm 1.
 
-The problem. The actor of DDPG seeks the action with the highest Q. Among noisy
-estimates, the highest is on average too high, so DDPG overestimates. The
-target then bootstraps from such a value, and the error spreads to the states
-before it. TD3 limits this error in three ways: it uses the lower of two
-critics in the target, it adds noise to the target's action, and it updates
-the actor and the target networks less often than the critics.
+The problem. The actor of DDPG seeks the action with the highest Q. All values
+of Q are estimates with errors, and the highest of them is on average too high.
+The target bootstraps from it, so the error spreads to the states before it.
+TD3 limits this error in three ways: it uses the lower of two critics in the
+target, it adds noise to the target's action, and it updates the actor and the
+target networks less often than the critics.
 
 Notation, as in algos/ddpg.py. s' is the state that followed s, also at a time
 limit, where we bootstrap; `terminated` means that the task has ended and no
@@ -34,8 +34,8 @@ Every update takes a step on (2). Every second one, by the default of
 Why each piece is there:
 
 (4) A deterministic policy never tries anything else, so noise is added while
-collecting. The buffer stores a with its noise, since that is the action to
-which r and s' belong.
+collecting. The buffer stores the noisy action, since r and s' followed from
+it. Evaluation uses no noise.
 (5) Similar actions should have similar values, so a narrow peak of Q_targ is
 probably an error. The noise averages the target over the neighbourhood of the
 policy's action, and c keeps it there.
@@ -44,8 +44,8 @@ so do their errors. Their minimum is too high only where both are too high. It
 may be too low, but this does not spread: the actor avoids such actions.
 (7) By the chain rule its gradient in the actor's weights w is
 -mean dQ_1/da dpi/dw, and only the actor learns from it. One critic is enough
-for a direction. The delay gives the critics time to reduce their error before
-the actor and the targets follow them.
+to point the way. The delay lets the critics reduce their errors before actor
+and targets follow them.
 
 Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Nothing is normalised.
@@ -57,7 +57,10 @@ HalfCheetah and Ant and 1,000 elsewhere.
 
 Default sizes: the first 10,000 steps are random (a tenth of the budget, if
 that is less). Then every environment step is followed by one update of the
-critics and every second step by one of the actor, on batches of 256. HEALTHY
+critics on a batch of 256, and every second one includes actor and targets. In
+a healthy run `critic_loss` stays bounded, and `q1` and `q2` stay close to each
+other. They grow with the return and, unlike in DDPG, do not run ahead of the
+mean reward per step divided by 1 - gamma.
 
 Read after    algos/ddpg.py:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -283,7 +286,7 @@ def add_noise(act: Actions, sigma: float) -> Actions:
 
 
 def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
-    """Eq. (5): the same, but no further than `limit` from the action."""
+    """Eq. (5): as above, but with noise of at most `limit`."""
     noise = (sigma * torch.randn_like(act)).clamp(-limit, limit)
     return (act + noise).clamp(-1, 1)
 
@@ -314,7 +317,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
            count: int) -> dict:
     """One step on the critics and, with a delay, on actor and targets -> metrics.
 
-    `count` updates came before this one: they decide whose turn it is.
+    `count` is the number of earlier updates. It decides whether the actor waits.
     `minimize` computes the gradient of a loss for this optimizer's parameters only, so
     the actor's loss leaves the critics as they are. It averages the gradient over
     processes, takes one Adam step and returns the loss's metrics, detached.

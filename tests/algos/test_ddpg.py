@@ -615,6 +615,20 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, cap
 
 # ---- Learned in seconds
 
+@every_algo
+def test_reach(algo):
+    """As far as it goes and not beyond, from any start: nearly what is possible."""
+    cfg = quick(algo, total_steps=1500, start_steps=300, report_every=500, buffer_size=1500,
+                num_envs=2, batch_size=64, hidden=(32,), lr=5e-3, gamma=0.9, tau=0.05,
+                **{"alpha": 0.01, "learn_alpha": False} if algo is sac else {})
+    returns, _ = evaluate(algo.train(cfg), cfg, 50, seed=1)
+    far, near = 0.2, 0.4                                        # a step down, a step up
+    starts = np.linspace(-1, 1, 1001)
+    left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
+            for t in range(1, 11)]
+    assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
+
+
 def test_an_action_is_learned():
     """The quickest of the probes, by the simplest of the three; the others are slow tests."""
     assert probe.passed(probe.probe(ddpg, probe.CASES[3], True))
