@@ -1,81 +1,82 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
 The problem. The policy gradient is an expectation under the current policy,
-so strictly a batch of data is good for one gradient step. PPO takes many. Its
-loss compares the new policy with the one that collected the data, and stops
-rewarding a change of an action's probability once the change is large enough.
+so, strictly, a batch of data can be used for only one gradient step. PPO takes
+many steps on each batch. Its loss compares the new policy with the one that
+collected the data, and stops rewarding changes to an action's probability
+once they exceed a set range. The loop: collect a rollout, compute advantages,
+take several passes of minibatch steps over the rollout, throw it away.
 
-Notation, as in algos/vpg.py. V is the critic. s' is the state that the action
-led to, never the first state of the next episode. `terminated` means that the
-task has ended, `done` that the episode has, by termination or a time limit.
-At a time limit we bootstrap from V(s'). The advantage A says how much better
-an action was than the policy's average in that state. lambda trades bias for
-variance: lam = 0 uses one reward and then V, lam = 1 all rewards of the
-rollout. (1), (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. The critic is V. s' is the state reached by an action; at the end of
+an episode it is the final state, not the first state of the next episode.
+`terminated` means that the environment reached a terminal state, `done` that
+the episode ended, by termination or by a time limit. A time limit is not a
+terminal state, so there we bootstrap from V(s'). The advantage A says how
+much better an action was than the policy's average in that state. `lam`
+trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
+reward up to the end of the episode or rollout. (1) and (2) are generalized
+advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
-    log pi  = log softmax, or the sum of log N(a_i; mu_i(s), sigma_i)      (3)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s), averaged over the batch                (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, a sum of past rewards;
-              rew <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)              (7)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-PPO itself. pi_old is the policy that acted, c is `clip_ratio`:
+R is the critic's target; mean, var and var(G) run over all data so far. Now
+PPO itself. pi_old is the policy that collected the data, c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-ratio A is importance sampling: its gradient at pi = pi_old is the policy
-gradient, and its mean estimates how much better pi is than pi_old. The
-estimate fails far from pi_old, hence the clipping. Its effect on a sample:
+At pi = pi_old the gradient of mean(ratio A) is the policy gradient, and near
+pi_old mean(ratio A) estimates how much better pi is. Far away it is
+unreliable, because the states still come from pi_old. The effect of clipping:
 
-    A > 0, ratio > 1 + c   already much likelier: no gradient
-    A < 0, ratio < 1 - c   already much less likely: no gradient
+    A > 0, ratio > 1 + c   already likely enough: no gradient
+    A < 0, ratio < 1 - c   already unlikely enough: no gradient
     A > 0, ratio < 1 - c   moved the wrong way: not clipped
     A < 0, ratio > 1 + c   moved the wrong way: not clipped
 
-So clipping removes the incentive to leave [1 - c, 1 + c]. It does not prevent
-leaving: all samples share one network, so the gradients of other samples can
-push a clipped one further. Neither ratio nor KL is bounded. Watch `kl` and
-`clip_frac`, the share of samples outside, or set `target_kl`.
+Without the minimum, the last two would have no gradient and no way back.
+Clipping does not keep ratios inside the range: all samples share one network,
+so gradients from other samples can push a ratio further out. Watch `kl` and
+`clip_frac`, the fraction of ratios outside, or set `target_kl`.
 
-The first ratio must be exactly 1, so the statistics of (6) and (7) stay
-frozen until the update ends. G sets only a scale: it keeps value targets near
-1 in every environment. A mean is not subtracted, since that would change which
-rewards are good. On vector observations actor and critic share no weights, and
-Adam is nearly invariant to gradient scale, so `vf_coef` matters almost only
-through the joint clipping of the gradient norm.
+Before the first gradient step every ratio must be 1, so observation
+statistics must not change between acting and the end of the update. No mean
+is subtracted from rewards, since that can change the optimal policy. On vector
+observations actor and critic share no weights, and Adam is nearly invariant
+to gradient scale, so `vf_coef` matters mainly through the joint clipping of
+the gradient norm.
 
-Details that matter can each be switched off: norm_obs (6), scale_rew (7),
-norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI
-Baselines, not from the paper. Engstrom et al. 2020 (arXiv:2005.12729),
-Andrychowicz et al. 2021 (arXiv:2006.05990) and "The 37 Implementation Details
-of PPO" (Huang et al. 2022) study them. (12) is due to Schulman (2020).
+These details matter, and each can be switched off: norm_obs (6), scale_rew
+(7), norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Most come from
+OpenAI Baselines; see Engstrom et al. 2020, Andrychowicz et al. 2021 and "The
+37 Implementation Details of PPO" (Huang et al. 2022). (12): Schulman 2020.
 
-Departures from the paper. Advantages and value targets are recomputed every
-epoch with the current critic, as Andrychowicz et al. advise (see "Variants on
-MuJoCo" in benchmarks/NOTES.md). tanh maps a Gaussian action into the bounds
-of the environment. Its Jacobian is the same for both policies and cancels in
-(9). The entropy is that of the Gaussian. The value loss is not clipped.
+Departures. Advantages and targets are recomputed every epoch with the current
+critic, since those of an older critic are worse (benchmarks/NOTES.md,
+"Variants on MuJoCo"). tanh maps a Gaussian action into the action bounds. The
+Jacobian of tanh does not depend on the policy, so it cancels in (9).
 
-Default sizes: 256 steps in each of 8 environments give 2,048 samples; 10
-epochs of 32 minibatches of 64 are 320 gradient steps. In a healthy run `kl`
-is 0.005 to 0.05 and `clip_frac` 0.05 to 0.3 at the end of an update,
-`explained_variance` rises towards 1 and `entropy` falls.
+Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
+32 minibatches of 64 make 320 gradient steps. In a healthy run `kl` ends at
+0.005 to 0.05, `clip_frac` at 0.05 to 0.3, and `explained_variance` nears 1.
 
-Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
+Read after    algos/a2c.py, to see the changes:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
 Reproduce     python -m algos.ppo    (learning curves: benchmarks/README.md)
 """
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -95,27 +96,27 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: low is biased, high is noisy (0.9 to 1)
-    clip_ratio: float = 0.2  # clipping range, epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop after an epoch with more KL, Eq. (12); 0 disables
+    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
+    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
+    target_kl: float = 0.0  # end the update once the KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
-    max_grad_norm: float = 0.5  # maximum gradient norm; 0 disables clipping
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
-    orthogonal_init: bool = True  # orthogonal initial weights, else PyTorch's default
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
         check_settings(self, positive="clip_ratio")  # refuses values out of range
@@ -124,15 +125,15 @@ class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --he
 
 # ======================================= agent ========================================
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them, and none at the end."""
+    """Linear layers of these sizes with tanh between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The actor's small last layer makes the first policy similar in all states."""
+    """A small last layer makes the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -142,7 +143,7 @@ def init_orthogonal(agent: nn.Module) -> None:
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows so far, over all processes, in float64."""
+    """Running mean and variance of all samples seen so far, by all processes."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -151,18 +152,17 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of new rows into those so far (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # of the rows of all processes
+        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        weight = count / self.count
+        new = count / self.count  # the fraction of all samples that is new
         delta = mean - self.mean
-        between_var = weight * (1 - weight) * delta**2
-        self.var.copy_((1 - weight) * self.var + weight * var + between_var)
-        self.mean += weight * delta
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics. The state dict holds all of them."""
+    """Actor, critic and running statistics, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -190,8 +190,8 @@ class Agent(nn.Module):
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())
-        self.discounted_reward_sum = torch.zeros(())  # last G, [N] once it is known
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -218,7 +218,7 @@ class Agent(nn.Module):
         return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones by tanh, then to the bounds."""
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
         if self.discrete:
             return act.cpu().numpy()
         squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
@@ -229,10 +229,9 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Update the running statistics. Called after `update`, which needs the old."""
-        last = self.discounted_reward_sum
-        sums = discounted_reward_sums(rollout, last, self.cfg.gamma)
-        self.discounted_reward_sum = sums[-1] * (1 - rollout.done[-1])
+        """Called after `update`, which must use the old statistics."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
@@ -244,7 +243,7 @@ class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
     rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # of s', where the action led
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
     terminated: PerStep  # 1 or 0
     done: PerStep  # 1 or 0
 
@@ -259,11 +258,8 @@ class Minibatch:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...].
-
-    `make_envs` restarts an environment in the step that ends its episode. `next_obs`
-    then belongs to the next episode, and `infos` has the last one of this episode.
-    """
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
     next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -272,38 +268,39 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps from `obs` on -> the rollout and the next obs."""
+    """Act for T = num_steps steps. Return the rollout and the next observations."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        steps.append({
-            "obs": obs, "act": act.cpu().numpy(), "rew": rew,
-            "next_obs": true_next_obs(next_obs, done, infos),
-            "terminated": terminated, "done": done})
+        s_prime = true_next_obs(next_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": s_prime, "terminated": terminated, "done": done})
         obs = next_obs
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, since a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
-def discounted_reward_sums(rollout: Rollout, last: Tensor, gamma: float) -> PerStep:
-    """G of Eq. (7). `last` [N] is G of the step before, 0 if an episode ended there."""
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
-        sums.append(rew + gamma * last)
-        last = sums[-1] * (1 - done)
-    return torch.stack(sums)
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
 
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE -> advantages A, value targets R. Any end of an episode stops the sum."""
+    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -333,18 +330,18 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
 
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return nn.functional.mse_loss(val, ret)  # Eq. (5)
+    return (val - ret).square().mean()  # Eq. (5)
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for M minibatches, each with its share of samples in other processes."""
+    """Eq. (8) for each of M minibatches, over the samples of all processes."""
     _, mean, var = mpi.moments(adv.T)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum can cap a gain but never hides a loss."""
+    """Eqs. (9), (10): clipping can limit an improvement but never a deterioration."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -358,7 +355,7 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V predicts its targets up to a constant, 0 or less if V is of no use."""
+    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -369,13 +366,13 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
     actor_out, val = agent(minibatch.obs)
     logp = log_prob(actor_out, agent.log_std, minibatch.act)
     pi_loss = clipped_policy_loss(
-        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
+        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)  # Eq. (10)
     v_loss = value_loss(val, minibatch.ret)
-    bonus = entropy(actor_out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss
-    if cfg.ent_coef > 0:
-        loss = loss - cfg.ent_coef * bonus  # Eq. (11)
-    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": bonus}
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (11)
+    if cfg.ent_coef > 0:  # saves time
+        loss = loss - cfg.ent_coef * ent
+    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
@@ -387,15 +384,16 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     ends[-1] = True  # ... unless the episode or the rollout ends
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
-    return val, *compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
 
 
 @torch.no_grad()  # gradients are computed inside `minimize` only
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Learn from one rollout -> metrics, which the report averages.
+    """Run all epochs on one rollout. Return metrics; `run.report` averages each.
 
-    `minimize` computes the gradient of a loss, averages it over processes, clips its
-    norm and takes one Adam step.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes,
+    clips its norm and takes one Adam step. It returns the loss's metrics, detached.
     """
     cfg = agent.cfg
     rew = rollout.rew
@@ -406,29 +404,31 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
     obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
-    # pi_old is still the current policy, and one batch is cheaper than step by step.
-    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi_old
     val, adv, ret = compute_targets(agent, rollout)
     critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
-    steps = []  # metrics of each gradient step: the losses and the gradient norm
+    step_metrics = []  # of each gradient step: the losses and the gradient norm
     for epoch in range(cfg.epochs):
-        indices = torch.randperm(len(obs)).view(num_minibatches, -1)
-        adv = adv.flatten()[indices]
-        ret = ret.flatten()[indices]
+        minibatches = torch.randperm(len(obs)).view(num_minibatches, -1)  # [M, B]
+        advs = adv.flatten()[minibatches]
         if cfg.norm_adv:
-            adv = normalize_advantages(adv)
-        for m, rows in enumerate(indices):
-            minibatch = Minibatch(obs[rows], act[rows], logp_old[rows], adv[m], ret[m])
-            steps.append(optimizer.minimize(
+            advs = normalize_advantages(advs)
+        ret = ret.flatten()
+        for m, idx in enumerate(minibatches):
+            minibatch = Minibatch(obs[idx], act[idx], logp_old[idx], advs[m], ret[idx])
+            step_metrics.append(optimizer.minimize(
                 ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
-        if cfg.target_kl > 0 or epoch == cfg.epochs - 1:  # costs a pass over the batch
+        last = epoch == cfg.epochs - 1
+        if last or cfg.target_kl > 0:
             logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # over all processes
-            if cfg.target_kl > 0 and kl > cfg.target_kl:
+            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
+            if last or kl > cfg.target_kl:
                 break
-        _, adv, ret = compute_targets(agent, rollout)  # the critic has moved
-    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+        _, adv, ret = compute_targets(agent, rollout)  # by the new critic
+    metrics = {}
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
     ratio = (logp - logp_old).exp()
     clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
     metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
@@ -437,7 +437,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, or resume, and return the agent."""
+    """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs

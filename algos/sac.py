@@ -7,67 +7,72 @@ It maximises reward plus alpha times the entropy H of the policy,
     J = E sum_t gamma^t [r_t + alpha H(pi(. | s_t))],   H = -E log pi,
 
 so the policy stays random where randomness costs little reward and becomes
-nearly deterministic where it costs a lot. The temperature alpha is adjusted
-throughout training to hold the mean entropy at a target.
+nearly deterministic where it costs a lot. Values that include the entropy are
+called soft. The temperature alpha is adjusted throughout training to keep the
+mean entropy near a target.
 
-Notation, as in algos/td3.py. s' is the state that followed s, also at a time
-limit, where we bootstrap; `terminated` means that the task has ended and no
-reward can follow. Every transition goes into a replay buffer, and every update
-uses a random batch from it. These transitions come from earlier policies:
-SAC is off-policy. Targets y come from copies of the critics that move slowly,
-so that the regression target does not shift with every update. w are the
-weights of the critics, and means are over the batch.
+Notation. s' is the state that follows s. If a time limit cuts an episode off,
+s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Every transition goes into a replay
+buffer, and every update uses a random batch from it. Most of these transitions
+were collected by older versions of the policy, so SAC is off-policy. The
+targets y use slowly moving copies of the critics, so they change only a little
+with each update. w are the critics' weights, `mean` is over the batch.
 
-    y       = r + gamma (1 - terminated) V(s'), a constant                 (1)
+    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-SAC itself. The actor network outputs mu(s) and log sigma(s). d is the number
-of action dimensions and eps a standard normal sample:
+What is specific to SAC. The actor outputs mu(s) and log sigma(s). d is the
+number of action dimensions, eps a standard normal sample in d dimensions:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
-    log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j) - log(1 - tanh(u_j)^2)] (5)
+    log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
+                           - log(1 - tanh(u_j)^2)]                         (5)
     V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a')) - alpha log pi(a' | s'),
-              a' sampled from the current policy                           (6)
+              one a' sampled from the current policy                       (6)
     L(pi)   = mean [alpha log pi(a | s) - min(Q_1(s, a), Q_2(s, a))],
               a sampled from the current policy                            (7)
     L(alpha) = -log(alpha) (mean [log pi(a | s)] + target_entropy)         (8)
 
 Why each piece is there:
 
-(4) The randomness is in eps, which does not depend on the weights. So the
-gradient of (7) flows through the sampled action, and through log pi, to mu
-and sigma: the reparameterisation trick.
+(4) All the randomness is in eps, which does not depend on the weights. So (7)
+can be differentiated through the sampled action and log pi with respect to
+mu and sigma. This is the reparameterisation trick.
 (5) Change of variables: the density of a is that of u divided by
-|da/du| = 1 - tanh(u)^2, per dimension. Without it the entropy would be that
-of u, which grows for ever while a only piles up at its bounds.
-(6) Q excludes the entropy of its own action, V includes it. a' comes from the
-current policy, not from the buffer, since V is the value of the current
-policy. Maximising a learned Q also exploits its errors, so the lower of two
-critics with different initial weights is used, as in TD3.
-(7) Where Q is high, the policy becomes likelier; alpha says how much a gain in
-Q may cost in entropy. Only the actor learns from it, not the critics.
-(8) If the policy is more random than its target, -log pi > target_entropy and
-alpha falls; if less, alpha rises. The target is -d by default: per dimension
-that of a uniform action on an interval of length exp(-1) = 0.37 out of 2.
-(The entropy of a density can be negative.)
+|da/du| = 1 - tanh(u)^2, per dimension. Without this correction we would reward
+the entropy of u, which grows with sigma even when that merely pushes a
+towards -1 and 1.
+(6) Q(s, a) does not count the entropy in s, because a is already given; V(s)
+does. a' comes from the current policy, not from the buffer, because V is the
+value of the current policy. A policy trained to maximise a learned Q seeks out
+its overestimates. As in TD3, we take the minimum of two critics, which differ
+in their initial weights.
+(7) Actions with high Q become more likely. One nat of entropy is worth alpha
+units of Q. This loss updates only the actor; the critics are held fixed.
+(8) If the mean of -log pi exceeds target_entropy, alpha falls; otherwise it
+rises. The default target is -1 nat per dimension: the entropy of a uniform
+distribution on an interval of length exp(-1) = 0.37, of the range from -1 to
+1. It is a heuristic of the authors.
 
 Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
-environment's bounds just before `env.step`. Nothing is normalised.
+environment's bounds just before `env.step`. Observations and rewards are not
+normalised.
 
-Departures from the paper. (8) has log alpha where the paper has alpha. The
-fixed point is the same and each step is relative, as in the authors' code.
-Adam's learning rate is 1e-3, not 3e-4. (2) has no factor 1/2. As in the
-authors' code, log sigma is clamped to [-20, 2], which keeps sigma finite, and
-the first actions are uniformly random.
+Departures from the paper. (8) has log alpha where the paper has alpha, as in
+the authors' code. The optimum is the same, and each step scales alpha by a
+factor. Adam's learning rate is 1e-3, not 3e-4. (2) has no factor 1/2. Two
+details follow the authors' code: log sigma is clamped to [-20, 2], and the
+first actions are uniformly random.
 
-Default sizes: the first 10,000 steps are random (a tenth of the budget, if
-that is less). Then every environment step is followed by one update each of
-critics, actor and alpha, in this order, on one batch of 256. In a healthy run
-`logp` settles at d, `alpha` falls from 1 to somewhere between 0.01 and 0.3,
-`q1` and `q2` stay close to each other and `critic_loss` stays bounded.
+Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
+if that is less). Then every environment step is followed by one update of the
+critics, the actor, alpha and the target critics, in that order, on one batch
+of 256. In a healthy run the mean `logp` settles near d (minus the target
+entropy), `q1` and `q2` stay close together, and `critic_loss` stays bounded.
 
-Read after    algos/td3.py:  diff algos/td3.py algos/sac.py
+Read after    algos/td3.py, to see the changes:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4
 Reproduce     python -m algos.sac    (learning curves: benchmarks/README.md)
 """
@@ -75,7 +80,6 @@ Reproduce     python -m algos.sac    (learning curves: benchmarks/README.md)
 import copy
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -96,12 +100,12 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random steps; default 10,000 or, if less, 10%
+    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -113,20 +117,20 @@ class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --he
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
-        check_settings(self, positive="alpha", any_number="target_entropy")  # ranges
+        check_settings(self, positive="alpha", any_number="target_entropy")
 
 
 # ======================================= agent ========================================
 def relu_mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with ReLU between them, and none at the end."""
+    """Linear layers of these sizes with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class Critic(nn.Module):
-    """Observations [B, n], actions [B, d] -> Q(s, a) [B]."""
+    """Observations [B, obs_dim], actions [B, act_dim] -> Q(s, a) [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -149,7 +153,7 @@ class TwinCritic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, critics, target critics and temperature. The state dict holds all."""
+    """Actor, two critics, their targets and alpha, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -163,19 +167,20 @@ class Agent(nn.Module):
         self.critic = TwinCritic(self.obs_dim, self.act_dim, cfg.hidden)
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
-        self.target_entropy = cfg.target_entropy
         if cfg.target_entropy is None:
             self.target_entropy = -float(self.act_dim)
+        else:
+            self.target_entropy = cfg.target_entropy
 
-    def temperature(self) -> Scalar:
-        """alpha, detached: a constant to the losses of critics and actor."""
-        if not self.cfg.learn_alpha:  # whatever --init-from has loaded
+    def alpha(self) -> Scalar:
+        """Detached: the critic and actor losses treat it as a constant."""
+        if not self.cfg.learn_alpha:
             return torch.tensor(self.cfg.alpha, device=self.low.device)
         return self.log_alpha.detach().exp()
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Observations [N, n] -> actions [N, d], sampled or deterministic: tanh(mu)."""
+        """Observations -> actions [N, d]: sampled by Eq. (4), or tanh(mu)."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
         actor_out = self.actor(obs)
         if deterministic:
@@ -189,31 +194,31 @@ class Agent(nn.Module):
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: rescaled from [-1, 1] to the environment's bounds."""
+        """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
         act = act.view(-1, *self.low.shape).to(self.low.dtype)
         return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the deterministic action, for use after training."""
+        """One observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    obs: Float32[Tensor, "B n"]
-    act: Actions  # as it was taken
+    obs: Float32[Tensor, "B obs_dim"]
+    act: Actions
     rew: PerSample
-    next_obs: Float32[Tensor, "B n"]  # of s', where the action led
-    terminated: PerSample  # 1 if the task ended; 0 otherwise, also at a time limit
+    next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
     """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
-        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, device)  # refuses too much
+        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -244,7 +249,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since a slice is saved with all of its storage."""
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -256,11 +261,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...].
-
-    `make_envs` restarts an environment in the step that ends its episode. `next_obs`
-    then belongs to the next episode, and `infos` has the last one of this episode.
-    """
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
     next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -269,7 +271,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments, store the transitions and return the next observations."""
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     s_prime = true_next_obs(next_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
@@ -279,7 +281,7 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): no bootstrap after a termination, but after a time limit."""
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -298,34 +300,34 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
-    """Outputs of the actor, mu and log sigma -> sampled actions and their log pi."""
+    """Sample actions [B, d]. Return them and their log pi [B]."""
     mean, log_std = actor_out.chunk(2, dim=-1)
     log_std = log_std.clamp(-20, 2)
     eps = torch.randn_like(mean)
     u = mean + log_std.exp() * eps  # Eq. (4)
-    log_normal = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
-    # Equal to log(1 - tanh(u)^2), which computed directly is -inf for large |u|.
-    log_derivative = 2 * (math.log(2) - u - softplus(-2 * u))
-    return u.tanh(), (log_normal - log_derivative).sum(-1)  # Eq. (5)
+    logp_u = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
+    # Equals log(1 - tanh(u)^2), which is -inf for large |u| if computed directly.
+    log_jacobian = 2 * (math.log(2) - u - softplus(-2 * u))
+    return u.tanh(), (logp_u - log_jacobian).sum(-1)  # Eq. (5)
 
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi, as in Eqs. (6) and (7)."""
+    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6), and what (7) maximises."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 
 
 # ======================================= update =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Both critics regress on the same target, which is a constant."""
+    """Eq. (2). Both critics regress on the same target, without gradient."""
     with torch.no_grad():
         next_act, next_logp = sample_squashed_gaussian(agent.actor(batch.next_obs))
         next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
-        next_val = soft_value(next_q1, next_q2, next_logp, agent.temperature())
+        next_val = soft_value(next_q1, next_q2, next_logp, agent.alpha())  # Eq. (6)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q1, q2 = agent.critic(batch.obs, batch.act)
-    loss = q_loss(q1, target) + q_loss(q2, target)  # Eq. (2)
+    loss = q_loss(q1, target) + q_loss(q2, target)
     return loss, {"critic_loss": loss, "q1": q1, "q2": q2}
 
 
@@ -333,22 +335,22 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (7). The gradient reaches the actor through `act` and `logp`."""
     act, logp = sample_squashed_gaussian(agent.actor(batch.obs))
     q1, q2 = agent.critic(batch.obs, act)
-    loss = -soft_value(q1, q2, logp, agent.temperature()).mean()
+    loss = -soft_value(q1, q2, logp, agent.alpha()).mean()
     return loss, {"actor_loss": loss, "logp": logp}
 
 
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (8), for the log pi of the actor's loss, which are constants here."""
+    """Eq. (8). `logp` [B] is log pi from the actor's update, detached."""
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
-    return loss, {"alpha_loss": loss, "alpha": agent.temperature()}
+    return loss, {"alpha_loss": loss, "alpha": agent.alpha()}
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """One step on critics, actor and temperature, then on the targets -> metrics.
+    """Update critics, actor, alpha and target critics once. Return the metrics.
 
-    `minimize` computes the gradient of a loss for this optimizer's parameters only, so
-    the actor's loss leaves the critics as they are. It averages the gradient over
-    processes, takes one Adam step and returns the loss's metrics, detached.
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -361,20 +363,20 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict
 
 
 # ======================================= train ========================================
-def num_random_steps(cfg: Config) -> int:
-    """How many steps to act randomly, before anything is learned."""
+def num_start_steps(cfg: Config) -> int:
+    """How many steps are random. Nothing is learned until they are over."""
     if cfg.start_steps is not None:
         return cfg.start_steps
-    return int(min(10_000, cfg.total_steps // 10))
+    return min(10_000, int(cfg.total_steps / 10))
 
 
 def num_updates(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` steps, for any num_envs."""
-    return max(0, step - num_random_steps(cfg)) // cfg.update_every
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - num_start_steps(cfg)) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, or resume, and return the agent.
+    """Train until `total_steps`, from the start or from a checkpoint.
 
     With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
     this process's shares of the totals in `cfg`.
@@ -392,7 +394,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < num_random_steps(cfg):
+            if step < num_start_steps(cfg):
                 act = agent.random_act(run.num_envs)
             else:
                 act = agent.act(obs)
@@ -402,7 +404,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)
-                run.store(**metrics)  # for the next report, which averages
+                run.store(**metrics)
             run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 
