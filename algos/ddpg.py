@@ -9,19 +9,20 @@ instead: the actor, a second network pi(s), is trained to return the action
 that the critic Q rates highest. The critic tells it how to improve, since the
 gradient of Q with respect to a points towards better actions.
 
-Notation. s' is the state that followed s, also at a time limit, where we
-bootstrap; `terminated` means that the task has ended and no reward can follow.
-Every transition goes into a replay buffer, and every update uses a random
-batch from it. These transitions come from earlier policies: DDPG is
-off-policy. Targets y come from copies of both networks that move slowly, so
-that the regression target does not shift with every update. w are the weights
-of a network, and means are over the batch.
+Notation. s' is the state that follows s. If a time limit cuts an episode off,
+s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Every transition goes into a replay
+buffer, and every update uses a random batch from it. Most of these transitions
+were collected by older versions of the policy, so DDPG is off-policy. The
+targets y use slowly moving copies of both networks, so they change only a
+little with each update. w are a network's weights, `mean` is over the batch.
 
-    y       = r + gamma (1 - terminated) V(s'), a constant                 (1)
+    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-DDPG itself. sigma is the setting act_noise and eps a standard normal sample:
+What is specific to DDPG. sigma is the setting act_noise, eps a standard normal
+sample in as many dimensions as a:
 
     a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
     a'      = pi_targ(s')                                                  (5)
@@ -50,7 +51,8 @@ The weak point: the actor finds the actions that the critic overestimates, and
 (6) carries these errors into the targets. TD3 was designed against this.
 
 Policy, buffer and critic use actions in [-1, 1]. They are rescaled to the
-environment's bounds just before `env.step`. Nothing is normalised.
+environment's bounds just before `env.step`. Observations and rewards are not
+normalised.
 
 Departures from the paper. The noise in (4) is independent from step to step;
 the paper has an Ornstein-Uhlenbeck process, in which the authors of TD3 found
@@ -60,12 +62,12 @@ There is no batch normalisation and no weight decay. Both learning rates are
 samples (64). Layers have 256 and 256 units (400 and 300) with PyTorch's
 initial weights. The first actions are uniformly random.
 
-Default sizes: the first 10,000 steps are random (a tenth of the budget, if
-that is less). Then every environment step is followed by one update each of
-critic and actor, in this order, on one batch of 256. In a healthy run
-`critic_loss` stays bounded and `q` grows with the return. To see the weak
-point, compare `q` with what the policy earns, the mean reward per step divided
-by 1 - gamma: `q` runs far ahead of it early in training.
+Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
+if that is less). Then every environment step is followed by one update of the
+critic, the actor and both targets, in that order, on one batch of 256. In a
+healthy run `critic_loss` stays bounded and `q` grows with the return. To see
+the weak point, compare `q` with the mean reward per step divided by 1 - gamma,
+which is about what the policy earns: early in training `q` is far above it.
 
 Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
@@ -75,7 +77,6 @@ Reproduce     python -m algos.ddpg    (learning curves: benchmarks/README.md)
 import copy
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -94,12 +95,12 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random steps; default 10,000 or, if less, 10%
+    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -109,20 +110,20 @@ class Config(RunConfig):  # which adds env, seed, run_dir, device, ...: see --he
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
-        check_settings(self, nonnegative="act_noise")  # ranges
+        check_settings(self, nonnegative="act_noise")
 
 
 # ======================================= agent ========================================
 def relu_mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with ReLU between them, and none at the end."""
+    """Linear layers of these sizes with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class Critic(nn.Module):
-    """Observations [B, n], actions [B, d] -> Q(s, a) [B]."""
+    """Observations [B, obs_dim], actions [B, act_dim] -> Q(s, a) [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -133,7 +134,7 @@ class Critic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, critic and their target networks. The state dict holds all."""
+    """Actor, critic and the targets of both, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -150,7 +151,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Observations [N, n] -> actions [N, d], with noise unless deterministic."""
+        """Observations -> actions [N, d]: with noise by Eq. (4), or pi(obs)."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
         act = self.actor(obs)
         if deterministic:
@@ -162,31 +163,31 @@ class Agent(nn.Module):
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: rescaled from [-1, 1] to the environment's bounds."""
+        """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
         act = act.view(-1, *self.low.shape).to(self.low.dtype)
         return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the deterministic action, for use after training."""
+        """One observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    obs: Float32[Tensor, "B n"]
-    act: Actions  # as it was taken
+    obs: Float32[Tensor, "B obs_dim"]
+    act: Actions
     rew: PerSample
-    next_obs: Float32[Tensor, "B n"]  # of s', where the action led
-    terminated: PerSample  # 1 if the task ended; 0 otherwise, also at a time limit
+    next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
     """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
-        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, device)  # refuses too much
+        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -217,7 +218,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since a slice is saved with all of its storage."""
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -229,11 +230,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...].
-
-    `make_envs` restarts an environment in the step that ends its episode. `next_obs`
-    then belongs to the next episode, and `infos` has the last one of this episode.
-    """
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
     next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -242,7 +240,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments, store the transitions and return the next observations."""
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     s_prime = true_next_obs(next_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
@@ -252,7 +250,7 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): no bootstrap after a termination, but after a time limit."""
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -277,13 +275,13 @@ def add_noise(act: Actions, sigma: float) -> Actions:
 
 # ======================================= update =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """The critic regresses on a target, which is a constant."""
+    """Eq. (2). The critic regresses on a target without gradient."""
     with torch.no_grad():
         next_act = agent.actor_targ(batch.next_obs)  # Eq. (5)
         next_val = agent.critic_targ(batch.next_obs, next_act)  # Eq. (6)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = agent.critic(batch.obs, batch.act)
-    loss = q_loss(q, target)  # Eq. (2)
+    loss = q_loss(q, target)
     return loss, {"critic_loss": loss, "q": q}
 
 
@@ -295,11 +293,11 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """One step on critic and actor, then on the targets -> metrics.
+    """Update critic, actor and the targets of both once. Return the metrics.
 
-    `minimize` computes the gradient of a loss for this optimizer's parameters only, so
-    the actor's loss leaves the critic as it is. It averages the gradient over
-    processes, takes one Adam step and returns the loss's metrics, detached.
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -310,20 +308,20 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict
 
 
 # ======================================= train ========================================
-def num_random_steps(cfg: Config) -> int:
-    """How many steps to act randomly, before anything is learned."""
+def num_start_steps(cfg: Config) -> int:
+    """How many steps are random. Nothing is learned until they are over."""
     if cfg.start_steps is not None:
         return cfg.start_steps
-    return int(min(10_000, cfg.total_steps // 10))
+    return min(10_000, int(cfg.total_steps / 10))
 
 
 def num_updates(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` steps, for any num_envs."""
-    return max(0, step - num_random_steps(cfg)) // cfg.update_every
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - num_start_steps(cfg)) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, or resume, and return the agent.
+    """Train until `total_steps`, from the start or from a checkpoint.
 
     With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
     this process's shares of the totals in `cfg`.
@@ -340,7 +338,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < num_random_steps(cfg):
+            if step < num_start_steps(cfg):
                 act = agent.random_act(run.num_envs)
             else:
                 act = agent.act(obs)
@@ -350,7 +348,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)
-                run.store(**metrics)  # for the next report, which averages
+                run.store(**metrics)
             run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 

@@ -479,7 +479,7 @@ def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeyp
 def test_the_warm_up_is_at_most_a_tenth_of_the_budget_unless_given(algo, total, start,
                                                                     random_steps):
     cfg = algo.Config(total_steps=total, start_steps=start)
-    got = algo.num_random_steps(cfg)
+    got = algo.num_start_steps(cfg)
     assert got == random_steps and isinstance(got, int)
     assert algo.num_updates(random_steps, cfg) == 0
     assert algo.num_updates(random_steps + 7, cfg) == 7

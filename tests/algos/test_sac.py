@@ -224,10 +224,10 @@ def test_a_fixed_temperature_stays():
     for k in range(3):
         metrics = sac.update(agent, optimizers, make_batch(sac, seed=k))
         assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
-        close(agent.temperature(), 0.2)
+        close(agent.alpha(), 0.2)
         assert agent.log_alpha.item() == before and optimizers.alpha.steps == 0
     close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
-    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).temperature(), 0.3)
+    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).alpha(), 0.3)
 
 
 def test_a_fixed_temperature_is_what_the_losses_use():
@@ -247,8 +247,8 @@ def test_a_fixed_temperature_is_not_that_of_another_run():
     learned = sac.train(helpers.quick(sac, run_dir="learned", **given))
     fixed = sac.train(helpers.quick(sac, run_dir="fixed", learn_alpha=False, **given))
     assert learned.log_alpha == first.log_alpha != math.log(0.5)
-    close(learned.temperature(), first.log_alpha.exp())
-    close(fixed.temperature(), 0.2)
+    close(learned.alpha(), first.log_alpha.exp())
+    close(fixed.alpha(), 0.2)
 
 
 @pytest.mark.parametrize("loss_fn", [sac.critic_loss, sac.actor_loss])
@@ -256,7 +256,7 @@ def test_the_temperature_is_a_constant_to_the_other_losses(loss_fn):
     agent, batch = make_agent(sac), make_batch(sac)
     loss, _ = loss_fn(agent, batch)
     assert torch.autograd.grad(loss, agent.log_alpha, allow_unused=True) == (None,)
-    assert not agent.temperature().requires_grad
+    assert not agent.alpha().requires_grad
 
 
 def test_the_temperatures_loss_reaches_the_temperature_alone():
