@@ -2,6 +2,7 @@
 
 Each section says whose tests it serves. A helper that one file alone needs stands in that file.
 """
+import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -132,12 +133,16 @@ def script(number, steps):
     return rows, ended
 
 
-class Descent(mpi.Adam):
-    """With a step size of 1, parameters move by the gradient."""
+def parameters(agent):
+    """All parameters of a module as one vector, a copy."""
+    return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
-    @torch.no_grad()
+
+class Descent(mpi.Adam):
+    """With a learning rate of 1, parameters move by the gradient."""
+
     def step(self, lr):
-        self.flat -= lr * self.flat.grad
+        self.flat -= lr * self.grad
 
 
 # ---- On-policy: vpg, a2c, ppo, trpo
@@ -147,8 +152,8 @@ IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width,
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
 # Those that the algorithm's Config has.
-SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3, "hidden": (8, 8),
-         "report_every": 1, "device": "cpu"}
+SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
+         "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
 
 def onpolicy_config(algo, **settings):
@@ -163,7 +168,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
     agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
     for param in agent.parameters():
         param.data += 0.05 * torch.randn_like(param)
-    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
+    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.reward_sum_stats, 1.0, 9.0)):
         stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
     return agent
 
@@ -171,7 +176,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
 def make_rollout(algo, agent, seed=0):
     """What `collect` could return: V(s') is that of the next row unless the episode ends."""
     torch.manual_seed(seed)
-    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
+    steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
     if agent.images:
         rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
     else:
@@ -185,31 +190,56 @@ def make_rollout(algo, agent, seed=0):
     return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
 
 
-def onpolicy_optimizers(algo, flat):
-    """Those that `update` takes, as `train` makes them."""
+def onpolicy_optimizer(algo, agent, make=None):
+    """What `update` takes, as `train` makes it, or of the class `make`."""
+    if algo is vpg:
+        make = make or mpi.Adam
+        return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
+    if algo is trpo:
+        return mpi.Optimizers(critic=(make or mpi.Adam)(agent.critic))
     if algo is a2c:
-        return [a2c.RMSProp(flat, 1e-5, True)]
-    return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
+        return (fitting(make) if make else mpi.RMSProp)(agent)
+    return make(agent) if make else mpi.Adam(agent, eps=1e-5)
 
 
-def fitting(algo, optimizer):
-    """The class as one that the algorithm's annotations let pass."""
-    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
-    return type(optimizer.__name__, bases, {})
+def fitting(optimizer):
+    """The class as one that the annotations of a2c let pass."""
+    return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
 
 
-def learn(algo, agent, rollout, given=None, lr=1e-3):
-    """One learning phase -> the agent's parameters after it, and the metrics."""
-    flat = mpi.flatten(agent)
-    given = ([fitting(algo, make)(flat) for make in given] if given
-             else onpolicy_optimizers(algo, flat))
+def learn(algo, agent, rollout, make=None, lr=1e-3):
+    """One update, the agent's first -> its parameters after it, and the metrics."""
+    return learn_with(algo, agent, onpolicy_optimizer(algo, agent, make), rollout, lr)
+
+
+def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
+    """One update with this optimizer -> the agent's parameters after it, and the metrics."""
     rest = [rollout] if algo is trpo else [rollout, lr]
-    return flat.detach(), algo.update(agent, flat, *given, *rest)
+    metrics = algo.update(agent, optimizer, *rest)
+    return parameters(agent), metrics
+
+
+def steps_alone(algo, rew, terminated, done):
+    """A rollout of which only these [T, N] matter."""
+    nothing = torch.zeros(*rew.shape, 1)
+    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done)
+
+
+def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
+    """`compute_advantages` of these numbers, [T, N]."""
+    rollout = steps_alone(algo, rew, terminated, done)
+    return algo.compute_advantages(rollout, val, next_val, gamma, lam)
+
+
+def reward_sums(algo, rew, done, last, gamma):
+    """`discounted_reward_sums` of these numbers, [T, N]."""
+    rollout = steps_alone(algo, rew, torch.zeros_like(rew), done)
+    return algo.discounted_reward_sums(rollout, last, gamma)
 
 
 def values(agent, raw_obs):
     """V of raw observations, [T, N, ...] -> [T N]."""
-    return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
+    return agent.critic(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1))).squeeze(-1)
 
 
 def targets(algo, agent, rollout):
@@ -217,15 +247,15 @@ def targets(algo, agent, rollout):
     with torch.no_grad():
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
+    rew = (rollout.rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
-    return [x.flatten() for x in algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+    return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
 
 
 def distribution(agent, raw_obs):
     """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
     with torch.no_grad():
-        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
+        out = agent.actor(agent.encoder(agent.normalize_obs(raw_obs)))
     if agent.discrete:
         return Categorical(logits=out)
     return Independent(Normal(out, agent.log_std.detach().exp()), 1)
@@ -235,7 +265,7 @@ def statistics(agent):
     """A copy of whatever the agent remembers of data, parameters aside."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    return kept | {"ret_sum": agent.ret_sum.clone()}
+    return kept | {"discounted_reward_sum": agent.discounted_reward_sum.clone()}
 
 
 # ---- Off-policy with continuous actions: ddpg, td3, sac
@@ -261,34 +291,49 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
     return algo.Transitions(**{name: part.to(dtype) for name, part in parts.items()})
 
 
-def learner(agent):
-    """(optimizers, targets, flat vectors by name), as `train` makes them."""
-    flats = {name: mpi.flatten(net) for name, net in agent.named_children()}
-    optimizers = {f"{name}_opt": mpi.Adam(flats[name]) for name in ("actor", "critic")}
+def offpolicy_optimizers(agent):
+    """Optimizers of an agent's networks, as `train` makes them."""
+    named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
     if hasattr(agent, "log_alpha"):
-        optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
-    targets = [(flats[f"{name}_targ"], flats[name]) for name in ("actor", "critic")
-               if f"{name}_targ" in flats]
-    return optimizers, targets, flats
+        named["alpha"] = mpi.Adam(agent.log_alpha)
+    return mpi.Optimizers(**named)
 
 
-def gradients_of(algo):
-    name = name_of(algo)
-    return getattr(algo, f"{name}_critic_gradient"), getattr(algo, f"{name}_actor_gradient")
+def offpolicy_update(algo, agent, optimizers, batch, count=0):
+    """One call of a file's `update`; TD3's takes how many came before it."""
+    delay = [count] if name_of(algo) == "td3" else []
+    return algo.update(agent, optimizers, batch, *delay)
 
 
-def critic_gradient(algo, agent, flat, batch, seed=1):
-    """One call with all that the file's function takes -> what it returns."""
-    torch.manual_seed(seed)
-    noise = [] if name_of(algo) == "ddpg" else [torch.randn_like(batch.act)]
-    return gradients_of(algo)[0](agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,
-                                 batch.terminated, *noise)
+def flat(net):
+    """A copy of the weights of a network, or of a parameter, as one vector."""
+    params = [net] if isinstance(net, nn.Parameter) else net.parameters()
+    return torch.cat([param.detach().flatten() for param in params])
 
 
-def actor_gradient(algo, agent, flat, batch, seed=2):
-    torch.manual_seed(seed)
-    noise = [torch.randn_like(batch.act)] if name_of(algo) == "sac" else []
-    return gradients_of(algo)[1](agent, flat, batch.obs, *noise)
+def gradient_in(net, loss_fn, *args):
+    """(loss, metrics, gradient in all weights of `net` as one vector) of a loss function."""
+    loss, metrics = loss_fn(*args)
+    grads = torch.autograd.grad(loss, list(net.parameters()))
+    return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
+
+
+@contextlib.contextmanager
+def noise_is(*draws):
+    """Inside, torch.randn_like returns these tensors, one per call; every one must be drawn."""
+    left, plain = list(draws), torch.randn_like
+
+    def given(like):
+        assert left, "more noise is drawn than expected"
+        assert left[0].shape == like.shape and left[0].dtype == like.dtype
+        return left.pop(0)
+
+    torch.randn_like = given
+    try:
+        yield
+    finally:
+        torch.randn_like = plain
+    assert not left, "less noise is drawn than expected"
 
 
 def line(weights, bias):

@@ -27,9 +27,9 @@ SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "ima
         "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
 # Those that the algorithm's Config has.
-SMALL = {"num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "batch_size": 32, "epochs": 2,
-         "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64, "target_every": 16,
-         "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
+SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size": 32, "epochs": 2,
+         "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64,
+         "target_every": 16, "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
 
 
 # ---- The plugin
