@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import utils.run
-from algos import ddpg, sac, td3
-from algos import dqn, dqn_per
+from algos import ddpg, dqn, dqn_per, sac, td3
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
 from tests.helpers import (
