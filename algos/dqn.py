@@ -86,7 +86,7 @@ Scalar = Float32[Tensor, ""]
 # ======================================= config =======================================
 @dataclass(frozen=True)
 class Config(RunConfig):
-    env: str = "CartPole-v1"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+    env: str = "CartPole-v1"  # Gymnasium id
     total_steps: float = 5e4  # environment steps
     num_envs: int = 1  # N, environments stepped together
     report_every: int = 1000  # environment steps between reports

@@ -88,7 +88,7 @@ Scalar = Float32[Tensor, ""]
 # ======================================= config =======================================
 @dataclass(frozen=True)
 class Config(RunConfig):
-    env: str = "ALE/Pong-v5"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+    env: str = "ALE/Pong-v5"  # Gymnasium id
     total_steps: float = 2.5e6  # environment steps
     num_envs: int = 1  # N, environments stepped together
     report_every: int = 1000  # environment steps between reports
@@ -205,26 +205,19 @@ class FrameBuffer:
             "live": np.zeros(shape, bool),  # it holds a transition, with all its frames
         }
         self.written = np.zeros(num_envs, np.int64)  # frames written so far, per ring
-        self.starts = np.ones(num_envs, bool)  # whether the next step starts an episode
+        self.starts = np.ones(num_envs, bool)  # whether its next obs starts an episode
 
-    def add(self, obs: np.ndarray, act: Tensor, rew: np.ndarray, next_obs: np.ndarray,
-            terminated: np.ndarray) -> None:
-        """Store one step of N environments, each value [N, ...]."""
-        new = {"act": act.cpu().numpy(), "rew": rew, "terminated": terminated}
+    def add(self, **step: np.ndarray | Tensor) -> None:
+        """Store one step of N environments: a value [N, ...] for every column."""
         for env in range(self.num_envs):
             if self.starts[env]:
-                self.write(env, obs[env])  # else its frames are in the ring already
+                self.write(env, step["obs"][env])  # else its frames are here already
             row = (self.written[env] - 1) % self.rows  # of the newest frame of obs
-            for name, value in new.items():
-                self.columns[name][row, env] = value[env]
+            for name in ("act", "rew", "terminated"):
+                self.columns[name][row, env] = step[name][env]
             self.columns["live"][row, env] = True
             num_channels = self.frame_shape[0]
-            self.write(env, next_obs[env][-num_channels:])  # the newest frame
-        self.starts[:] = False
-
-    def end_episodes(self, done: np.ndarray) -> None:
-        """Tell which environments start a new episode with their next step."""
-        self.starts = done.copy()
+            self.write(env, step["next_obs"][env][-num_channels:])  # the newest frame
 
     def write(self, env: int, frames: np.ndarray) -> None:
         """Append one frame, or a stack of them, to the ring of an environment."""
@@ -253,10 +246,12 @@ class FrameBuffer:
         around = (rows[:, None] + steps) % self.rows
         frames = torch.from_numpy(self.columns["frame"][around, envs[:, None]])
         frames = frames.to(self.device)  # [B, n + 1, ...]
-        columns = {name: torch.from_numpy(self.columns[name][rows, envs]).to(self.device)
-                   for name in ("act", "rew", "terminated")}
-        return Transitions(obs=frames[:, :-1].flatten(1, 2),
-                           next_obs=frames[:, 1:].flatten(1, 2), **columns)
+        act, rew, terminated = (
+            torch.from_numpy(self.columns[name][rows, envs]).to(self.device)
+            for name in ("act", "rew", "terminated"))
+        obs = frames[:, :-1].flatten(1, 2)  # [B, n, ...] -> [B, n C, H, W]
+        next_obs = frames[:, 1:].flatten(1, 2)
+        return Transitions(obs, act, rew, next_obs, terminated)
 
     def state_dict(self) -> dict:
         """Views of the filled rows: a copy would take as much memory again."""
@@ -290,7 +285,7 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     true_obs = true_next_obs(next_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=true_obs, terminated=terminated)
-    buffer.end_episodes(terminated | truncated)
+    buffer.starts = terminated | truncated  # the next obs is the first of an episode
     return next_obs
 
 

@@ -1,4 +1,4 @@
-"""DQN with prioritized replay.  Schaul et al. 2016, arXiv:1511.05952, Algorithm 1.
+"""DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
 The problem. DQN draws all transitions of its replay buffer equally often, but
 most of them are predicted well already and teach nothing. Prioritized replay
@@ -83,7 +83,7 @@ Scalar = Float32[Tensor, ""]
 # ======================================= config =======================================
 @dataclass(frozen=True)
 class Config(RunConfig):
-    env: str = "CartPole-v1"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+    env: str = "CartPole-v1"  # Gymnasium id
     total_steps: float = 5e4  # environment steps
     num_envs: int = 1  # N, environments stepped together
     report_every: int = 1000  # environment steps between reports
@@ -99,7 +99,7 @@ class Config(RunConfig):
     eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
-    omega: float = 0.6  # exponent of priorities, Eq. (7); 0 draws uniformly (0.4 to 0.7)
+    omega: float = 0.6  # exponent of priorities, Eq. (7) (0, uniform, to 0.7)
     beta_start: float = 0.4  # initial exponent of the weights, Eq. (10) (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
 
@@ -269,7 +269,7 @@ class SumTree:
         node = np.ones(len(point), np.int64)
         for _ in range(self.depth):
             left = self.nodes[2 * node]
-            # By rounding, a point can lie beyond the left sum though the right is empty.
+            # Rounding can put a point beyond the left sum though the right is empty.
             go_right = (point >= left) & (self.nodes[2 * node + 1] > 0)
             point = np.where(go_right, point - left, point)
             node = np.where(go_right, 2 * node + 1, 2 * node)
@@ -296,7 +296,7 @@ class PrioritizedBuffer(ReplayBuffer):
         point = torch.arange(batch_size) + torch.rand(batch_size, dtype=torch.float64)
         rows = self.tree.find(point.numpy() / batch_size * total)
         prob = self.tree.get(rows) / total  # Eq. (8)
-        lowest = min(mpi.gather(prob.min().item()))  # one scale of weights for all ranks
+        lowest = min(mpi.gather(prob.min().item()))  # one scale for all ranks
         weight = importance_weight(torch.from_numpy(prob), lowest, beta)
         rows = torch.from_numpy(rows).to(self.device)
         columns = {k: v.index_select(0, rows) for k, v in self.columns.items()}
