@@ -83,7 +83,8 @@ from torch import Tensor, nn
 
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, to_tensor
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import (
+    Run, RunConfig, check_divides, check_range, check_settings, check_spaces, main)
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
@@ -118,6 +119,8 @@ class Config(RunConfig):
     def __post_init__(self):
         check_settings(self, positive="clip_ratio")
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
+        if self.norm_adv:
+            check_range(self, "minibatch_size", low=2)  # one sample has no deviation
 
 
 # ======================================= agent ========================================
