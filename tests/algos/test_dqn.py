@@ -434,10 +434,10 @@ def new_buffer(algo, kind, size):
 def check(buffer, logs):
     """The buffer holds the last steps of all environments, in their order, whole and unmixed."""
     steps = [log[t] for t in range(len(logs[0])) for log in logs]
-    first = max(0, len(steps) - buffer.size)
-    assert buffer.filled == len(steps) - first and buffer.next == len(steps) % buffer.size
+    first = max(0, len(steps) - buffer.capacity)
+    assert buffer.num_stored == len(steps) - first and buffer.position == len(steps) % buffer.capacity
     for k in range(first, len(steps)):
-        row = {name: column[k % buffer.size] for name, column in buffer.columns.items()}
+        row = {name: column[k % buffer.capacity] for name, column in buffer.columns.items()}
         obs, act, rew, next_obs, terminated, _ = steps[k]
         assert torch.equal(row["obs"], torch.as_tensor(obs))
         assert torch.equal(row["next_obs"], torch.as_tensor(next_obs))
@@ -664,7 +664,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
     parts = dqn.train(quick(dqn, **same, resume=True))
     assert not moved(copies(whole), parts)
     one, two = (torch.load(f"{run}/resume-120/rank0.pt")["state"] for run in ("whole", "run"))
-    assert one["buffer"]["filled"] == two["buffer"]["filled"] == 120
+    assert one["buffer"]["position"] == two["buffer"]["position"] == 120
     for name, column in one["buffer"]["columns"].items():
         assert torch.equal(column, two["buffer"]["columns"][name])
     for name, part in one["optimizer"].items():

@@ -50,9 +50,9 @@ def check(buffer, logs):
     """The buffer's live rows are the steps that should be, in their order, whole and unmixed."""
     for i, log in enumerate(logs):
         own = np.flatnonzero(buffer.columns["live"][:, i])
-        age = (own - buffer.written[i]) % buffer.rows           # the oldest row comes first
+        age = (own - buffer.num_written[i]) % buffer.num_rows           # the oldest row comes first
         batch = buffer.gather(own[age.argsort()], np.full(len(own), i))
-        steps = alive(log, buffer.rows, buffer.num_frames)
+        steps = alive(log, buffer.num_rows, buffer.num_frames)
         assert len(steps) == len(own) > 0
         for k, (obs, act, rew, next_obs, terminated, _) in enumerate(steps):
             assert torch.equal(batch.obs[k], torch.as_tensor(obs))
@@ -67,7 +67,7 @@ def test_stacks_are_put_together_by_hand():
     """The docstring's example: an episode a to f of two steps, after one that ended with x."""
     buffer = dqn_atari.FrameBuffer(20, 1, 4, (4, 36, 36), CPU)
     x, a, b, c, d, e, f = (np.full((1, 36, 36), number, np.uint8) for number in range(7))
-    buffer.written[:] = 11
+    buffer.num_written[:] = 11
     buffer.write(0, x)
     two_steps = (([a, b, c, d], 1, [b, c, d, e], False), ([b, c, d, e], 2, [c, d, e, f], True))
     for obs, rew, next_obs, terminated in two_steps:
@@ -95,7 +95,7 @@ def test_every_transition_is_as_it_was(kind, black, num_envs, rows):
     for _ in range(30):
         obs = dqn_atari.interact(agent, envs, buffer, obs, agent.act(obs))
         check(buffer, [env.log for env in plain])
-    assert rows == 100 or buffer.written.min() >= 30
+    assert rows == 100 or buffer.num_written.min() >= 30
     assert {step[4] for env in plain for step in env.log} == {0, 1}
 
 
@@ -113,9 +113,9 @@ def test_it_goes_on_after_a_resume(kind, rows, tmp_path):
     check(other, before)
     after = film_logs(dqn_atari, other, 7, 3, kind)
     check(other, [one + two for one, two in zip(before, after)])
-    written = buffer.written.copy()
-    other.written[:] = 0                                        # what was loaded is its own
-    assert np.array_equal(buffer.written, written)
+    written = buffer.num_written.copy()
+    other.num_written[:] = 0                                        # what was loaded is its own
+    assert np.array_equal(buffer.num_written, written)
 
 
 def test_an_empty_buffer_can_be_saved_and_loaded(tmp_path):
@@ -129,7 +129,7 @@ def test_an_empty_buffer_can_be_saved_and_loaded(tmp_path):
 def test_a_saved_buffer_takes_the_room_of_its_filled_rows_and_no_copy():
     buffer = new_buffer("film", 3, 1000)
     fill(buffer, 13, 3)
-    filled = max(buffer.written)
+    filled = max(buffer.num_written)
     saved = buffer.state_dict()["columns"]
     assert saved["frame"].untyped_storage().nbytes() == 3 * filled * 36 * 40
     assert saved["frame"].data_ptr() == buffer.columns["frame"].ctypes.data
@@ -247,11 +247,11 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
     whole = dqn_atari.train(quick(dqn_atari, **same, run_dir="whole"))
     dqn_atari.train(quick(dqn_atari, **same | {"total_steps": 30}))
     state = torch.load("run/resume-30/rank0.pt")["state"]
-    assert state["buffer"]["written"].tolist() == [30, 30]      # two frames per episode
+    assert state["buffer"]["num_written"].tolist() == [30, 30]      # two frames per episode
     parts = dqn_atari.train(quick(dqn_atari, **same, resume=True))
     assert [row["step"] for row in rows_of("run")] == ["30", "60"]
     one, two = (torch.load(f"{run}/resume-60/rank0.pt")["state"] for run in ("whole", "run"))
-    assert one["buffer"]["written"].tolist() == two["buffer"]["written"].tolist() == [60, 60]
+    assert one["buffer"]["num_written"].tolist() == two["buffer"]["num_written"].tolist() == [60, 60]
     # Environments draw anew after a resume; what was stored before is the same.
     for name, column in one["buffer"]["columns"].items():
         live = one["buffer"]["columns"]["live"][:30]

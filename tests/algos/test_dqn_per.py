@@ -35,12 +35,12 @@ def fill(buffer, steps, num_envs=3, kind="vector"):
 
 def leaves(buffer):
     """The priority of each row."""
-    return buffer.tree.nodes[buffer.tree.num_leaves:][:buffer.size]
+    return buffer.tree.nodes[buffer.tree.num_leaves:][:buffer.capacity]
 
 
 def rate(buffer, rng):
     """Every filled row gets a priority of its own -> its rows, these."""
-    at = torch.arange(buffer.filled)
+    at = torch.arange(buffer.num_stored)
     buffer.set_priorities(at, torch.tensor(rng.uniform(0.1, 2, len(at)), dtype=torch.float32))
     return at.numpy()
 
@@ -169,10 +169,10 @@ def test_filled_rows_have_priorities_and_no_others(kind, size):
     buffer, rng = new_buffer(kind, size), np.random.default_rng(0)
     for k in range(4):
         fill(buffer, 10, 3, kind)
-        assert np.array_equal(leaves(buffer) > 0, np.arange(size) < buffer.filled)
+        assert np.array_equal(leaves(buffer) > 0, np.arange(size) < buffer.num_stored)
         if k == 0:
             assert set(leaves(buffer)) == {0, 1}                # nothing was rated: all are alike
-        new = (buffer.next - 1 - np.arange(30)) % size
+        new = (buffer.position - 1 - np.arange(30)) % size
         assert (leaves(buffer)[new] == buffer.max_priority).all()
         highest = buffer.max_priority
         at = rate(buffer, rng)
@@ -200,7 +200,7 @@ def test_rows_are_drawn_as_often_as_their_priorities_say():
     drawn = buffer.tree.find(torch.rand(n, dtype=torch.float64).numpy() * buffer.tree.nodes[1])
     sampled = np.concatenate([buffer.sample(1, 0.5).rows for _ in range(600)])
     for found in (drawn, sampled):
-        counts = np.bincount(found, minlength=buffer.size)
+        counts = np.bincount(found, minlength=buffer.capacity)
         expected = len(found) * leaves(buffer) / leaves(buffer).sum()
         assert (counts[expected == 0] == 0).all()
         assert stats.chisquare(counts[at], expected[at]).pvalue > 1e-3
@@ -210,7 +210,7 @@ def test_a_batch_is_stratified():
     """One sample from each of as many equal pieces: a row with half of the sum has half of it."""
     buffer = new_buffer(size=40)
     fill(buffer, 20, 1)
-    n = buffer.filled
+    n = buffer.num_stored
     buffer.set_priorities(torch.arange(n), torch.where(torch.arange(n) == 3, float(n - 1), 1.0))
     for _ in range(20):
         counts = np.bincount(buffer.sample(2 * n - 2, 0.5).rows, minlength=40)
@@ -227,7 +227,7 @@ def test_weights_are_at_most_1_and_undo_the_sampling(beta):
     rate(buffer, np.random.default_rng(2))
     batch = buffer.sample(256, beta)
     share = leaves(buffer)[batch.rows] / leaves(buffer).sum()
-    expected = (buffer.filled * share) ** -beta
+    expected = (buffer.num_stored * share) ** -beta
     close(batch.weight, torch.tensor(expected / expected.max(), dtype=torch.float32))
     assert batch.weight.max() == 1 and batch.weight.min() > 0
     assert batch.weight.dtype == torch.float32 and batch.weight.shape == (256,)
@@ -266,7 +266,7 @@ def test_it_goes_on_after_a_resume(tmp_path):
     assert np.array_equal(other.tree.nodes, buffer.tree.nodes) and other.max_priority == 7
     after = fill(other, 7)
     check(other, [one + two for one, two in zip(before, after)])
-    assert np.array_equal(leaves(other) > 0, np.arange(50) < other.filled)
+    assert np.array_equal(leaves(other) > 0, np.arange(50) < other.num_stored)
     assert (leaves(other) == 7).sum() == 21
 
 
