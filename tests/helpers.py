@@ -167,7 +167,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
     agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
     for param in agent.parameters():
         param.data += 0.05 * torch.randn_like(param)
-    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
+    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.reward_sum_stats, 1.0, 9.0)):
         stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
     return agent
 
@@ -238,7 +238,7 @@ def reward_sums(algo, rew, done, last, gamma):
 
 def values(agent, raw_obs):
     """V of raw observations, [T, N, ...] -> [T N]."""
-    return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
+    return agent.critic(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1))).squeeze(-1)
 
 
 def targets(algo, agent, rollout):
@@ -246,7 +246,7 @@ def targets(algo, agent, rollout):
     with torch.no_grad():
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
+    rew = (rollout.rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
     return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
 
@@ -254,7 +254,7 @@ def targets(algo, agent, rollout):
 def distribution(agent, raw_obs):
     """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
     with torch.no_grad():
-        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
+        out = agent.actor(agent.encoder(agent.normalize_obs(raw_obs)))
     if agent.discrete:
         return Categorical(logits=out)
     return Independent(Normal(out, agent.log_std.detach().exp()), 1)

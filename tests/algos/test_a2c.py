@@ -186,7 +186,7 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
     optimizer = onpolicy_optimizer(a2c, agent, Descent)
     after, metrics = learn_with(a2c, agent, optimizer, rollout, lr=0.1)
     (batch,) = calls
-    close(batch.obs, agent.normalize(rollout.obs).flatten(0, 1))
+    close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert torch.equal(batch.act, rollout.act.flatten(0, 1))
     close(batch.adv, adv, rtol=1e-4, atol=1e-5)
     close(batch.ret, ret, rtol=1e-4, atol=1e-5)

@@ -5,9 +5,13 @@ import torch
 from algos import a2c, ddpg, dqn, ppo, sac, td3, trpo, vpg
 from tests.helpers import (
     ONPOLICY as ALGOS,
+    copies,
     dqn_agent,
     dqn_batch,
+    gae,
+    learn,
     make_rollout,
+    moved,
     offpolicy_agent,
     offpolicy_batch,
     onpolicy_agent as make_agent,
@@ -29,26 +33,24 @@ def test_delta_needs_no_mask_for_the_end_of_an_episode(algo):
     """ "GAE without (1 - done) on delta": V(s') of a terminal state is 0 before GAE sees it or by
     GAE's own mask, which comes to the same; that of a truncated one belongs in delta."""
     rew, val, next_val, terminated, done = random_steps()
-    one = algo.gae(rew, val, next_val, terminated, done, 0.9, 0.8)
-    two = algo.gae(rew, val, next_val * (1 - terminated), torch.zeros_like(done), done, 0.9, 0.8)
+    one = gae(algo, rew, val, next_val, terminated, done, 0.9, 0.8)
+    two = gae(algo, rew, val, next_val * (1 - terminated), 0 * done, done, 0.9, 0.8)
     for first, second in zip(one, two):
         torch.testing.assert_close(first, second)
-    masked = algo.gae(rew, val, next_val * (1 - done), terminated, done, 0.9, 0.8)
+    masked = gae(algo, rew, val, next_val * (1 - done), terminated, done, 0.9, 0.8)
     assert (masked[0] - one[0]).abs().max() > 0.1, "a truncated step has a future"
 
 
 def test_kl_is_looked_at_once_an_epoch_after_its_steps():
     """ "KL is checked too late": a whole epoch is taken, policy and value function, then none."""
-    agent = make_agent(ppo, target_kl=1e-9, epochs=5, minibatch=8)
-    rollout, flat = make_rollout(ppo, agent), mpi.flatten(agent)
-    before, steps = flat.detach().clone(), []
-    optimizer = type("Counted", (mpi.Adam,), {
-        "step": lambda self, lr: steps.append(1) or mpi.Adam.step(self, lr)})(flat, eps=1e-5)
-    metrics = ppo.update(agent, flat, optimizer, rollout, 1e-2)
+    agent = make_agent(ppo, target_kl=1e-9, epochs=5, minibatch_size=8)
+    rollout, before, steps = make_rollout(ppo, agent), copies(agent), []
+    counted = type("Counted", (mpi.Adam,), {
+        "step": lambda self, lr: steps.append(1) or mpi.Adam.step(self, lr)})
+    _, metrics = learn(ppo, agent, rollout, counted, lr=1e-2)
     assert len(steps) == rollout.rew.numel() // 8 and metrics["kl"] > 1e-9
-    critic = torch.cat([param.flatten() for param in agent.critic.parameters()])
-    moved = flat.detach() - before
-    assert moved[-len(critic):].any() and moved[:-len(critic)].any()
+    assert {name.partition(".")[0] for name in moved(before, agent)} == {"actor", "critic",
+                                                                          "log_std"}
 
 
 @pytest.mark.parametrize("alpha", [0.05, 1.0, 20.0])
@@ -83,16 +85,17 @@ def test_rewards_are_scaled_and_not_centred(name):
             == torch.tensor([-1.0, 0.0, 1.0])).all()
 
 
-@pytest.mark.parametrize("algo,loss", [(ppo, "ppo_gradient"), (a2c, "a2c_gradient")])
-def test_the_bonus_is_subtracted_from_a_loss(algo, loss):
+@pytest.mark.parametrize("algo", [ppo, a2c], ids=lambda algo: algo.__name__)
+def test_the_bonus_is_subtracted_from_a_loss(algo):
     """ "The entropy's sign is wrong": a descent on -ent_coef H widens the policy."""
     agent = make_agent(algo, ent_coef=0.1)
     obs, zeros = torch.randn(8, *agent.obs_stats.mean.shape), torch.zeros(8)
-    flat, act = mpi.flatten(agent), torch.randn(8, len(agent.log_std))
-    parts = (act, zeros, zeros, zeros) if algo is ppo else (act, zeros, zeros)
-    with torch.enable_grad():
-        getattr(algo, loss)(agent, flat, obs, *parts)
-    assert (agent.log_std.grad < 0).all()
+    act = torch.randn(8, len(agent.log_std))
+    if algo is ppo:
+        loss, _ = ppo.ppo_loss(agent, ppo.Minibatch(obs, act, zeros, zeros, zeros))
+    else:
+        loss, _ = a2c.a2c_loss(agent, a2c.Batch(obs, act, zeros, zeros))
+    assert (torch.autograd.grad(loss, agent.log_std)[0] < 0).all()
 
 
 @pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=lambda algo: algo.__name__)

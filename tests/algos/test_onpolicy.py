@@ -128,8 +128,9 @@ def test_value_loss_by_hand(name):
 ])
 def test_standardize_and_reward_sums_by_hand(name, value, mean, var, expected):
     close(ALGOS[name].standardize(vec(value), vec(mean), vec(var)), vec(expected))
-    sums = reward_sums(ALGOS[name], column(1, 2, 3), column(0, 1, 0), vec(4), 0.5)
+    sums, last = reward_sums(ALGOS[name], column(1, 2, 3), column(0, 1, 0), vec(4), 0.5)
     close(sums, column(3, 3.5, 3))  # an episode's last reward counts, and then no more
+    close(last, vec(3))
 
 
 # ---- What is collected
@@ -184,8 +185,8 @@ def test_images_are_between_0_and_1_and_keep_their_rows(name):
     first = ALGOS[name].Agent(gym.spaces.Box(0, 255, (3, 44, 36), np.uint8), DISCRETE, last.cfg)
     obs = torch.randint(256, (5, 2, *IMAGES.shape), dtype=torch.uint8)
     expected = obs.permute(0, 1, 4, 2, 3).numpy() / np.float32(255)
-    close(last.normalize(obs), expected)
-    close(first.normalize(obs.permute(0, 1, 4, 2, 3)), expected)
+    close(last.normalize_obs(obs), expected)
+    close(first.normalize_obs(obs.permute(0, 1, 4, 2, 3)), expected)
 
 
 @every_algo
@@ -242,7 +243,7 @@ def test_statistics_are_those_of_all_rows_and_of_each_running_return(name, offse
         running = rew[t] + 0.9 * running * (1 - done[t - 1] if t else 1)
         returns.append(running)
     assert done.any()
-    for stats, values_seen in ((agent.obs_stats, rows), (agent.ret_stats, np.ravel(returns))):
+    for stats, values_seen in ((agent.obs_stats, rows), (agent.reward_sum_stats, np.ravel(returns))):
         close(stats.count, float(len(values_seen)))
         np.testing.assert_allclose(stats.mean, values_seen.mean(0), rtol=1e-6)
         np.testing.assert_allclose(stats.var, values_seen.var(0), rtol=1e-4)
@@ -361,7 +362,7 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
 
     def look(agent, features, ret):
         if not seen:
-            kept = agent.encoder(agent.normalize(rollout.obs).flatten(0, 1))
+            kept = agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
             seen.extend((row == kept).all(-1).any().item() for row in features)
         return plain(agent, features, ret)
 
@@ -369,10 +370,10 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
     agent = make_agent(algo, "images", v_steps=1)
     rollout = make_rollout(algo, agent)
     with torch.no_grad():
-        before = agent.encoder(agent.normalize(rollout.obs).flatten(0, 1))
+        before = agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
     learn(algo, agent, rollout, lr=0.1)
     with torch.no_grad():
-        after = agent.encoder(agent.normalize(rollout.obs).flatten(0, 1))
+        after = agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert not torch.equal(before, after) and len(seen) > 1 and all(seen)
 
 
@@ -408,7 +409,7 @@ def test_minimize_moves_the_parameters_of_its_optimizer_alone(name, kind):
     optimizer = onpolicy_optimizer(algo, agent)
     own = optimizer.named.values() if hasattr(optimizer, "named") else [optimizer]
     names = {id(param): each for each, param in agent.named_parameters()}
-    obs = agent.normalize(make_rollout(algo, agent).obs).flatten(0, 1)
+    obs = agent.normalize_obs(make_rollout(algo, agent).obs).flatten(0, 1)
 
     def loss():
         features = agent.encoder(obs)
@@ -577,7 +578,7 @@ def test_ppo_of_one_epoch_one_minibatch_and_no_clipping_is_a2c(kind, optimizer):
         results.append(learn(algo, agent, make_rollout(algo, agent), optimizer, lr=1e-2))
     (ours, metrics), (theirs, expected) = results
     assert (ours - start).abs().max() > 1e-4
-    close(ours, theirs, rtol=1e-4, atol=2e-5 if optimizer is mpi.Adam else 1e-6)
+    close(ours, theirs, rtol=1e-4, atol=5e-5 if optimizer is mpi.Adam else 1e-6)
     for key in ("v_loss", "entropy", "explained_variance"):
         close(metrics[key], expected[key].squeeze(), rtol=1e-4)
     close(metrics["grad_norm"], expected["grad_norm"][0], rtol=1e-4)

@@ -85,7 +85,7 @@ def gradient_of(agent, obs, act, logp_old, adv, ret):
 
 def rows_of(call, agent, rollout):
     """Which rows of the rollout, [T N], stand in a minibatch."""
-    rows = agent.normalize(rollout.obs).flatten(0, 1).flatten(1)
+    rows = agent.normalize_obs(rollout.obs).flatten(0, 1).flatten(1)
     equal = (call.obs.flatten(1)[:, None] == rows).all(-1)
     assert (equal.sum(1) == 1).all()
     return equal.int().argmax(1)
@@ -137,7 +137,7 @@ def test_the_policy_starts_with_deviations_of_std_init():
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_values_are_a_vector_never_a_column(kind, num_rows):
     agent = make_agent(kind)
-    out, val = agent(agent.normalize(torch.zeros(num_rows, *SPACES[kind][0].shape)))
+    out, val = agent(agent.normalize_obs(torch.zeros(num_rows, *SPACES[kind][0].shape)))
     assert out.shape == (num_rows, 2 if kind == "box" else 4) and val.shape == (num_rows,)
 
 
@@ -148,23 +148,23 @@ def test_channels_may_stand_first_or_last():
     names = dict(last.named_parameters())
     first.load_state_dict({name: names.get(name, x) for name, x in first.state_dict().items()})
     obs = torch.randint(256, (5, *IMAGES.shape), dtype=torch.uint8)
-    for actual, expected in zip(first(first.normalize(obs.permute(0, 3, 1, 2))),
-                                last(last.normalize(obs))):
+    for actual, expected in zip(first(first.normalize_obs(obs.permute(0, 3, 1, 2))),
+                                last(last.normalize_obs(obs))):
         close(actual, expected)
 
 
 def test_images_are_between_0_and_1_and_keep_their_rows():
     agent, obs = make_agent("images"), torch.zeros(2, 3, *IMAGES.shape, dtype=torch.uint8)
     obs[1, 2, 43, 5, 1] = 255  # row 43, column 5, second channel
-    actual = agent.normalize(obs)
+    actual = agent.normalize_obs(obs)
     assert actual.dtype == torch.float32 and actual.shape == (2, 3, 3, 44, 36)
     assert actual[1, 2, 1, 43, 5] == 1 and actual.sum() == 1
 
 
 def test_observations_are_normalized_by_the_running_statistics():
     obs = 3 + 2 * torch.tensor([[-1.0, 0, 1], [2, 3, 1e6]])
-    close(make_agent().normalize(obs), [[-1, 0, 1], [2, 3, 10]])
-    close(make_agent(norm_obs=False).normalize(obs), obs)
+    close(make_agent().normalize_obs(obs), [[-1, 0, 1], [2, 3, 10]])
+    close(make_agent(norm_obs=False).normalize_obs(obs), obs)
 
 
 @every_kind
@@ -368,9 +368,9 @@ def test_observe_takes_each_observation_and_running_return_once(kind):
         agent.update_stats(rollout)
     obs, rew, done = (torch.cat([getattr(x, name) for x in rollouts])
                       for name in ("obs", "rew", "done"))
-    ret = reward_sums(ppo, rew, done, torch.zeros(3), 0.9)
-    close(agent.discounted_reward_sum, ret[-1] * (1 - done[-1]))
-    expected = [(agent.ret_stats, ret.flatten().double())]
+    ret, last = reward_sums(ppo, rew, done, torch.zeros(3), 0.9)
+    close(agent.discounted_reward_sum, last)
+    expected = [(agent.reward_sum_stats, ret.flatten().double())]
     if kind != "images":
         expected.append((agent.obs_stats, obs.flatten(0, 1).double()))
     else:
@@ -488,9 +488,9 @@ def test_the_unit_of_rewards_does_not_matter():
         rollout = make_rollout(agent)
         rollout.rew.mul_(unit)
         agent.update_stats(rollout)
-        agent.ret_stats.mean *= 0  # never read: rewards are not centred
+        agent.reward_sum_stats.mean *= 0  # never read: rewards are not centred
         torch.manual_seed(1)
-        agent.ret_stats.var.copy_(unit**2 * torch.tensor(7.0))
+        agent.reward_sum_stats.var.copy_(unit**2 * torch.tensor(7.0))
         results.append(learn(agent, rollout)[0])
     close(*results)
 
@@ -573,7 +573,7 @@ def test_metrics_say_what_happened(kind):
     close(metrics["clip_frac"], outside.float().mean())
     close(metrics["kl"], (ratio - 1 - ratio.log()).mean(), rtol=1e-3)
     with torch.no_grad():
-        val = before(before.normalize(obs))[1]
+        val = before(before.normalize_obs(obs))[1]
     terms = torch.stack([gradient_of(*vars(call).values())[1] for call in spy.calls])
     _, ret = targets(before, rollout)
     close(metrics["val"].flatten(), val)
@@ -592,7 +592,7 @@ def test_explained_variance_by_hand(weight, explained):
     agent.critic[-1].weight.data = torch.tensor([[weight, 0, 0]])
     agent.critic[-1].bias.data.fill_(7)  # a constant explains nothing, and spoils nothing
     rollout = make_rollout(agent)
-    rollout.rew.copy_(agent.normalize(rollout.obs)[..., 0])
+    rollout.rew.copy_(agent.normalize_obs(rollout.obs)[..., 0])
     close(learn(agent, rollout)[1]["explained_variance"], explained, atol=1e-4)
 
 

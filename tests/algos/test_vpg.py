@@ -208,7 +208,7 @@ def test_what_the_two_losses_are_given(kind, monkeypatch):
     learn(vpg, agent, rollout, lr=1e-2)
     adv, ret = targets(vpg, before, rollout)
     (batch,) = policy_calls
-    close(batch.obs, agent.normalize(rollout.obs).flatten(0, 1))
+    close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert torch.equal(batch.act, rollout.act.flatten(0, 1))
     close(batch.adv, adv, rtol=1e-4, atol=1e-5)
     assert not batch.adv.requires_grad
@@ -233,7 +233,7 @@ def test_losses_by_the_library(kind):
     obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten(0, 1)
     adv, ret = torch.randn(2, len(obs))
     policy = distribution(agent, obs)
-    normal = agent.normalize(obs)
+    normal = agent.normalize_obs(obs)
     loss, metrics = vpg.vpg_policy_loss(agent, vpg.Batch(normal, act, adv))
     close(loss.detach(), -(policy.log_prob(act) * adv).mean(), rtol=1e-4)
     close(metrics["pi_loss"].detach(), loss.detach())
@@ -297,7 +297,6 @@ def test_gae_of_the_chain():
     agent = chain_agent()
     rollout = chain_rollout(torch.tensor([1]), torch.tensor([1]))
     with torch.no_grad():
-        val, next_val = vpg.compute_values(agent, rollout)
-        adv, ret = vpg.compute_advantages(rollout, val, next_val, 1.0, 1.0)
+        _, adv, ret = vpg.compute_targets(agent, rollout)
     close(adv, column(4, 3))
     close(ret, column(4, 3))
