@@ -555,6 +555,16 @@ def snapshot(folder="."):
             for path in sorted(Path(folder).rglob("*"))}
 
 
+def refused(function, *args):
+    """The message of a refusal, which must have status 2 and write nothing."""
+    before = snapshot()
+    with pytest.raises(mpi.UsageError) as caught:
+        function(*args)
+    assert caught.value.code == 2
+    assert snapshot() == before, "something was written"
+    return str(caught.value)
+
+
 # ---- Other processes
 
 def mpiexec():
