@@ -1,8 +1,11 @@
 """What is often reported as a bug and is none: these choices pass, and why each is sound."""
+import math
+
 import pytest
 import torch
 
-from algos import a2c, ddpg, dqn, ppo, sac, td3, trpo, vpg
+from algos import ddpg, sac, td3
+from algos import a2c, dqn, ppo, trpo, vpg
 from tests.helpers import (
     ONPOLICY as ALGOS,
     copies,
@@ -14,6 +17,7 @@ from tests.helpers import (
     moved,
     offpolicy_agent,
     offpolicy_batch,
+    offpolicy_optimizers,
     onpolicy_agent as make_agent,
 )
 from utils import mpi
@@ -57,10 +61,12 @@ def test_kl_is_looked_at_once_an_epoch_after_its_steps():
 def test_the_temperature_steps_along_log_alpha(alpha):
     """ "The loss has log alpha instead of alpha": both vanish at the same entropy, and point the
     same way beside it; only the length of the step differs."""
-    log_alpha = torch.tensor(alpha).log().requires_grad_()
+    agent = offpolicy_agent(sac, alpha=alpha)           # d = 2, so the target entropy is -2
+    log_alpha = agent.log_alpha
+    log_alpha.data.fill_(math.log(alpha))
     for logp in (torch.full((8,), 1.5), torch.full((8,), 2.5), torch.full((8,), 2.0)):
         by_alpha = torch.autograd.grad(-(log_alpha.exp() * (logp - 2.0)).mean(), log_alpha)[0]
-        ours = sac.alpha_gradient(logp, -2.0)
+        ours = torch.autograd.grad(sac.alpha_loss(agent, logp)[0], log_alpha)[0]
         assert ours.sign() == by_alpha.sign()
         torch.testing.assert_close(by_alpha, alpha * ours)
 
@@ -68,10 +74,12 @@ def test_the_temperature_steps_along_log_alpha(alpha):
 @pytest.mark.parametrize("share", [-1.0, -0.5])
 def test_target_entropy_is_a_choice(share):
     """ "-dim / 2 instead of -dim": alpha rests at the entropy that was asked for, whichever."""
-    agent = offpolicy_agent(sac, target_entropy=share)
-    want = share * agent.act_dim
-    assert sac.alpha_gradient(torch.full((4,), -want), want) == 0
-    assert sac.alpha_gradient(torch.full((4,), -want + 1), want) < 0, "too sure: alpha rises"
+    want = share * 2                                            # d = 2
+    agent = offpolicy_agent(sac, target_entropy=want)
+    slopes = [torch.autograd.grad(sac.alpha_loss(agent, logp)[0], agent.log_alpha)[0]
+              for logp in (torch.full((4,), -want), torch.full((4,), -want + 1))]
+    assert slopes[0] == 0
+    assert slopes[1] < 0, "too sure: alpha rises"
 
 
 @every_algo
@@ -104,15 +112,13 @@ def test_a_target_may_ask_for_gradients(algo):
     grads = []
     for asks in (False, True):
         agent, batch = offpolicy_agent(algo), offpolicy_batch(algo)
-        critic = mpi.flatten(agent.critic)
+        optimizers = offpolicy_optimizers(agent)
         for name, module in agent.named_children():
             if name.endswith("_targ"):
                 module.requires_grad_(asks)
-        gradient = getattr(algo, f"{algo.__name__.rpartition('.')[2]}_critic_gradient")
-        eps = () if algo is ddpg else (torch.zeros_like(batch.act),)
-        gradient(agent, critic, batch.obs, batch.act, batch.rew, batch.next_obs, batch.terminated,
-                 *eps)
-        grads.append(critic.grad.clone())
+        torch.manual_seed(1)
+        optimizers.critic.minimize(algo.critic_loss, agent, batch, lr=1e-3)
+        grads.append(optimizers.critic.grad.clone())
         targets = [param for name, param in agent.named_parameters() if "_targ" in name]
         assert targets and all(param.grad is None for param in targets)
     assert torch.equal(*grads) and grads[0].any()

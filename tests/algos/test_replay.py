@@ -34,7 +34,7 @@ counters = pytest.mark.parametrize("num_envs", [1, 3])
 
 
 def collected(algo, num_envs, steps, size):
-    """(agent, buffer, actions [steps, N, d], {(step, env, ep_ret, ep_len)}) after steps of Counter."""
+    """`steps` of Counter -> agent, buffer, actions [steps, N, d], {(step, env, ep_ret, ep_len)}."""
     torch.manual_seed(0)
     cfg = quick(algo, "tests.envs:Counter-v0", num_envs=num_envs)
     envs = make_envs(cfg, num_envs)
@@ -57,9 +57,9 @@ def expected_rows(num_envs, steps):
 def check(buffer, rows, acts):
     """The buffer holds the last of `rows` and `acts`, each once, all parts in one row."""
     size = len(buffer.columns["rew"])
-    assert buffer.filled == min(len(rows), size)
+    assert buffer.num_stored == min(len(rows), size)
     index = np.arange(len(rows))[-size:]
-    assert buffer.next == len(rows) % size
+    assert buffer.position == len(rows) % size
     for k in index:
         obs, rew, next_obs, terminated, _ = rows[k]
         row = {name: column[k % size] for name, column in buffer.columns.items()}
@@ -211,8 +211,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
     _, buffer, acts, _ = collected(algo, 3, steps, 20)
     other = algo.ReplayBuffer(20, 3, 2, CPU)
     saved = buffer.state_dict()
-    filled = saved["filled"]
-    assert all(len(x) == filled and x.untyped_storage().nbytes() == x.nbytes
+    assert all(len(x) == buffer.num_stored and x.untyped_storage().nbytes() == x.nbytes
                for x in saved["columns"].values())                  # no row that is not filled
     torch.save(saved, "buffer.pt")
     other.load_state_dict(torch.load("buffer.pt", weights_only=True))
@@ -221,7 +220,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
            "next_obs": torch.full((3, 3), 8.0), "terminated": torch.ones(3)}
     for each in (buffer, other):
         each.add(**new)
-    assert (buffer.filled, buffer.next) == (other.filled, other.next)
+    assert (buffer.num_stored, buffer.position) == (other.num_stored, other.position)
     samples = []
     for each in (buffer, other):
         torch.manual_seed(3)

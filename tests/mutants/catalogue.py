@@ -35,6 +35,7 @@ TESTS = {
     "sac": "sac ddpg replay",
     "dqn": "dqn replay",
     "dqn_per": "dqn_per dqn replay",
+    "envs": "replay collect run",
     "logger": "logger run bad_input",
     "averages": "logger run",
     "checkpoint": "checkpoint logger run bad_input",
