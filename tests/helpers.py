@@ -365,27 +365,19 @@ def dqn_kind(algo, kind=""):
     return kind or ("film" if name_of(algo) == "dqn_atari" else "vector")
 
 
-def dqn_config(algo, **settings):
-    """Its Config; `hidden` only where the file has it."""
-    known = {field.name for field in dataclasses.fields(algo.Config)}
-    return algo.Config(**{k: v for k, v in settings.items() if k != "hidden" or k in known})
-
-
 def dqn_quick(algo, **settings):
     """The Config of a short run, on images for the file that takes nothing else."""
-    env = {"env": "CartPole-v1"}
-    if name_of(algo) == "dqn_atari":
-        env = {"env": "tests.envs:Counter-v0", "env_kwargs": '{"obs": "image", "act": "discrete"}'}
-    return dqn_config(algo, **{
-        "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8, "buffer_size": 600,
-        "start_steps": 40, "report_every": 60, "total_steps": 120, "update_every": 2,
-        **env, **settings})
+    settings = {"env": "CartPole-v1", "update_every": 2} | settings
+    if name_of(algo) == "dqn_atari" and settings["env"] == "CartPole-v1":
+        settings |= {"env": "tests.envs:Counter-v0",
+                     "env_kwargs": '{"obs": "image", "act": "discrete"}'}
+    return quick(algo, **settings)
 
 
 def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
     """A small agent; neither its weights nor its target's are the first ones."""
     torch.manual_seed(seed)
-    cfg = dqn_config(algo, **{"hidden": (16, 16)} | settings)
+    cfg = quick(algo, **{"hidden": (16, 16)} | settings)
     agent = algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg)
     for param in agent.parameters():
         param.data += 0.1 * torch.randn_like(param)
@@ -516,10 +508,13 @@ CLOCK = {"time", "steps_per_second"}
 
 
 def quick(algo, env="tests.envs:Reach-v0", **settings):
-    """The Config of a short off-policy run of small networks."""
-    return algo.Config(**{
+    """The Config of a short off-policy run of small networks; `hidden` only where it is known."""
+    settings = {
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,
-        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
+        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings}
+    if not hasattr(algo.Config, "hidden"):
+        del settings["hidden"]
+    return algo.Config(**settings)
 
 
 def rows(run_dir, name="progress.csv"):
