@@ -550,7 +550,8 @@ def test_what_a_run_reports(algo):
     algo.train(quick(algo))
     first, last = rows("run")
     assert first["step"] == "60" and last["step"] == "120"
-    names = {"critic_loss", "actor_loss"} | ({"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"})
+    names = {"critic_loss", "actor_loss", "critic_grad_norm", "actor_grad_norm"}
+    names |= {"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"}
     names |= {"alpha", "alpha_loss", "logp_mean"} if algo is sac else set()
     assert names <= last.keys() and all(last[name] for name in names)
 

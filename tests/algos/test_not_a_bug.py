@@ -4,8 +4,7 @@ import math
 import pytest
 import torch
 
-from algos import ddpg, sac, td3
-from algos import a2c, dqn, ppo, trpo, vpg
+from algos import a2c, ddpg, dqn, ppo, sac, td3, trpo, vpg
 from tests.helpers import (
     ONPOLICY as ALGOS,
     copies,

@@ -173,8 +173,8 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
         metrics = [algo.update(agent, optimizers, batch, count=k)
                    for k, batch in enumerate(batches)]
     theirs = model.logger.name_to_value
-    close(torch.stack([each["critic_loss"] for each in metrics]).mean(), theirs["train/critic_loss"],
-          rtol=1e-10)
+    losses = torch.stack([each["critic_loss"] for each in metrics])
+    close(losses.mean(), theirs["train/critic_loss"], rtol=1e-10)
     if num_steps == 1:
         grads = [param.grad.flatten() for net in model.policy.critic.q_networks
                  for param in net.parameters()]
