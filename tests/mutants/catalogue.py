@@ -35,6 +35,7 @@ TESTS = {
     "sac": "sac ddpg replay",
     "dqn": "dqn replay",
     "dqn_per": "dqn_per dqn replay",
+    "dqn_atari": "dqn_atari dqn replay",
     "envs": "collect replay onpolicy ppo_update run",
     "run": "onpolicy collect run a2c",
     "logger": "logger run bad_input",
