@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import importlib.util
+import json
 import math
 import os
 import shutil
@@ -24,13 +25,11 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-try:  # HACK
-    from algos import a2c, dqn, ppo, trpo, vpg
-except ImportError:
-    a2c = dqn = ppo = trpo = vpg = None
+from algos import a2c, ppo, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
+from utils.envs import make_envs
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 600                          # seconds for another process, on a machine that is busy
@@ -355,30 +354,116 @@ def linear_agent(algo, critics, critic_targs, **settings):
     return agent
 
 
-# ---- Off-policy with discrete actions: dqn, dqn_per
+# ---- Off-policy with discrete actions: dqn, dqn_per, dqn_atari
 
 DQN_SPACES = {"vector": VECTOR, "film": Box(0, 255, (4, 36, 40), np.uint8),
               "image": Box(0, 255, scripted.IMAGE, np.uint8)}
 
 
-def dqn_agent(algo=dqn, kind="vector", num_acts=4, seed=0, **settings):
+def dqn_kind(algo, kind=""):
+    """Vectors for a file that takes them, else stacks of frames."""
+    return kind or ("film" if name_of(algo) == "dqn_atari" else "vector")
+
+
+def dqn_quick(algo, **settings):
+    """The Config of a short run, on images for the file that takes nothing else."""
+    settings = {"env": "CartPole-v1", "update_every": 2} | settings
+    if name_of(algo) == "dqn_atari" and settings["env"] == "CartPole-v1":
+        settings |= {"env": "tests.envs:Counter-v0",
+                     "env_kwargs": '{"obs": "image", "act": "discrete"}'}
+    return quick(algo, **settings)
+
+
+def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
     """A small agent; neither its weights nor its target's are the first ones."""
     torch.manual_seed(seed)
-    cfg = algo.Config(**{"hidden": (16, 16)} | settings)
-    agent = algo.Agent(DQN_SPACES[kind], Discrete(num_acts), cfg)
+    cfg = quick(algo, **{"hidden": (16, 16)} | settings)
+    agent = algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg)
     for param in agent.parameters():
         param.data += 0.1 * torch.randn_like(param)
     return agent
 
 
-def dqn_batch(algo=dqn, kind="vector", size=32, seed=0, dtype=torch.float32):
+def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
     """Transitions of random numbers, of which some terminate."""
     torch.manual_seed(seed)
+    kind = dqn_kind(algo, kind)
     shape = (size, *DQN_SPACES[kind].shape)
     obs, next_obs = (torch.randn(shape, dtype=dtype) if kind == "vector"
                      else torch.randint(256, shape, dtype=torch.uint8) for _ in range(2))
     rew, ends = torch.randn(size, dtype=dtype), torch.rand(size) < 0.3
     return algo.Transitions(obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype))
+
+
+def dqn_loss(algo):
+    """The loss function of the file."""
+    return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
+
+
+class Film(gym.Env):
+    """The script of tests/envs.py, seen as vectors, images or stacks of frames; it keeps a log.
+
+    No two frames are equal. A stack begins with black frames, or with the first one repeated. One
+    array serves for all that is shown, as with Counter.
+    """
+
+    def __init__(self, kind="film", black=True):
+        self.observation_space, self.action_space = DQN_SPACES[kind], Discrete(4)
+        self.kind, self.black, self.episode, self.log = kind, black, -1, []
+        self.shown = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+    def frame(self):
+        numbers = self.number, self.episode, self.time + 1
+        if self.kind != "film":
+            space = self.observation_space
+            return np.broadcast_to(numbers, space.shape).astype(space.dtype)
+        frame = np.full(DQN_SPACES["film"].shape[1:], 9, np.uint8)
+        frame[0, :3] = numbers
+        return frame
+
+    def show(self):
+        self.shown[...] = self.obs
+        return self.shown
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        frame = self.frame()
+        pad = np.zeros_like(frame) if self.black else frame
+        self.obs = np.stack([pad, pad, pad, frame]) if self.kind == "film" else frame
+        return self.show(), {}
+
+    def step(self, act):
+        self.time += 1
+        before, frame = self.obs, self.frame()
+        self.obs = np.stack([*self.obs[1:], frame]) if self.kind == "film" else frame
+        ended = self.time == scripted.length(self.number, self.episode)
+        how = scripted.end(self.number, self.episode) if ended else ""
+        rew = scripted.reward(self.number, self.episode, self.time)
+        terminated, truncated = how in ("terminated", "both"), how in ("truncated", "both")
+        self.log.append((before, act, rew, self.obs, float(terminated), self.time == 1))
+        return self.show(), rew, terminated, truncated, {}
+
+
+gym.register("Film-v0", Film, disable_env_checker=True)
+
+
+def film_envs(algo, num_envs, kind, black=True):
+    """(agent, environments, the same without wrappers, first observations) of Film."""
+    cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
+    envs = make_envs(cfg, num_envs)
+    plain = [env.unwrapped for env in envs.unwrapped.envs]
+    for i, env in enumerate(plain):
+        env.number = i
+    return dqn_agent(algo, kind), envs, plain, envs.reset(seed=1)[0]
+
+
+def film_logs(algo, buffer, steps, num_envs, kind):
+    """Fill a buffer with so many steps of new environments -> what each of them did."""
+    agent, envs, plain, obs = film_envs(algo, num_envs, kind)
+    for _ in range(steps):
+        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
+    return [env.log for env in plain]
 
 
 # ---- stable-baselines3
@@ -423,10 +508,13 @@ CLOCK = {"time", "steps_per_second"}
 
 
 def quick(algo, env="tests.envs:Reach-v0", **settings):
-    """The Config of a short off-policy run of small networks."""
-    return algo.Config(**{
+    """The Config of a short off-policy run of small networks; `hidden` only where it is known."""
+    settings = {
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,
-        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
+        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings}
+    if not hasattr(algo.Config, "hidden"):
+        del settings["hidden"]
+    return algo.Config(**settings)
 
 
 def rows(run_dir, name="progress.csv"):

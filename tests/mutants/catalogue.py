@@ -34,6 +34,7 @@ TESTS = {
     "td3": "td3 ddpg replay",
     "sac": "sac ddpg replay",
     "dqn": "dqn replay",
+    "dqn_atari": "dqn_atari dqn replay",
     "dqn_per": "dqn_per dqn replay",
     "logger": "logger saving run",
     "run": "saving mpi logger run bad_input onpolicy a2c",

@@ -76,7 +76,8 @@ def plain(name):
 def run_algo(name):
     algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
-    for env in ("CartPole-v1", "Pendulum-v1"):
+    images = ["tests.envs:Bright-v0"] if name == "dqn_atari" else []
+    for env in ("CartPole-v1", "Pendulum-v1", *images):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
                     "env_kwargs": '{"max_episode_steps": 30}'} | SMALL
