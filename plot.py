@@ -434,7 +434,7 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
     count = len(groups) + bool(compared)
     columns = min(count, 3)
     rows = -(-count // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.5 * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(3.5 * columns, 3 * rows + 0.3), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for ax, (panel, lines) in zip(axes, groups.items()):
         for line, runs in lines.items():
