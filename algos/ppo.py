@@ -55,11 +55,11 @@ and "The 37 Implementation Details of PPO" (Huang et al. 2022) study them. (12)
 is from Schulman's note "Approximating KL Divergence" (2020).
 
 Departures from the paper. Advantages and value targets are recomputed every
-epoch with the current critic, as Andrychowicz et al. advise; of all details
-tried this helped most (benchmarks/NOTES.md, variants on MuJoCo). sigma is a parameter per action dimension,
-independent of s. tanh maps a Gaussian action into the environment's bounds;
-its Jacobian is the same in both policies of (9) and cancels, and (4) is the
-entropy before tanh.
+epoch with the current critic, as Andrychowicz et al. advise, which helped
+much (benchmarks/NOTES.md, "Variants on MuJoCo"). sigma is one parameter per
+action dimension, independent of s. tanh maps a Gaussian action into the
+environment's bounds; its Jacobian is the same in both policies of (9) and
+cancels, and (4) is the entropy before tanh.
 
 Sizes by default: T = 256 steps of N = 8 environments make 2,048 samples per
 rollout; 10 epochs of 32 minibatches of 64 make 320 gradient steps. Healthy

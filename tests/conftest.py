@@ -21,6 +21,22 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 if any(name.startswith("algos") for name in sys.modules):
     raise RuntimeError("algos was imported before the hook: its shapes would go unchecked")
 install_import_hook("algos", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
+pytest.register_assert_rewrite("tests.helpers")
+
+
+@pytest.fixture(autouse=True)
+def afresh():
+    """Each test begins as if it were the only one, whatever ran before it in this process.
+
+    What nobody has imported yet is as it should be, and takes seconds to import.
+    """
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(0)
+    if envs := sys.modules.get("tests.envs"):
+        envs.Counter.made.clear()       # environments are numbered from 0
 
 
 @pytest.fixture(autouse=True)

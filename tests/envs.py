@@ -9,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from utils.mpi import rank
+
 LENGTHS = (3,), (7,), (1, 5, 2)         # of the episodes of environments 0, 1, 2; 3 is as 0 again
 ENDS = ("terminated", "truncated", "both")
 LOW, HIGH = np.float32([0, -3]), np.float32([5, 3])
@@ -89,6 +91,42 @@ class Faulty(Counter):
             bad = float(self.fault.split()[1])                  # "obs nan", "rew inf"
             obs, rew = (np.full_like(obs, bad), rew) if "obs" in self.fault else (obs, bad)
         return obs, rew, terminated, truncated, info
+
+
+# ---- Runs that are stopped
+
+class Ends(gym.Env):
+    """Sixteen steps along a line, from the same place each time: all chance is in the actions.
+
+    At step 64 in its life (of 128 in two environments) it asks for what `Ends.then` says.
+    """
+
+    observation_space = Box(-np.inf, np.inf, (2,))
+    action_space = Box(-0.2, 0.4, (1,))
+    then = staticmethod(lambda: None)
+
+    def __init__(self):
+        self.life = 0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.time = 0.5, 0
+        return np.float32([self.x, 3]), {}
+
+    def step(self, act):
+        self.x, self.time, self.life = self.x + float(act[0]), self.time + 1, self.life + 1
+        if self.life == 64:
+            self.then()
+        return np.float32([self.x, 3]), -abs(self.x), False, self.time == 16, {}
+
+
+class Hot(Ends):
+    """Raises in the third update, on rank 1 alone."""
+
+    def step(self, act):
+        if self.life == 70 and rank() == 1:
+            raise RuntimeError("the motor of joint 3 is too hot")
+        return super().step(act)
 
 
 # ---- Learned in seconds
@@ -183,6 +221,8 @@ def register(name, kind, quiet=False, **kwargs):
 
 register("Counter", Counter, quiet=True)                        # the checker points out the traps
 register("Faulty", Faulty, quiet=True)
+register("Ends", Ends)
+register("Hot", Hot)
 register("Constant", Constant)
 register("ProbeValue", Probe)
 register("ProbeObs", Probe, sees=True)

@@ -38,6 +38,7 @@ from tests.mutants.catalogue import (
     plantings,
     read,
     sample,
+    test_file,
 )
 
 COPIED = ("algos", "utils", "tests")                            # what is no file is linked
@@ -101,14 +102,14 @@ def start_tests(module, tree, likely=""):
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
-        files = [f"tests/test_{name}.py" for name in TESTS[module].split()]
-        for some in ([[f"tests/{likely}"]] if likely.startswith("test_") else []) + [files]:
+        files = [test_file(name, tree) for name in TESTS[module].split()]
+        for some in [*first(likely, tree), files]:
             pid = os.fork()                                     # pytest starts only once in each
             if not pid:
                 status = sys.modules["pytest"].main(
-                    ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE",
-                     "--tb=no", "--assert=plain", "--basetemp=scratch", "-p", "no:cacheprovider",
-                     "tests/mutants/smoke.py", *some])
+                    ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q",
+                     "-rfE", "--tb=no", "--assert=plain", "--basetemp=scratch", "--timeout=300",
+                     "-p", "no:cacheprovider", "tests/mutants/smoke.py", *some])
                 sys.stdout.flush()
                 os._exit(status)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -119,6 +120,14 @@ def start_tests(module, tree, likely=""):
         os._exit(status)
     finally:
         os._exit(99)
+
+
+def first(likely, tree):
+    """[[the test that is likely to turn red]], or [] if its file is unknown."""
+    file = re.match(r"test_(\w+)\.py(::.*)", likely)
+    if file is None or not list((tree / "tests").glob(f"*/test_{file[1]}.py")):
+        return []
+    return [[test_file(file[1], tree) + file[2]]]
 
 
 def run_all(todo, jobs):
@@ -177,8 +186,8 @@ def verdict(said, status, mutant=None):
     red = re.search(r"^(?:FAILED|ERROR) (\S*?::.*?)(?: - (.*))?$", said, re.MULTILINE)
     if status != 1 or not red:                                  # no test has begun, or none ended
         return "error", f"exit status {status} of pytest: {said[-300:]}"
-    test, why = red[1].removeprefix("tests/"), red[2] or ""
-    if not test.startswith("mutants/smoke.py"):
+    test, why = re.sub(r"^tests/\w+/", "", red[1]), red[2] or ""   # without its folder
+    if not test.startswith("smoke.py"):
         return "killed", test
     if why.startswith("Failed: Timeout"):
         return "killed", "the time limit"

@@ -22,7 +22,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
-# module: the files with its behaviour tests, in the order in which they find most in least time.
+# module: its files of behaviour tests, in the order in which they find most in least time. The
+# name ppo_math stands for test_ppo_math.py, in whichever folder of tests/.
 # Tests of style are none: they see that two files differ, not that anything goes wrong.
 TESTS = {
     "ppo": "ppo_math ppo_update collect onpolicy run learn bad_input",
@@ -86,6 +87,12 @@ def file_of(module, root=ROOT):
     """algos/ppo.py, utils/mpi.py, plot.py."""
     places = root / "algos", root / "utils", root
     return next(path for place in places if (path := place / f"{module}.py").exists())
+
+
+def test_file(name, root=ROOT):
+    """The path of test_<name>.py in whichever folder of the tests, from the root of the tree."""
+    path, = (root / "tests").glob(f"*/test_{name}.py")
+    return str(path.relative_to(root))
 
 
 def planted(mutant, text):

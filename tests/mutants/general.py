@@ -12,6 +12,7 @@ import csv
 import gc
 import importlib
 import os
+import re
 import shutil
 import signal
 import sys
@@ -28,7 +29,7 @@ from types import CodeType, FunctionType
 
 import pytest
 
-from tests.mutants.catalogue import HERE, ROOT, TESTS, file_of
+from tests.mutants.catalogue import HERE, ROOT, TESTS, file_of, test_file
 from tests.mutants.changes import functions, mutants, with_
 from tests.mutants.smoke import LEFT_OUT, SLOW
 
@@ -204,7 +205,7 @@ def names_in(code):
 def verdict(said, tests, status):
     """(killed, survived or error; by which test or why)"""
     if "red" in said:
-        return "killed", tests[len(said) - 1].nodeid.removeprefix("tests/")
+        return "killed", re.sub(r"^tests/\w+/", "", tests[len(said) - 1].nodeid)
     if status == -signal.SIGPROF:
         return "killed", "the time limit"
     if status or not said:
@@ -265,7 +266,7 @@ def main(algo=None, names=None, jobs=1, out="", check=False):
     modules = {module for mutant in todo for module in mutant.function.modules}
     files = dict.fromkeys(name for module in TESTS if module in modules
                           for name in TESTS[module].split() if name not in WITHOUT)
-    return run(todo, [f"tests/test_{name}.py" for name in files], listed, check, jobs, out)
+    return run(todo, [test_file(name) for name in files], listed, check, jobs, out)
 
 
 def run(todo, tests, listed=(), check=False, jobs=1, out=""):

@@ -1,36 +1,42 @@
 """The rules that every algorithm file obeys, and a proof that each rule can fail.
 
 A rule is a function of one file that yields complaints. `test_every_file` runs all of them over
-algos/*.py; `test_rule_can_fail` plants a fault in TOY, a small file that obeys them all.
-
-    python tests/test_rules.py      brings the line counts in the README's table up to date
+the algorithms that git tracks; `test_rule_can_fail` plants a fault in TOY, a small file that obeys
+them all. A file of your own in algos/ is free of rules until you `git add` it.
 """
 import ast
 import difflib
 import io
+import itertools
 import re
 import subprocess
 import symtable
 import sys
 import tokenize
 import warnings
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house.tree import ROOT, in_readme, tracked
+
+# The rules that the files of algos/ do not obey yet. Set it to False when they do: a file that
+# breaks one of these rules then fails.
+NOT_YET = True
 
 SECTIONS = ["config", "agent", "data", "mathematics", "update", "evaluate", "train"]
 BANNER = re.compile(rf"^# =+ ({'|'.join(SECTIONS)}) =+$")
 COMMON = ("env env_kwargs seed total_steps num_envs num_procs hidden gamma device compile "
           "torch_threads run_dir resume init_from eval_every").split()
 MAIN = "if __name__ == '__main__':\n    train(tyro.cli(Config, description=__doc__))"
-LONGEST = {"dqn_per": 380}                                       # lines; every other file: 320
+LONGEST = 330, 460                                              # lines of code; lines in all
+LONGER = dict.fromkeys("dqn_per rainbow ppo_lstm acer acktr".split(), (390, 540))
+WIDEST = 88                                                     # columns
+MOST_TUPLES = 3                                                 # a, b = x, y
 OWN = {"Config", "Agent", "update", "train"}                    # names that each file fills itself
-PARENTS = {                                                     # child: parent, share of new lines
-    "a2c": ("vpg", 0.25), "ppo": ("a2c", 0.25), "trpo": ("vpg", 0.30), "dqn_per": ("dqn", 0.25),
-    "td3": ("ddpg", 0.25), "sac": ("td3", 0.30),
-}
+PARENTS = {"a2c": "vpg", "ppo": "a2c", "trpo": "vpg", "dqn_atari": "dqn", "dqn_per": "dqn",
+           "td3": "ddpg", "sac": "td3"}
+NEW = 0.25                                                      # share of a child's code
+MORE_NEW = {}                                                   # child: its own limit instead
 FOREIGN_NAMES = set(                                            # what DESIGN's vocabulary replaces
     "state s o o2 ob x a ac action r reward d dones v vpred backup logprobs neglogpac "
     "episodic_return polyak global_step".split()
@@ -53,6 +59,10 @@ class File:
         ends = [i for i, _ in self.banners[1:]] + [self.tree.body[-1].lineno]
         self.sections = {name: range(start, end) for (start, name), end in zip(self.banners, ends)}
 
+    def code(self):
+        """Lines of code: neither blank, nor a comment, nor in the module docstring."""
+        return [line for line in self.counted() if not line.lstrip().startswith("#")]
+
     def counted(self, among=None):
         """Lines that count, of a section or of all: not blank, not in the module docstring."""
         numbers = range(self.code_start + 1, len(self.lines) + 1) if among is None else among
@@ -71,15 +81,26 @@ def functions(nodes):
 # ---- Length and shape
 
 def fits_in_one_sitting(file):
-    limit = LONGEST.get(file.name, 320)
-    if len(file.counted()) > limit:
-        yield f"{len(file.counted())} lines, {limit} at most (blank lines and docstring aside)"
+    longest, longest_in_all = LONGER.get(file.name, LONGEST)
+    if len(file.code()) > longest:
+        yield f"{len(file.code())} lines of code, {longest} at most"
+    if len(file.lines) > longest_in_all:
+        yield f"{len(file.lines)} lines in all, {longest_in_all} at most"
 
 
 def is_not_wide(file):
     for i, line in enumerate(file.lines, 1):
-        if len(line) > 100:
-            yield f"line {i}: {len(line)} columns, 100 at most"
+        if len(line) > WIDEST:
+            yield f"line {i}: {len(line)} columns, {WIDEST} at most"
+
+
+def has_one_statement_per_line(file):
+    """A tuple on both sides saves a line and costs a reader more than that."""
+    packed = [node.lineno for node in ast.walk(file.tree) if isinstance(node, ast.Assign)
+              and isinstance(node.value, ast.Tuple)
+              and any(isinstance(target, ast.Tuple) for target in node.targets)]
+    if len(packed) > MOST_TUPLES:
+        yield f"{len(packed)} lines `a, b = x, y`, {MOST_TUPLES} at most: lines {packed}"
 
 
 def has_every_section_in_order(file):
@@ -268,11 +289,13 @@ def bound_name(node):
 
 
 RULES = [
-    fits_in_one_sitting, is_not_wide, has_every_section_in_order, is_mostly_algorithm,
-    has_short_flat_functions, imports_only_logger_and_mpi, runs_nothing_on_import,
-    captures_no_state, logs_little, compiles_silently, explains_every_setting, annotates_shapes,
-    cites_every_equation, does_no_mathematics_without_a_number, speaks_the_vocabulary,
+    fits_in_one_sitting, is_not_wide, has_one_statement_per_line, has_every_section_in_order,
+    is_mostly_algorithm, has_short_flat_functions, imports_only_logger_and_mpi,
+    runs_nothing_on_import, captures_no_state, logs_little, compiles_silently,
+    explains_every_setting, annotates_shapes, cites_every_equation,
+    does_no_mathematics_without_a_number, speaks_the_vocabulary,
 ]
+TO_COME = {is_not_wide, has_one_statement_per_line} if NOT_YET else set()
 
 
 # ---- Between files
@@ -297,13 +320,37 @@ def is_comment(line):
 
 
 def drifted(files):
-    """Names that two files share and spell out differently."""
-    first = {}
+    """Names that two files share and spell out differently.
+
+    The longest version counts. Any other is the same to the letter, or a shorter one with the same
+    decorators, each line of which stands in the longest in the same order.
+    """
+    versions = {}
     for file in files:
         for name, source in definitions(file).items():
-            origin, expected = first.setdefault(name, (file.name, source))
-            if source != expected and name not in OWN:
-                yield f"{name}: {file.name}.py drifted from {origin}.py; make them equal, or rename"
+            versions.setdefault(name, []).append((file.name, source))
+    for name, sources in versions.items():
+        origin, longest = max(sources, key=lambda pair: len(spoken_lines(pair[1])))
+        for other, source in sources:
+            if name not in OWN and source != longest and not is_shorter(source, longest):
+                yield f"{name}: {other}.py drifted from {origin}.py; make them equal, or rename"
+
+
+def spoken_lines(source):
+    return [line.strip() for line in source.splitlines() if line.strip()]
+
+
+def is_shorter(source, longest):
+    """Lines were left out of the longest version, and nothing else was done."""
+    few, many = spoken_lines(source), spoken_lines(longest)
+    left = iter(many)
+    return (len(few) < len(many) and decorators(few) == decorators(many)
+            and all(line in left for line in few))
+
+
+def decorators(lines):
+    head = itertools.takewhile(lambda line: line.startswith(("@", "#")), lines)
+    return [line for line in head if line.startswith("@")]
 
 
 def bare_code(file):
@@ -330,14 +377,20 @@ def share_of_new_lines(child, parent):
 # ---- Tests of the files
 
 ALGOS = {path.stem: File(path.stem, path.read_text(encoding="utf-8"))
-         for path in sorted((ROOT / "algos").glob("*.py")) if path.stem != "__init__"}
+         for path in tracked("algos/*.py") if path.stem != "__init__"}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [
+    pytest.param(rule, marks=pytest.mark.xfail(strict=False)) if rule in TO_COME else rule
+    for rule in RULES], ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_file(algo, rule):
     complaints = "\n".join(rule(ALGOS[algo]))
     assert not complaints, f"algos/{algo}.py\n{complaints}"
+
+
+def test_every_file_is_in_the_readmes_table():
+    assert sorted(in_readme()) == sorted(ALGOS)
 
 
 def test_same_name_means_same_code():
@@ -347,10 +400,11 @@ def test_same_name_means_same_code():
 
 @pytest.mark.parametrize("child", PARENTS)
 def test_a_child_is_its_parent_plus_an_idea(child):
-    parent, limit = PARENTS[child]
+    parent = PARENTS[child]
     if not {child, parent} <= set(ALGOS):
         pytest.skip(f"{child}.py and {parent}.py do not both stand yet")
-    assert share_of_new_lines(ALGOS[child], ALGOS[parent]) <= limit
+    limit, new = MORE_NEW.get(child, NEW), share_of_new_lines(ALGOS[child], ALGOS[parent])
+    assert new <= limit, f"{new:.0%} of {child}.py are not in {parent}.py, {limit:.0%} at most"
 
 
 def marked_equations(text):
@@ -363,13 +417,13 @@ def marked_equations(text):
 
 def test_every_equation_has_a_hand_value():
     marked = set().union(*(marked_equations(path.read_text(encoding="utf-8"))
-                           for path in (ROOT / "tests").rglob("*.py")))
+                           for path in tracked("tests/*.py")))
     stated = {(algo, number) for algo, file in ALGOS.items() for number in equations(file)}
     assert marked == stated
 
 
 def test_helpers_know_no_algorithm():
-    for path in (ROOT / "utils").glob("*.py"):
+    for path in tracked("utils/*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         names = {name.split(".")[0] for name in project_imports(tree)}
         assert names <= {"utils"}, f"{path.name} imports {names}"
@@ -378,52 +432,23 @@ def test_helpers_know_no_algorithm():
 
 
 def test_no_path_of_a_machine():
-    folders = [ROOT / name for name in "algos utils tests benchmarks notebooks .ci".split()]
-    paths = [*ROOT.glob("*.*"), *(path for folder in folders for path in folder.rglob("*"))]
     kinds = {".py", ".md", ".toml", ".cff", ".json", ".csv", ".ipynb", ".sh", ""}
-    for path in paths:
-        if path.is_file() and path.suffix in kinds and path.name != ".git":     # of a worktree
+    for path in tracked():
+        if path.suffix in kinds:
             found = MACHINE_PATH.search(path.read_text(encoding="utf-8"))
             assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
 def test_ruff():
-    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", str(ROOT)],
+    files = [*tracked("*.py"), *tracked("*.ipynb")]
+    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--no-cache", *files], cwd=ROOT,
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-# | [PPO](algos/ppo.py) | ... | whole | as counted | new lines over its parent |
-README = ROOT / "README.md"
-ROW = re.compile(r"^(\| \[.+\]\(algos/(\w+)\.py\) \|.*\|) \S+ \| \S+ \| [^|]+ \|$", re.MULTILINE)
-
-
-def new_lines(child, algos):
-    """How many lines of its code a file does not share with its parent, and the parent."""
-    parent, _ = PARENTS.get(child, ("", 0))
-    if parent not in algos:
-        return "-"
-    new = share_of_new_lines(algos[child], algos[parent]) * len(bare_code(algos[child]))
-    return f"{round(new)} over `{parent}`"
-
-
-def with_counts(text, algos):
-    """The README with its table's last three columns as they should be."""
-    counts = {name: f" {len(file.lines)} | {len(file.counted())} | {new_lines(name, algos)} |"
-              for name, file in algos.items()}
-    return ROW.sub(lambda row: row[1] + counts[row[2]], text)
-
-
-def test_readme_counts_lines_right():
-    text = README.read_text(encoding="utf-8")
-    assert {row[2] for row in ROW.finditer(text)} == set(ALGOS), "one row for each algorithm file"
-    up_to_date = with_counts(text, ALGOS) == text
-    assert up_to_date, "line counts have changed; run: python tests/test_rules.py"
-
-
 def test_contributing_names_tests_that_are_there():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
-    there = "".join(path.read_text("utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    there = "".join(path.read_text("utf-8") for path in tracked("tests/*/test_*.py"))
     assert len(named) > 40 and named <= set(re.findall(r"^def (test_\w+)", there, re.MULTILINE))
 
 
@@ -491,7 +516,8 @@ def collect(agent: Agent, obs: Tensor) -> Tensor:
 
 # ==== mathematics =============================================
 
-def td_target(rew: Float32[Tensor, "B"], val: Float32[Tensor, "B"], gamma: float) -> Tensor:
+def td_target(rew: Float32[Tensor, "B"], val: Float32[Tensor, "B"],
+              gamma: float) -> Tensor:
     """Eq. (1). The reward and what follows."""
     r = rew
     return r + gamma * val
@@ -533,8 +559,10 @@ if __name__ == "__main__":
 
 LOOPS = "".join("    " * depth + f"for t{depth} in ():\n" for depth in range(1, 5)) + " " * 20
 FAULTS = [                                                      # rule, what stands in TOY, instead
-    (fits_in_one_sitting, "    return {", "    loss = loss\n" * 320 + "    return {"),
-    (is_not_wide, "# [B]", "# [B]" + " the batch" * 10),
+    (fits_in_one_sitting, "    return {", "    loss = loss\n" * 330 + "    return {"),
+    (fits_in_one_sitting, "    return {", "    # why\n\n" * 230 + "    return {"),
+    (is_not_wide, "# [B]", "# [B]" + " batch" * 6),
+    (has_one_statement_per_line, "    r = rew\n", "    r, val = rew, val\n" * 4),
     (has_every_section_in_order, "# ==== data", "# ---- data"),
     (has_every_section_in_order, "# ==== update =", "# ==== evaluate ="),
     (has_every_section_in_order, "description=__doc__", "description=''"),
@@ -586,16 +614,23 @@ def test_every_rule_is_tested():
     assert {rule for rule, _, _ in FAULTS} == set(RULES)
 
 
-def test_docstring_and_blank_lines_do_not_count():
-    assert len(File("f", '"""One.\n\nTwo.\n"""\n\nx = 1\n\n# y\n').counted()) == 2
-    assert not list(fits_in_one_sitting(File("dqn_per", "x = 1\n" * 380)))
-    assert list(fits_in_one_sitting(File("dqn", "x = 1\n" * 380)))
+def test_docstring_blank_lines_and_comments_are_no_code():
+    assert len(File("f", '"""One.\n\nTwo.\n"""\n\nx = 1  # z\n\n# y\n').code()) == 1
+    assert not list(fits_in_one_sitting(File("dqn_per", "x = 1\n" * 390)))
+    assert list(fits_in_one_sitting(File("dqn", "x = 1\n" * 390)))
+
+
+def test_tuples_that_belong_together_are_no_packed_lines():
+    text = "obs, info = envs.reset()\n" * 9 + "a, b = x, y\n" * 3
+    assert not list(has_one_statement_per_line(File("f", text)))
 
 
 @pytest.mark.parametrize("old,new,drifts", [
     ("@torch.no_grad()\n", "", True),                           # a decorator
     ("# A comment above", "# Another comment above", True),
     ("obs = obs + 2", "obs = obs + 2  # why", True),
+    ("obs = obs + t", "obs = t + obs", True),
+    ("        elif t == 2:\n            obs = obs + 2\n", "", False),       # a shorter version
     ("def collect", "def collect_rollout", False),              # another name may differ
     ("    loss.backward()", "    (2 * loss).backward()", False),    # `update` is each file's own
 ])
@@ -616,19 +651,9 @@ def test_marks_are_found():
     assert marked_equations(text) == {("ppo", 1), ("ppo", 2)}
 
 
-def test_readme_row_is_rewritten():
-    text = "| [Toy](algos/toy.py) | a paper | 1 | ? | 7 of old |\n| other | 1 | 2 |\n"
-    expected = f"| [Toy](algos/toy.py) | a paper | {len(TOY.lines)} | {len(TOY.counted())} | - |"
-    assert with_counts(text, {"toy": TOY}) == expected + "\n| other | 1 | 2 |\n"
-
-
 @pytest.mark.parametrize("text,found", [
     ("cd /" + "home/me/plainrl", True), ('open("/' + 'tmp/log")', True),
     ("https://example.org/root/", False), ("algos/root/x", False),
 ])
 def test_machine_path_is_seen(text, found):
     assert bool(MACHINE_PATH.search(text)) == found
-
-
-if __name__ == "__main__":
-    README.write_text(with_counts(README.read_text(encoding="utf-8"), ALGOS), encoding="utf-8")

@@ -19,6 +19,12 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
+from tests.helpers import (
+    CLOCK,
+    PATIENCE,
+    mpiexec,
+    snapshot,
+)
 from utils import averages, checkpoint, inputs, rundir
 from utils.logger import (
     Logger,
@@ -30,8 +36,6 @@ from utils.logger import (
     open_run,
 )
 from utils.rundir import read_config
-
-WALL_CLOCK = {"time", "steps_per_second"}
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,7 @@ def rows(name="progress.csv", run="run"):
 
 def numbers(run="run"):
     """progress.csv as it must be equal for equal seeds: the text, wall-clock columns aside."""
-    return [{k: v for k, v in row.items() if k not in WALL_CLOCK} for row in rows(run=run)]
-
-
-def snapshot(folder="."):
-    return {path: path.read_bytes() if path.is_file() else None for path in Path(folder).rglob("*")}
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows(run=run)]
 
 
 def refused(function, *args):
@@ -738,10 +738,10 @@ def test_a_disk_too_full_for_a_row(log, monkeypatch, half):
 def script(text, *command):
     """Runs a script in a process of its own, where `train` and the others above are at hand."""
     # A kill loses nothing that was written; only a power cut needs the slow fsync.
-    text = ("from tests.test_logger import *\nos.fsync = lambda descriptor: None\n"
+    text = ("from tests.utils.test_logger import *\nos.fsync = lambda descriptor: None\n"
             + textwrap.dedent(text))
     return subprocess.run([*command, sys.executable, "-c", text], capture_output=True, text=True,
-                          timeout=200)
+                          timeout=PATIENCE)
 
 
 def test_killed_again_and_again():
@@ -839,8 +839,7 @@ TWO_RANKS = """
 
 
 def test_two_ranks():
-    mpiexec = Path(sys.executable).parent / "mpiexec"
-    done = script(TWO_RANKS, mpiexec, "-n", "2")
+    done = script(TWO_RANKS, mpiexec(), "-n", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     told = [json.loads(Path(f"rank{rank}.json").read_text()) for rank in (0, 1)]
     for rank in told:

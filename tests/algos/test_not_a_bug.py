@@ -3,9 +3,18 @@ import pytest
 import torch
 
 from algos import a2c, ddpg, dqn, ppo, sac, td3, trpo, vpg
-from tests import offpolicy, test_dqn
-from tests.test_onpolicy import ALGOS, every_algo, make_agent, make_rollout
+from tests.helpers import (
+    ONPOLICY as ALGOS,
+    dqn_agent,
+    dqn_batch,
+    make_rollout,
+    offpolicy_agent,
+    offpolicy_batch,
+    onpolicy_agent as make_agent,
+)
 from utils import mpi
+
+every_algo = pytest.mark.parametrize("name", ALGOS)
 
 
 def random_steps(rows=40, envs=3):
@@ -57,7 +66,7 @@ def test_the_temperature_steps_along_log_alpha(alpha):
 @pytest.mark.parametrize("share", [-1.0, -0.5])
 def test_target_entropy_is_a_choice(share):
     """ "-dim / 2 instead of -dim": alpha rests at the entropy that was asked for, whichever."""
-    agent = offpolicy.make_agent(sac, target_entropy=share)
+    agent = offpolicy_agent(sac, target_entropy=share)
     want = share * agent.act_dim
     assert sac.alpha_gradient(torch.full((4,), -want), want) == 0
     assert sac.alpha_gradient(torch.full((4,), -want + 1), want) < 0, "too sure: alpha rises"
@@ -91,7 +100,7 @@ def test_a_target_may_ask_for_gradients(algo):
     """ "The target is not detached": under no_grad, in no optimizer, it gets none anyway."""
     grads = []
     for asks in (False, True):
-        agent, batch = offpolicy.make_agent(algo), offpolicy.make_batch(algo)
+        agent, batch = offpolicy_agent(algo), offpolicy_batch(algo)
         critic = mpi.flatten(agent.critic)
         for name, module in agent.named_children():
             if name.endswith("_targ"):
@@ -109,7 +118,7 @@ def test_a_target_may_ask_for_gradients(algo):
 def test_a_target_may_ask_for_gradients_dqn():
     grads = []
     for asks in (False, True):
-        agent, batch = test_dqn.make_agent(), test_dqn.make_batch()
+        agent, batch = dqn_agent(), dqn_batch()
         agent.critic_targ.requires_grad_(asks)
         flat = mpi.flatten(agent.critic)
         dqn.dqn_gradient(agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,

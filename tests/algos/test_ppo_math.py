@@ -12,35 +12,14 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import ppo
+from tests.helpers import (
+    LOG_2PI,
+    close,
+    column,
+    gradients,
+    vec,
+)
 from utils import mpi
-
-LOG_2PI = math.log(2 * math.pi)
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
-def vec(*numbers):
-    """Numbers [B]; rows [B, k] where each is a tuple."""
-    return torch.tensor(numbers, dtype=torch.float32)
-
-
-def column(*numbers):
-    """Steps of one environment, [T, 1]."""
-    return vec(*numbers)[:, None]
-
-
-def close(actual, expected, rtol=1e-5, atol=1e-6):
-    torch.testing.assert_close(actual, torch.as_tensor(expected).to(actual), rtol=rtol, atol=atol)
-
-
-def gradients(function, *inputs):
-    """A function's value and its gradient in each of the inputs."""
-    inputs = [value.clone().requires_grad_() for value in inputs]
-    value = function(*inputs)
-    return value.detach(), *torch.autograd.grad(value, inputs)
 
 
 def jacobian(function, *inputs):

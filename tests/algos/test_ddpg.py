@@ -5,9 +5,7 @@ Run as a program, this file is one of the processes that two tests at its end st
 import copy
 import json
 import math
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,11 +15,12 @@ import pytest
 import torch
 
 from algos import ddpg, sac, td3
-from tests import offpolicy, probe
+from tests import helpers, probe
 from tests.envs import HIGH, LOW
-from tests.offpolicy import (
+from tests.helpers import (
     NETS,
     actor_gradient,
+    assert_same_run,
     bare,
     close,
     column,
@@ -30,16 +29,17 @@ from tests.offpolicy import (
     gradients_of,
     learner,
     linear_agent,
-    make_agent,
-    make_batch,
     moved,
     name_of,
-    progress,
+    offpolicy_agent as make_agent,
+    offpolicy_batch as make_batch,
     quick,
     refuses_columns,
+    rows,
+    run,
+    two_ranks,
 )
-from tests.test_run import assert_same_run
-from utils import checkpoint, mpi, play, ranks
+from utils import checkpoint, mpi, play
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
@@ -96,7 +96,7 @@ REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 1])
 def test_critic_gradient_by_hand():
     """Targets: the action 0.5 everywhere, Q_targ = 2 s + 4 a + 1, so q' = 9 and y = 5.5, -2."""
     agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(2.0, 4.0, 1.0)], gamma=0.5)
-    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
+    agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
     _, _, flats = learner(agent)
     flats["critic"].grad.fill_(123)                                 # of an earlier batch
     loss, q = ddpg.ddpg_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS)
@@ -112,7 +112,7 @@ def test_actor_gradient_by_hand(algo):
     """Q = s + 3 a and a = tanh(b) = 0.5: -mean Q = -3, its slope in b -3 (1 - 0.25)."""
     critics = [(1.0, 3.0, 0.0), (1.0, -7.0, 100.0)][:1 if algo is ddpg else 2]
     agent = linear_agent(algo, critics, critics)
-    agent.actor[0] = offpolicy.line([0.0], math.atanh(0.5))
+    agent.actor[0] = helpers.line([0.0], math.atanh(0.5))
     _, _, flats = learner(agent)
     flats["actor"].grad.fill_(123)
     (loss,) = gradients_of(algo)[1](agent, flats["actor"], S)
@@ -219,7 +219,7 @@ def test_predict_takes_one_observation_of_a_plain_environment(algo):
 
 @every_algo
 def test_targets_begin_equal_and_are_networks_of_their_own(algo):
-    agent = algo.Agent(offpolicy.VECTOR, offpolicy.BOX, algo.Config())
+    agent = algo.Agent(helpers.VECTOR, helpers.BOX, algo.Config())
     learner(agent)
     for name in NETS[name_of(algo)]:
         net, targ = getattr(agent, name), getattr(agent, f"{name}_targ")
@@ -252,7 +252,7 @@ def test_each_loss_moves_its_own_network_alone(algo):
 
 @pytest.mark.parametrize("algo", [td3, sac], ids=["td3", "sac"])
 def test_two_critics_begin_different(algo):
-    critic = algo.Agent(offpolicy.VECTOR, offpolicy.BOX, algo.Config()).critic
+    critic = algo.Agent(helpers.VECTOR, helpers.BOX, algo.Config()).critic
     for one, other in zip(critic.q1.parameters(), critic.q2.parameters(), strict=True):
         assert not torch.isclose(one, other).all()
 
@@ -387,7 +387,7 @@ def train_spied(algo, monkeypatch, **settings):
 def test_updates_and_delays_do_not_depend_on_the_number_of_environments(
         algo, num_envs, every, monkeypatch):
     calls = train_spied(algo, monkeypatch, num_envs=num_envs, update_every=every, start_steps=30)
-    reports = [int(row["step"]) for row in progress("run")]
+    reports = [int(row["step"]) for row in rows("run")]
     total = -(-120 // num_envs) * num_envs                          # whole steps of all
     assert len(calls) == (total - 30) // every
     for k, (step, metrics) in enumerate(calls, 1):
@@ -441,10 +441,10 @@ def test_training_explores_and_evaluation_does_not(algo, monkeypatch):
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(algo):
     """Episodes end at the save. Networks, optimizers, the buffer, which has wrapped by then, and
     the generators go on: all to the bit."""
-    settings = {"env": "Ends-v0", "num_envs": 2, "report_every": 64, "buffer_size": 70}
+    settings = {"env": "tests.envs:Ends-v0", "num_envs": 2, "report_every": 64, "buffer_size": 70}
     algo.train(quick(algo, run_dir="whole", total_steps=192, **settings))
     algo.train(quick(algo, run_dir="parts", total_steps=128, **settings))
-    assert len(progress("parts")) == 2
+    assert len(rows("parts")) == 2
     algo.train(quick(algo, run_dir="parts", total_steps=192, resume=True, **settings))
     assert_same_run("parts", "whole")
     assert checkpoint.load_resume("parts")[1]["state"]["buffer"]["filled"] == 70
@@ -455,7 +455,7 @@ def test_same_seed_same_numbers_another_seed_others_and_evaluation_changes_none(
     runs = {}
     for name, settings in {"a": {}, "b": {"eval_every": 60}, "c": {"seed": 2}}.items():
         algo.train(quick(algo, run_dir=name, **settings))
-        runs[name] = progress(name)
+        runs[name] = rows(name)
     assert all(row.pop("eval_ret_mean") for row in runs["b"])
     runs["b"] = [{k: v for k, v in row.items() if "eval" not in k} for row in runs["b"]]
     assert runs["a"] == runs["b"]
@@ -465,7 +465,7 @@ def test_same_seed_same_numbers_another_seed_others_and_evaluation_changes_none(
 @every_algo
 def test_what_a_run_reports(algo):
     algo.train(quick(algo))
-    first, last = progress("run")
+    first, last = rows("run")
     assert first["step"] == "60" and last["step"] == "120"
     names = {"q_loss", "pi_loss"} | ({"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"})
     names |= {"alpha", "alpha_loss", "logp_mean"} if algo is sac else set()
@@ -531,6 +531,12 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, cap
 
 # ---- Learned in seconds
 
+def test_an_action_is_learned():
+    """The quickest of the probes, by the simplest of the three; the others are slow tests."""
+    assert probe.passed(probe.probe(ddpg, probe.CASES[3], True))
+
+
+@pytest.mark.slow
 @every_algo
 @pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
 def test_probe(algo, case):
@@ -569,10 +575,7 @@ def learn_share(folder):
 
 
 def test_two_ranks_equal_one(tmp_path):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
-    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
+    two_ranks(__file__, "share", tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}.pt") for k in (0, 1))
     for name, algo in ALGOS.items():
         one, _ = learn_ten(algo)
@@ -592,7 +595,7 @@ def learn_compiled(folder):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
     command = [sys.executable, __file__, "compiled", tmp_path]
-    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    run(command, env=dynamo_env)
     for name in ALGOS:
         params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt")
         for key, expected in params.items():

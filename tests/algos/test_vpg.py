@@ -10,19 +10,22 @@ import torch
 from jaxtyping import TypeCheckError
 
 from algos import vpg
-from tests.test_onpolicy import (
+from tests.helpers import (
+    SPACES,
     Descent,
     close,
     column,
-    every_kind,
     gradients,
-    make_agent,
     make_rollout,
+    onpolicy_agent as make_agent,
     targets,
     values,
     vec,
 )
 from utils import mpi
+
+every_kind = pytest.mark.parametrize("kind", SPACES)
+
 
 # ---- Equation (8)
 

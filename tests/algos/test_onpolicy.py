@@ -5,12 +5,8 @@ program, this file is one of the processes that `test_two_ranks_equal_one` start
 """
 import copy
 import csv
-import dataclasses
 import json
 import math
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,140 +17,39 @@ import torch
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, ppo, trpo, vpg
-from tests import envs as scripted
 from tests import probe
 from tests.envs import Counter
+from tests.helpers import (
+    BOX,
+    DISCRETE,
+    IMAGES,
+    LOG_2PI,
+    ONPOLICY as ALGOS,
+    SPACES,
+    VECTOR,
+    Descent,
+    close,
+    column,
+    distribution,
+    gradients,
+    learn,
+    make_rollout,
+    noted,
+    onpolicy_agent as make_agent,
+    onpolicy_config as config,
+    onpolicy_optimizers as optimizers,
+    rows as columns_of,
+    same,
+    script,
+    statistics,
+    targets,
+    two_ranks,
+    vec,
+)
 from utils import mpi, ranks
-
-ALGOS = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
-VECTOR = gym.spaces.Box(-np.inf, np.inf, (3,), np.float32)
-IMAGES = gym.spaces.Box(0, 255, (44, 36, 3), np.uint8)  # height, width, channels
-BOX = gym.spaces.Box(np.float32([0, -3]), np.float32([5, 3]))
-DISCRETE = gym.spaces.Discrete(4)
-SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
-# Those that the algorithm's Config has.
-SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3, "hidden": (8, 8),
-         "report_every": 1, "device": "cpu"}
-LOG_2PI = math.log(2 * math.pi)
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
 every_kind = pytest.mark.parametrize("kind", SPACES)
-
-
-@pytest.fixture(autouse=True)
-def numbered_from_0():
-    Counter.made.clear()
-
-
-def config(algo, **settings):
-    """A small Config of a module; what it does not know is left out."""
-    known = {field.name for field in dataclasses.fields(algo.Config)}
-    return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
-
-
-def make_agent(algo, kind="box", seed=0, **settings):
-    """A small agent that has seen something: neither weights nor statistics are the first ones."""
-    torch.manual_seed(seed)
-    agent = algo.Agent(*SPACES[kind], config(algo, **settings))
-    for param in agent.parameters():
-        param.data += 0.05 * torch.randn_like(param)
-    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
-        stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
-    return agent
-
-
-def make_rollout(algo, agent, seed=0):
-    """What `collect` could return: V(s') is that of the next row unless the episode ends."""
-    torch.manual_seed(seed)
-    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
-    if agent.images:
-        rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
-    else:
-        rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)
-    obs, successor, final_obs = rows[:steps], rows[1:steps + 1], rows[steps + 1:]
-    act = agent.act(obs.flatten(0, 1)).unflatten(0, (steps, envs))
-    terminated, truncated = (torch.rand(2, steps, envs) < 0.15).float()
-    done = torch.maximum(terminated, truncated)
-    ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
-    next_obs = torch.where(ended, final_obs, successor)
-    return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
-
-
-def optimizers(algo, flat):
-    """Those that `update` takes, as `train` makes them."""
-    if algo is a2c:
-        return [a2c.RMSProp(flat, 1e-5, True)]
-    return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
-
-
-def fitting(algo, optimizer):
-    """The class as one that the algorithm's annotations let pass."""
-    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
-    return type(optimizer.__name__, bases, {})
-
-
-def learn(algo, agent, rollout, given=None, lr=1e-3):
-    """One learning phase -> the agent's parameters after it, and the metrics."""
-    flat = mpi.flatten(agent)
-    given = [fitting(algo, make)(flat) for make in given] if given else optimizers(algo, flat)
-    rest = [rollout] if algo is trpo else [rollout, lr]
-    return flat.detach(), algo.update(agent, flat, *given, *rest)
-
-
-def values(agent, raw_obs):
-    """V of raw observations, [T, N, ...] -> [T N]."""
-    return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
-
-
-def targets(algo, agent, rollout):
-    """adv and ret [T N] by the values of an agent as it is."""
-    with torch.no_grad():
-        val, next_val = (values(agent, obs).view_as(rollout.rew)
-                         for obs in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
-    cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
-    return [x.flatten() for x in algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
-
-
-def distribution(agent, raw_obs):
-    """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
-    with torch.no_grad():
-        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
-    if agent.discrete:
-        return Categorical(logits=out)
-    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
-
-
-def vec(*numbers):
-    return torch.tensor(numbers, dtype=torch.float32)
-
-
-def column(*numbers):
-    """Steps of one environment, [T, 1]."""
-    return vec(*numbers)[:, None]
-
-
-def close(actual, expected, rtol=1e-5, atol=1e-6):
-    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
-    torch.testing.assert_close(actual, expected.to(actual), rtol=rtol, atol=atol)
-
-
-def gradients(function, *inputs):
-    """A function's value and its gradient in each of the inputs."""
-    inputs = [value.clone().requires_grad_() for value in inputs]
-    value = function(*inputs)
-    return value.detach(), *torch.autograd.grad(value, inputs)
-
-
-def statistics(agent):
-    """A copy of whatever the agent remembers of data, parameters aside."""
-    names = {name for name, _ in agent.named_parameters()}
-    kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    return kept | {"ret_sum": agent.ret_sum.clone()}
-
-
-def same(first, second):
-    return first.keys() == second.keys() and all(map(torch.equal, first.values(), second.values()))
 
 
 # ---- Equations (1) to (7), as in every file
@@ -232,22 +127,6 @@ def test_standardize_and_running_returns_by_hand(name, value, mean, var, expecte
 
 
 # ---- What is collected
-
-def script(number, steps):
-    """What environment `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
-    rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0
-    for step in range(steps):
-        time += 1
-        rew = scripted.reward(number, episode, time)
-        ep_ret += rew
-        how = scripted.end(number, episode) if time == scripted.length(number, episode) else ""
-        rows.append(((number, episode, time - 1), rew, (number, episode, time),
-                     float(how in ("terminated", "both")), float(how != "")))
-        if how:
-            ended.append((step, number, ep_ret, time))
-            episode, time, ep_ret = episode + 1, 0, 0.0
-    return rows, ended
-
 
 @every_algo
 @pytest.mark.parametrize("obs,act", [("vector", "box"), ("image", "discrete")])
@@ -465,14 +344,6 @@ def test_training_observes_after_it_has_learned_and_before_it_collects_again(nam
     assert calls == ["collect", "update", "observe"] * 3
 
 
-def noted(calls, function):
-    """The function, which first adds its name to the calls."""
-    def call(*args, **kwargs):
-        calls.append(function.__name__)
-        return function(*args, **kwargs)
-    return call
-
-
 @pytest.mark.parametrize("name", ["vpg", "trpo"])
 def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name):
     """Not on features from before the policy's step, which has moved the encoder."""
@@ -496,13 +367,6 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name):
 
 
 # ---- Whole runs
-
-def columns_of(run_dir):
-    """progress.csv without the wall clock."""
-    with open(Path(run_dir, "progress.csv")) as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if k not in ("time", "steps_per_second")} for row in rows]
-
 
 @every_algo
 def test_a_seed_is_a_run(name):
@@ -634,6 +498,7 @@ PROBED = {  # settings with which each learns the probes in a second or two
 
 
 # The late reward needs values and their discount, the policy that sees needs all the rest.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBED)
 @pytest.mark.parametrize("case,box", [(probe.CASES[2], False), (probe.CASES[4], False),
                                       (probe.CASES[4], True)], ids=lambda x: getattr(x, "env", x))
@@ -643,14 +508,6 @@ def test_probe(name, case, box):
 
 
 # ---- The ladder
-
-class Descent(mpi.Adam):
-    """With a step size of 1, parameters move by the gradient."""
-
-    @torch.no_grad()
-    def step(self, lr):
-        self.flat -= lr * self.flat.grad
-
 
 @every_kind
 @pytest.mark.parametrize("optimizer", [mpi.Adam, Descent])
@@ -742,10 +599,7 @@ def learn_share(name, folder):
 def shares(tmp_path_factory):
     """Two processes that learn together, by one algorithm after the other."""
     folder = tmp_path_factory.mktemp("shares")
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, folder]
-    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    subprocess.run(command, env=env, check=True, timeout=240)
+    two_ranks(__file__, folder)
     return folder
 
 

@@ -21,10 +21,15 @@ from gymnasium import spaces
 
 from algos import ppo
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
+from tests.helpers import (
+    PATIENCE,
+    ROOT,
+    mpirun,
+    snapshot,
+)
 from utils import checkpoint
 from utils.logger import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
 TINY = {"env": "CartPole-v1", "num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
 FLAGS = "--env CartPole-v1 --num-envs 2 --batch 64 --minibatch 32 --epochs 1 --hidden 8".split()
@@ -58,12 +63,6 @@ def refusal(capfd):
     return refuse
 
 
-def snapshot(folder):
-    """Every file below a folder with what is in it, every folder with None."""
-    return {str(path): path.read_bytes() if path.is_file() else None
-            for path in sorted(Path(folder).rglob("*"))}
-
-
 def plain(text):
     """Without colours, frames and the breaking of lines that a terminal gets."""
     return " ".join(re.sub(r"\x1b\[[0-9;]*m|[─-╿]|-{9,}", " ", text).split())
@@ -79,7 +78,7 @@ def assert_is_one_message(message):
 def program(*args, **env):
     """`python -m algos.ppo ARGS`, in a process of its own."""
     return subprocess.run([sys.executable, "-m", "algos.ppo", *map(str, args)],
-                          capture_output=True, text=True, timeout=200, env=os.environ | env)
+                          capture_output=True, text=True, timeout=PATIENCE, env=os.environ | env)
 
 
 # ---- Flags
@@ -599,7 +598,7 @@ def test_what_only_python_can_say():
             print("num_procs", error.code, str(error))
         """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)],
-                          capture_output=True, text=True, timeout=200)
+                          capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if not line.startswith("device: ")]
     assert len(lines) == 9, lines
@@ -612,11 +611,9 @@ def test_what_only_python_can_say():
 
 @pytest.mark.skipif(os.name != "posix", reason="no MPI")
 def test_only_one_rank_speaks():
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    done = subprocess.run([mpiexec if mpiexec.exists() else "mpiexec", "-n", "2", sys.executable,
-                           "-m", "algos.ppo", "--env", "CartPole-v1", "--num-envs", "3",
-                           "--batch", "96", "--minibatch", "96"],
-                          capture_output=True, text=True, timeout=200)
+    done = subprocess.run(mpirun("--env", "CartPole-v1", "--num-envs", 3, "--batch", 96,
+                                 "--minibatch", 96),
+                          capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2, done
     assert done.stderr.startswith("error: --num-envs is 3; it takes a multiple of the 2 processes")
     assert done.stderr.count("\n") == 1

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -22,51 +21,31 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from algos import dqn, dqn_per
-from tests import envs as scripted
-from tests import probe
-from tests.offpolicy import bare, close, copies, moved, progress, refuses_columns
-from utils import checkpoint, mpi, ranks
+from tests import envs as scripted, probe
+from tests.helpers import (
+    DQN_SPACES as SPACES,
+    VECTOR,
+    Nowhere,
+    bare,
+    close,
+    copies,
+    dqn_agent as make_agent,
+    dqn_batch as make_batch,
+    moved,
+    refuses_columns,
+    rows,
+    run,
+    two_ranks,
+    vec,
+)
+from utils import checkpoint, mpi
 from utils.mpi import UsageError
 
-VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
-FILM = Box(0, 255, (4, 36, 40), np.uint8)
-IMAGES = Box(0, 255, scripted.IMAGE, np.uint8)
-SPACES = {"vector": VECTOR, "film": FILM, "image": IMAGES}
 QUICK = {"device": "cpu", "run_dir": "run", "hidden": (8,), "batch": 8, "buffer_size": 600,
          "start_steps": 40, "report_every": 60, "total_steps": 120}
 
 both = pytest.mark.parametrize("algo", [dqn, dqn_per], ids=["dqn", "dqn_per"])
 every_kind = pytest.mark.parametrize("kind", SPACES)
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
-
-
-def vec(*numbers):
-    """Numbers [B]; rows [B, k] where each is a tuple."""
-    return torch.tensor(numbers, dtype=torch.float32)
-
-
-def make_agent(algo=dqn, kind="vector", num_acts=4, seed=0, **settings):
-    """A small agent; neither its weights nor its target's are the first ones."""
-    torch.manual_seed(seed)
-    cfg = algo.Config(**{"hidden": (16, 16)} | settings)
-    agent = algo.Agent(SPACES[kind], Discrete(num_acts), cfg)
-    for param in agent.parameters():
-        param.data += 0.1 * torch.randn_like(param)
-    return agent
-
-
-def make_batch(algo=dqn, kind="vector", size=32, seed=0, dtype=torch.float32):
-    """Transitions of random numbers, of which some terminate."""
-    torch.manual_seed(seed)
-    shape = (size, *SPACES[kind].shape)
-    obs, next_obs = (torch.randn(shape, dtype=dtype) if kind == "vector"
-                     else torch.randint(256, shape, dtype=torch.uint8) for _ in range(2))
-    rew, ends = torch.randn(size, dtype=dtype), torch.rand(size) < 0.3
-    return algo.Transitions(obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype))
 
 
 def weigh(batch):
@@ -370,19 +349,14 @@ def test_update_moves_the_network_alone(algo):
     assert metrics["q"].shape == (32,) and metrics["q_loss"].shape == ()
 
 
-class Nowhere(gym.Env):
-    """Spaces, for a library that wants an environment."""
-
-    observation_space, action_space = VECTOR, Discrete(4)
-
-
 @pytest.mark.parametrize("num_steps", [1, 10])
 def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
     """In float64, on the same batches; their DQN is neither double nor dueling."""
     algo = bare(dqn)
     agent = make_agent(algo, double=False, dueling=False).double()
-    theirs = DQN("MlpPolicy", Nowhere(), 1e-3, gamma=0.99, max_grad_norm=float("inf"),
-                 buffer_size=10, policy_kwargs={"net_arch": [16, 16]}, device="cpu")
+    theirs = DQN("MlpPolicy", Nowhere(VECTOR, Discrete(4)), 1e-3, gamma=0.99,
+                 max_grad_norm=float("inf"), buffer_size=10, device="cpu",
+                 policy_kwargs={"net_arch": [16, 16]})
     theirs.set_logger(configure(None, []))
     theirs.policy.double()
     nets = (agent.critic, theirs.q_net), (agent.critic_targ, theirs.q_net_target)
@@ -423,7 +397,7 @@ class Film(gym.Env):
         numbers = self.number, self.episode, self.time + 1
         if self.kind != "film":
             return np.broadcast_to(numbers, SPACES[self.kind].shape).astype(SPACES[self.kind].dtype)
-        frame = np.full(FILM.shape[1:], 9, np.uint8)
+        frame = np.full(SPACES["film"].shape[1:], 9, np.uint8)
         frame[0, :3] = numbers
         return frame
 
@@ -682,7 +656,7 @@ def test_eps_and_lr_follow_the_steps(algo, monkeypatch):
     close(seen, [max(0.1, 1 - 0.9 * t / 50) for t in range(0, 120, 2)])
     # Reports are every 60 steps, so that the run is 20 longer: no step goes uphill there.
     close(rates, [0.1 * max(0, 1 - t / 100) for t in range(40, 120, 2)])
-    for row, step in zip(progress("run"), (60, 120), strict=True):
+    for row, step in zip(rows("run"), (60, 120), strict=True):
         assert float(row["lr"]) == pytest.approx(rates[(step - 40) // 2 - 1])
         assert float(row["eps"]) == pytest.approx(seen[step // 2 - 1])
 
@@ -711,6 +685,7 @@ PROBE = {"gamma": 0.5, "num_envs": 8, "total_steps": 2000, "start_steps": 64, "u
          "target_every": 40, "eps_steps": 1000, "batch": 64, "hidden": (32,), "lr": 1e-2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
 def test_probe(case, monkeypatch):
     monkeypatch.setattr(probe, "value", lambda agent, obs: agent.critic(obs).max().item())
@@ -750,10 +725,7 @@ def learn_share(folder):
 
 
 def test_two_ranks_equal_one(tmp_path):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "share"]
-    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    subprocess.run([*command, tmp_path], env=env, check=True, timeout=240)
+    two_ranks(__file__, "share", tmp_path)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
     for name in one:
@@ -777,7 +749,7 @@ def learn_compiled(folder):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
     command = [sys.executable, __file__, "compiled", tmp_path]
-    subprocess.run(command, env=dynamo_env, check=True, timeout=280)
+    run(command, env=dynamo_env)
     (weights, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
                                              for name in ("compiled", "eager"))
     for name in expected:

@@ -284,6 +284,7 @@ def test_video_is_one_whole_episode(trained, capsys):
     assert abs(len(shown) - 41) <= 1                # the first frame is of the reset
 
 
+@pytest.mark.slow
 def test_mujoco_is_drawn_without_a_display(tmp_path):
     """In a process of its own: MuJoCo chooses how to draw when it is imported."""
     kwargs = '{"max_episode_steps": 4}'

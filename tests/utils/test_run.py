@@ -22,74 +22,32 @@ import pytest
 import torch
 
 from algos import ppo
-from tests import envs  # noqa: F401  registers its environments
-from utils import checkpoint, mpi, play
+from tests.envs import Ends
+from tests.helpers import (
+    PATIENCE,
+    ROOT,
+    assert_same_run,
+    command,
+    end,
+    mpirun,
+    rows,
+    run,
+    same,
+    saved,
+    steps,
+    wait_for_rows,
+)
+from utils import checkpoint, play
 from utils.logger import UsageError
 
-ROOT = Path(__file__).resolve().parent.parent
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 2,
          "hidden": (8,), "total_steps": 192}
 FLAGS = "--num-envs 2 --batch 64 --minibatch 32 --epochs 2 --hidden 8".split()
-CLOCK = {"time", "steps_per_second"}
 needs_mpi = pytest.mark.skipif(os.name != "posix" or os.cpu_count() < 2, reason="no two ranks")
 
 
 def train(**settings):
     return ppo.train(ppo.Config(**SMALL | settings))
-
-
-def command(*args):
-    return [sys.executable, "-m", "algos.ppo", *map(str, args)]
-
-
-def mpirun(*args):
-    mpiexec = Path(sys.executable).with_name("mpiexec")
-    return [str(mpiexec if mpiexec.exists() else "mpiexec"), "-n", "2", *command(*args)]
-
-
-def run(args, code=0):
-    """The finished process; fails the test, with what it said, if it ended otherwise."""
-    done = subprocess.run(args, capture_output=True, text=True, timeout=240)
-    assert done.returncode == code, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-def rows(run_dir, name="progress.csv"):
-    """What a csv file says, the wall clock aside."""
-    with open(Path(run_dir, name), newline="") as file:
-        return [{key: cell for key, cell in row.items() if key not in CLOCK}
-                for row in csv.DictReader(file)]
-
-
-def steps(run_dir):
-    return [int(row["step"]) for row in rows(run_dir)]
-
-
-def same(a, b):
-    """Equal to the bit, state dicts all the way down."""
-    if isinstance(a, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
-    return a == b
-
-
-def saved(run_dir, rank=0):
-    """The step of the one checkpoint of a run, and all that a rank saved there but the clock."""
-    (step, folder), = checkpoint.resume_folders(run_dir).items()
-    policy = checkpoint.load_file(Path(run_dir, "policy.pt"))
-    payload = checkpoint.load_file(folder / f"rank{rank}.pt")
-    assert policy["step"] == step and same(policy["agent"], payload["state"]["agent"])
-    assert not list(Path(run_dir).glob("*.tmp"))
-    return step, {key: value for key, value in payload.items() if key != "seconds"}
-
-
-def assert_same_run(a, b):
-    assert rows(a) == rows(b)
-    assert rows(a, "episodes.csv") == rows(b, "episodes.csv")
-    assert same(saved(a), saved(b))
 
 
 def assert_no_gap(run_dir, starts=(0,), num_envs=2, batch=64):
@@ -120,7 +78,7 @@ def hopper(tmp_path_factory):
     """The same command in two directories: what the processes said, and their run directories."""
     homes = [tmp_path_factory.mktemp(name) for name in "ab"]
     done = [subprocess.run(command(*HOPPER.split()), cwd=home, capture_output=True, text=True,
-                           timeout=240) for home in homes]
+                           timeout=PATIENCE) for home in homes]
     return done, [home / RUN_DIR for home in homes]
 
 
@@ -332,15 +290,14 @@ class Witness(gym.Wrapper):
         return super().step(act)
 
 
-WITNESS = f"Witness-{__name__}-v0"     # other tests import this file under another name
-gym.register(WITNESS, Witness)
+gym.register("Witness-v0", Witness)
 
 
 def test_another_seed_is_another_run(monkeypatch):
     seen = {}
     for seed in (1, 2, 3):
         monkeypatch.setattr(Witness, "seen", [])
-        agent = train(env=WITNESS, total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
+        agent = train(env="Witness-v0", total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
         first = [x for x in Witness.seen if isinstance(x, tuple)]
         acts = [x for x in Witness.seen if not isinstance(x, tuple)]
         assert len(set(first)) == len(first) >= 2, "environments, episodes must begin differently"
@@ -385,43 +342,8 @@ def test_best_policy_is_that_of_the_best_evaluation():
 
 # ---- Save and resume
 
-class Ends(gym.Env):
-    """Sixteen steps along a line, from the same place each time: all chance is in the actions.
 
-    At step 64 in its life (of 128 in two environments) it asks for what `Ends.then` says.
-    """
-
-    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,))
-    action_space = gym.spaces.Box(-0.2, 0.4, (1,))
-    then = staticmethod(lambda: None)
-
-    def __init__(self):
-        self.life = 0
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.time = 0.5, 0
-        return np.float32([self.x, 3]), {}
-
-    def step(self, act):
-        self.x, self.time, self.life = self.x + float(act[0]), self.time + 1, self.life + 1
-        if self.life == 64:
-            self.then()
-        return np.float32([self.x, 3]), -abs(self.x), False, self.time == 16, {}
-
-
-class Hot(Ends):
-    """Raises in the third update, on rank 1 alone."""
-
-    def step(self, act):
-        if self.life == 70 and mpi.rank() == 1:
-            raise RuntimeError("the motor of joint 3 is too hot")
-        return super().step(act)
-
-
-gym.register("Ends-v0", Ends)
-gym.register("Hot-v0", Hot)
-ENDS = {"env": "Ends-v0", "total_steps": 256, "eval_every": 128}
+ENDS = {"env": "tests.envs:Ends-v0", "total_steps": 256, "eval_every": 128}
 
 
 @pytest.fixture(scope="module")
@@ -490,14 +412,14 @@ def test_a_resumed_run_begins_other_episodes(monkeypatch):
     first = {}
     for total, resume in ((64, False), (128, True), (192, True)):
         monkeypatch.setattr(Witness, "seen", [])
-        train(env=WITNESS, run_dir="run", total_steps=total, resume=resume)
+        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
         first[total] = {x for x in Witness.seen if isinstance(x, tuple)}
     assert not first[64] & first[128] and not first[128] & first[192] and not first[64] & first[192]
     again = first[192]
     shutil.rmtree("run")
     for total, resume in ((64, False), (128, True), (192, True)):
         monkeypatch.setattr(Witness, "seen", [])
-        train(env=WITNESS, run_dir="run", total_steps=total, resume=resume)
+        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
     assert {x for x in Witness.seen if isinstance(x, tuple)} == again
 
 
@@ -560,18 +482,7 @@ def started():
         return processes[-1]
     yield start
     for process in processes:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-
-
-def wait_for_rows(process, run_dir, count, timeout=200):
-    """Until progress.csv has as many rows as that."""
-    path, deadline = Path(run_dir, "progress.csv"), time.monotonic() + timeout
-    while not path.exists() or path.read_text().count("\n") <= count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "no rows"
-        time.sleep(0.01)
+        end(process)
 
 
 ENDLESS = ("--env", "CartPole-v1", *FLAGS, "--total-steps", "1e9", "--run-dir", "run")
@@ -584,7 +495,7 @@ def test_a_signal_saves_and_ends_the_process(started, name):
     with pytest.raises(UsageError, match="another process"):
         train(run_dir="run", resume=True, total_steps=1e9)
     os.kill(process.pid, getattr(signal, name))
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == {"SIGINT": 130, "SIGTERM": 143}[name], err
     assert "Traceback" not in err and err.count("\n") <= 2
     (step, _), found = saved("run"), steps("run")
@@ -620,7 +531,7 @@ TWO = ("--num-envs", 4, "--batch", 128, "--minibatch", 32, "--epochs", 2, "--hid
 @needs_mpi
 def test_two_processes():
     """One run by `--num-procs`, the same one in two halves by mpiexec."""
-    flags = "--env", "tests.test_run:Ends-v0", *TWO[:-1]
+    flags = "--env", "tests.envs:Ends-v0", *TWO[:-1]
     done = run(command(*flags, "run", "--num-procs", 2, "--total-steps", 512))
     assert done.stderr == "" and done.stdout.count("device: ") == done.stdout.count("run: ") == 1
     assert [line.split()[0] for line in done.stdout.splitlines()[3:]] == "128 256 384 512".split()
@@ -639,7 +550,7 @@ def test_two_processes():
     assert first["state"]["agent"]["obs_stats.count"].max() == 512
     assert first["state"]["optimizer"]["steps"] == 4 * 2 * 4
     # The same shape as one process's.
-    train(env="Ends-v0", num_envs=4, batch=128, eval_every=128, run_dir="one")
+    train(env="tests.envs:Ends-v0", num_envs=4, batch=128, eval_every=128, run_dir="one")
     assert list(rows("run")[0]) == list(rows("one")[0])
     assert list(episodes[0]) == list(rows("one", "episodes.csv")[0])
     one, both = ({path.name.partition(".")[0] for path in Path(name).iterdir()}
@@ -658,7 +569,7 @@ def test_a_signal_reaches_both_processes(started):
     process = started(command(*ENDLESS, "--num-procs", 2))
     wait_for_rows(process, "run", 3)
     process.terminate()
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 143, err
     assert "Traceback" not in err
     (step, first), (_, second) = saved("run", 0), saved("run", 1)
@@ -668,8 +579,8 @@ def test_a_signal_reaches_both_processes(started):
 @needs_mpi
 def test_a_rank_that_dies_takes_the_other_with_it():
     """With its traceback, and without leaving the other one waiting for ever."""
-    done = subprocess.run(mpirun("--env", "tests.test_run:Hot-v0", *TWO, "--total-steps", 1e6),
-                          capture_output=True, text=True, timeout=240)
+    args = mpirun("--env", "tests.envs:Hot-v0", *TWO, "--total-steps", 1e6)
+    done = subprocess.run(args, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode not in (0, 2)
     assert "RuntimeError: the motor of joint 3 is too hot" in done.stderr
     assert "Traceback" in done.stderr and "rank 1" in done.stderr and "in step" in done.stderr

@@ -1,16 +1,14 @@
 """Every notebook runs from top to bottom, and every exercise knows right from wrong.
 
 A notebook `notebooks/<n>_<title>.ipynb` has its exercises in exercises_<n>.py and worked answers
-in answers_<n>.py, under the same names. Plausible wrong answers are in tests/wrong_<n>.py, a list
-for each name. All is found by name: a new notebook needs nothing here.
+in answers_<n>.py, under the same names. Plausible wrong answers are in wrong_<n>.py beside this
+file, a list for each name. All is found by name: a new notebook needs nothing here.
 """
 import ast
 import importlib
 import os
 import re
-import shutil
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -21,9 +19,11 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets import default
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.house import tree
+from tests.house.tree import ROOT, tracked
+
 FOLDER = ROOT / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = tracked("notebooks/*.ipynb")
 CPU_SECONDS = 120  # twice what one quiet core may take: two that share a core are slower
 OUTSIDE = {".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
 
@@ -76,7 +76,7 @@ class ThisPython(AsyncKernelManager):
 def execute(path, folder):
     """The notebook with its outputs; an error in a cell is raised here."""
     client = NotebookClient(nbformat.read(path, as_version=4), kernel_manager_class=ThisPython,
-                            timeout=280, resources={"metadata": {"path": str(folder)}})
+                            timeout=1500, resources={"metadata": {"path": str(folder)}})
     return client.execute()
 
 
@@ -94,10 +94,16 @@ def files(folder):
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """The folder of notebooks, copied: where the cells run. What Jupyter writes goes elsewhere."""
+    """The folder of notebooks in a copy of the project: where the cells run, and what they import.
+
+    Whoever works in the tree itself meanwhile changes nothing there. What Jupyter writes goes
+    elsewhere.
+    """
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    return shutil.copytree(FOLDER, tmp_path / "notebooks")
+    copied = tree.copy(tmp_path / "copy")
+    monkeypatch.setenv("PYTHONPATH", str(copied))
+    return copied / "notebooks"
 
 
 def cpu_seconds():
@@ -105,19 +111,21 @@ def cpu_seconds():
     return times.children_user + times.children_system
 
 
+@pytest.mark.notebooks
 @every(NOTEBOOKS)
-@pytest.mark.timeout(600)  # a machine that does other things as well; CPU_SECONDS is the limit
+@pytest.mark.timeout(1800)  # a machine that does other things as well; CPU_SECONDS is the limit
 def test_runs_from_top_to_bottom(path, copy, monkeypatch):
-    before, used = files(ROOT) | files(copy), cpu_seconds()
+    before, used = files(copy.parent), cpu_seconds()
     done = execute(copy / path.name, copy)
     assert cpu_seconds() - used < CPU_SECONDS
-    assert files(ROOT) | files(copy) == before, "a notebook writes to a temporary folder only"
+    assert files(copy.parent) == before, "a notebook writes to a temporary folder only"
     assert "Warning" not in texts(done, "stderr")
     unanswered = [f"{name}: not answered yet" for name in exercises(path, monkeypatch)]
     said = texts(done, "stdout").split("\n")
     assert [line for line in said if line in unanswered] == unanswered
 
 
+@pytest.mark.notebooks
 def test_a_bad_notebook_is_seen(copy):
     """An error in a cell, a file left behind, the time used; and which Python it was."""
     cell = nbformat.v4.new_code_cell("import sys, time, lab\nopen('left', 'w').close()\n"
@@ -155,7 +163,7 @@ def test_stored_without_outputs(path):
 @every(NOTEBOOKS)
 def test_exercises_know_right_from_wrong(path, monkeypatch):
     checks, right = exercises(path, monkeypatch), answers(path, monkeypatch)
-    wrong = importlib.import_module(f"tests.wrong_{number(path)}").WRONG
+    wrong = importlib.import_module(f"tests.house.wrong_{number(path)}").WRONG
     assert 3 <= len(checks) <= 5
     assert set(checks) == set(right) == set(wrong)
     for name, check in checks.items():
@@ -187,7 +195,7 @@ def test_exercises_stand_in_the_notebook(path, monkeypatch):
 @every(NOTEBOOKS)
 def test_nothing_is_retyped(path):
     """What a file of algos defines is imported, so that the notebook speaks of the real code."""
-    ours = {node.name for file in ROOT.glob("algos/*.py")
+    ours = {node.name for file in tracked("algos/*.py")
             for node in ast.parse(file.read_text(encoding="utf-8")).body
             if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     for cell in code(nbformat.read(path, as_version=4)):

@@ -18,9 +18,12 @@ import pytest
 import torch
 from torch import nn
 
+from tests.helpers import (
+    PATIENCE,
+    mpiexec,
+)
 from utils import mpi, ranks
 
-MPIEXEC = os.path.join(os.path.dirname(sys.executable), "mpiexec")
 TWO_CORES = pytest.mark.skipif(os.cpu_count() < 2, reason="--num-procs 2 is refused on one core")
 
 # What an algorithm file looks like to `mpi`; `--mode` says how it goes wrong.
@@ -118,7 +121,7 @@ def run(tmp_path, program, *args, launcher=(), **env):
     """(status, stdout, stderr) of `python toy.py args`, in time."""
     file = tmp_path / "toy.py"
     file.write_text(program)
-    done = subprocess.run([*launcher, sys.executable, file, *map(str, args)], timeout=150,
+    done = subprocess.run([*launcher, sys.executable, file, *map(str, args)], timeout=PATIENCE,
                           capture_output=True, text=True, env=os.environ | env)
     return done.returncode, done.stdout, done.stderr
 
@@ -347,7 +350,7 @@ def test_after_choose_device_a_step_gets_no_new_memory():
         print(faults(50))"""
     for _ in range(4):  # it depends on where the system has put the heap
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                              check=True, timeout=120)
+                              check=True, timeout=PATIENCE)
         assert float(done.stdout.split()[-1]) < 5
 
 
@@ -523,8 +526,8 @@ def test_launch_starts_the_same_command_under_mpiexec(typed, monkeypatch):
     monkeypatch.setenv("PMIX_RANK", "3")
     mpi.launch(Config(2))
     (file, command, env), = started
-    assert file == MPIEXEC
-    assert command == [MPIEXEC, "-n", "2", sys.executable, "-m", "algos.ppo", "--num-procs", "2"]
+    assert file == mpiexec()
+    assert command == [mpiexec(), "-n", "2", sys.executable, "-m", "algos.ppo", "--num-procs", "2"]
     assert env["PLAINRL_PROCS"] == "2" and "PMIX_RANK" not in env
 
 
@@ -562,7 +565,7 @@ def test_launch_refuses_another_number_than_the_launchers(typed, monkeypatch):
 
 # -------------------------------------------------------------------------------- real ranks
 def test_three_ranks_compute_what_numpy_does(tmp_path):
-    status, stdout, stderr = run(tmp_path, COLLECTIVES, launcher=[MPIEXEC, "-n", "3"])
+    status, stdout, stderr = run(tmp_path, COLLECTIVES, launcher=[mpiexec(), "-n", "3"])
     assert status == 0, stderr
     said, printed = stdout.splitlines()
     assert said == "said once"
@@ -599,7 +602,7 @@ def test_num_procs_starts_two_ranks_and_speaks_once(tmp_path):
 
 
 def test_a_refusal_by_all_ranks_is_one_line_and_status_2(tmp_path):
-    status, stdout, stderr = run(tmp_path, TOY, 1, "refused", launcher=[MPIEXEC, "-n", "2"])
+    status, stdout, stderr = run(tmp_path, TOY, 1, "refused", launcher=[mpiexec(), "-n", "2"])
     assert status == 2 and stdout == "device: cpu\n"
     assert stderr == "error: --num-envs is 3; it takes a multiple of the 2 processes\n"
 
@@ -610,7 +613,7 @@ def test_a_refusal_by_all_ranks_is_one_line_and_status_2(tmp_path):
     ("killed", 9, []),
 ])
 def test_one_rank_dies_and_takes_the_other_with_it(tmp_path, mode, expected, last_words):
-    status, _, stderr = run(tmp_path, TOY, 2, mode, launcher=[MPIEXEC, "-n", "2"])
+    status, _, stderr = run(tmp_path, TOY, 2, mode, launcher=[mpiexec(), "-n", "2"])
     assert status == expected
     for words in last_words:
         assert stderr.count(words) == 1
@@ -627,7 +630,7 @@ def test_a_signal_leaves_every_rank_the_time_to_save(tmp_path, send, number, exp
                           start_new_session=True, text=True) as process:
         assert any("learning" in line for line in process.stdout)
         send(process.pid, number)
-        process.communicate(timeout=150)
+        process.communicate(timeout=PATIENCE)
     assert process.returncode == expected
     assert sorted(tmp_path.glob("saved*")) == [tmp_path / "saved0", tmp_path / "saved1"]
 

@@ -13,16 +13,14 @@ from torch.distributions import Categorical, Normal
 from algos import ppo
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
+from tests.helpers import (
+    script,
+)
 from utils import mpi, ranks
 
 counters = pytest.mark.parametrize("num_envs", [1, 3])
 # Two are cut where an episode of environment 0 ends, one has a single step.
 SIZES = 5, 1, 6, 9, 7
-
-
-@pytest.fixture(autouse=True)
-def numbered_from_0():
-    Counter.made.clear()
 
 
 def config(env="tests.envs:Counter-v0", num_envs=3, env_kwargs=None, **settings):
@@ -54,22 +52,6 @@ def rollouts_of(agent, envs, obs, sizes=SIZES):
 
 def column(rollouts, name):
     return torch.cat([getattr(rollout, name) for rollout in rollouts])
-
-
-def script(number, steps):
-    """What environment `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
-    rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0
-    for step in range(steps):
-        time += 1
-        rew = scripted.reward(number, episode, time)
-        ep_ret += rew
-        how = scripted.end(number, episode) if time == scripted.length(number, episode) else ""
-        rows.append(((number, episode, time - 1), rew, (number, episode, time),
-                     float(how in ("terminated", "both")), float(how != "")))
-        if how:
-            ended.append((step, number, ep_ret, time))
-            episode, time, ep_ret = episode + 1, 0, 0.0
-    return rows, ended
 
 
 def spy(monkeypatch, module, name):

@@ -8,8 +8,19 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.logger import configure
 
 from algos import ddpg, td3
-from tests import offpolicy
-from tests.offpolicy import bare, close, column, learner, linear_agent, make_agent, make_batch
+from tests import helpers
+from tests.helpers import (
+    UNIT,
+    VECTOR,
+    Nowhere,
+    bare,
+    close,
+    column,
+    learner,
+    linear_agent,
+    offpolicy_agent as make_agent,
+    offpolicy_batch as make_batch,
+)
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
 REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
@@ -25,7 +36,7 @@ def test_critic_gradient_by_hand():
     """
     agent = linear_agent(td3, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
                          [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
-    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
+    agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
     _, _, flats = learner(agent)
     still = torch.zeros(2, 1)
     loss, q1, q2 = td3.td3_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS, still)
@@ -130,8 +141,8 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
     """In float64, on one noise for both."""
     algo = bare(td3)
     settings = {"lr": 1e-3, "tau": 0.05, "gamma": 0.9}
-    agent = make_agent(algo, space=offpolicy.UNIT, **settings).double()
-    model = TD3("MlpPolicy", offpolicy.Nowhere(), 1e-3, tau=0.05, gamma=0.9, device="cpu",
+    agent = make_agent(algo, space=helpers.UNIT, **settings).double()
+    model = TD3("MlpPolicy", Nowhere(VECTOR, UNIT), 1e-3, tau=0.05, gamma=0.9, device="cpu",
                 buffer_size=1, policy_kwargs={"net_arch": [16, 16]})
     model.set_logger(configure(None, []))
     model.policy.double()
@@ -140,11 +151,11 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
     optimizers, targets, flats = learner(agent)
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     noise = [torch.randn(32, 2, dtype=torch.float64) for _ in batches]
-    model.replay_buffer = offpolicy.TheirBuffer(batches)
+    model.replay_buffer = helpers.TheirBuffer(batches)
     with monkeypatch.context() as patch:
         left = iter(noise)
         patch.setattr(torch.Tensor, "normal_", lambda self, mean, std: self.copy_(std * next(left)))
-        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", helpers.as_it_is)
         model.train(num_steps, 32)
     with monkeypatch.context() as patch:
         left = iter(noise)

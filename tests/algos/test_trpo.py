@@ -14,21 +14,23 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import Categorical, Independent, Normal, kl_divergence
 
 from algos import trpo
-from tests.offpolicy import bare
-from tests.test_onpolicy import (
+from tests.helpers import (
     SPACES,
+    Nowhere,
+    bare,
     close,
     distribution,
-    every_kind,
     gradients,
     learn,
-    make_agent,
     make_rollout,
+    onpolicy_agent as make_agent,
+    onpolicy_pairs as pairs,
     targets,
     vec,
 )
 from utils import mpi
 
+every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
@@ -379,23 +381,6 @@ def test_settings_that_are_refused(settings):
 
 # ---- sb3-contrib
 
-class Nowhere(gym.Env):
-    """Spaces, for a library that wants an environment."""
-
-    def __init__(self, kind):
-        self.observation_space, self.action_space = SPACES[kind]
-
-
-def pairs(agent, policy):
-    """Our parameters beside theirs."""
-    nets = policy.mlp_extractor
-    theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
-    layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
-    found = [(getattr(our, name), getattr(their, name))
-             for our, their in layers for name in ("weight", "bias")]
-    return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
-
-
 @vectors
 def test_the_step_is_that_of_sb3_contrib(kind):
     """Their KL is a mean over dimensions, ours the sum: of d, delta and damping are d times ours.
@@ -406,9 +391,10 @@ def test_the_step_is_that_of_sb3_contrib(kind):
     agent = make_agent(trpo, kind, num_envs=4, batch=64, minibatch=64, v_steps=5, v_lr=1e-2,
                        delta=0.005 * dims, damping=0.05 * dims, cg_steps=12)
     policy = {"net_arch": [8, 8], "optimizer_kwargs": {"eps": 1e-8}}
-    model = TRPO("MlpPolicy", Nowhere(kind), 1e-2, n_steps=64, batch_size=64, cg_max_steps=12,
-                 cg_damping=0.05, target_kl=0.005, n_critic_updates=5, normalize_advantage=False,
-                 line_search_shrinking_factor=0.8, policy_kwargs=policy, device="cpu")
+    model = TRPO("MlpPolicy", Nowhere(*SPACES[kind]), 1e-2, n_steps=64, batch_size=64,
+                 cg_max_steps=12, cg_damping=0.05, target_kl=0.005, n_critic_updates=5,
+                 normalize_advantage=False, line_search_shrinking_factor=0.8, policy_kwargs=policy,
+                 device="cpu")
     model.set_logger(configure(None, []))
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)

@@ -2,9 +2,6 @@
 
 Run as a program, this file is one of the processes that a test at its end starts.
 """
-import os
-import shutil
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -16,15 +13,18 @@ from scipy import stats
 
 from algos import dqn, dqn_per
 from tests import probe
-from tests.offpolicy import close, copies
-from tests.test_dqn import PROBE, QUICK, SPACES, check, fill, make_agent, make_batch, vec
-from utils import checkpoint, mpi, ranks
+from tests.algos.test_dqn import PROBE, QUICK, check, fill
+from tests.helpers import (
+    DQN_SPACES as SPACES,
+    close,
+    copies,
+    dqn_agent as make_agent,
+    dqn_batch as make_batch,
+    two_ranks,
+    vec,
+)
+from utils import checkpoint, mpi
 from utils.mpi import UsageError
-
-
-@pytest.fixture(autouse=True)
-def seeded():
-    torch.manual_seed(0)
 
 
 def new_buffer(kind="film", num_envs=3, rows=20):
@@ -318,6 +318,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
     assert one["priority"].unique().numel() > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", probe.CASES[2:], ids=lambda case: case.env)
 def test_probe(case, monkeypatch):
     monkeypatch.setattr(probe, "value", lambda agent, obs: agent.critic(obs).max().item())
@@ -342,10 +343,7 @@ def learn_share(folder):
 
 
 def test_two_ranks_equal_one(tmp_path):
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, tmp_path]
-    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    subprocess.run(command, env=env, check=True, timeout=240)
+    two_ranks(__file__, tmp_path)
     one = learn_share(tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
     for name in one:

@@ -9,8 +9,11 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from algos import sac
-from tests import offpolicy
-from tests.offpolicy import (
+from tests import helpers
+from tests.helpers import (
+    UNIT,
+    VECTOR,
+    Nowhere,
     actor_gradient,
     bare,
     close,
@@ -19,9 +22,9 @@ from tests.offpolicy import (
     critic_gradient,
     learner,
     linear_agent,
-    make_agent,
-    make_batch,
     moved,
+    offpolicy_agent as make_agent,
+    offpolicy_batch as make_batch,
 )
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
@@ -206,14 +209,14 @@ def test_a_fixed_temperature_stays():
     for k in range(3):
         metrics = sac.update(agent, optimizers, targets, make_batch(sac, seed=k))
         close(metrics["alpha"], 0.2)
-    close(sac.Agent(offpolicy.VECTOR, offpolicy.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
+    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
 
 
 def test_a_fixed_temperature_is_not_that_of_another_run():
-    first = sac.train(offpolicy.quick(sac, run_dir="first", alpha=0.5))
+    first = sac.train(helpers.quick(sac, run_dir="first", alpha=0.5))
     given = {"init_from": "first", "start_steps": 1000, "alpha": 0.2}
-    learned = sac.train(offpolicy.quick(sac, run_dir="learned", **given))
-    fixed = sac.train(offpolicy.quick(sac, run_dir="fixed", learn_alpha=False, **given))
+    learned = sac.train(helpers.quick(sac, run_dir="learned", **given))
+    fixed = sac.train(helpers.quick(sac, run_dir="fixed", learn_alpha=False, **given))
     assert learned.log_alpha == first.log_alpha != math.log(0.5)
     close(fixed.log_alpha.exp(), 0.2)
 
@@ -251,7 +254,7 @@ def their_model(agent, batches):
 
     It halves the critics' loss; with half of Adam's eps that makes the same step.
     """
-    model = SAC("MlpPolicy", offpolicy.Nowhere(), 1e-3, tau=0.05, gamma=0.9, device="cpu",
+    model = SAC("MlpPolicy", Nowhere(VECTOR, UNIT), 1e-3, tau=0.05, gamma=0.9, device="cpu",
                 buffer_size=1, ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
     model.set_logger(configure(None, []))
     model.policy.double()
@@ -260,7 +263,7 @@ def their_model(agent, batches):
     model.critic.optimizer.param_groups[0]["eps"] = 0.5e-8
     for our, their in pairs(agent, model) + last_layers(agent, model):
         their.data.copy_(our.data)
-    model.replay_buffer = offpolicy.TheirBuffer(batches)
+    model.replay_buffer = helpers.TheirBuffer(batches)
     return model
 
 
@@ -268,7 +271,7 @@ def their_model(agent, batches):
 def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_steps, monkeypatch):
     """In float64, on one noise for both: theirs draws for the actor first, ours for the target."""
     algo = bare(sac)
-    agent = make_agent(algo, space=offpolicy.UNIT, lr=1e-3, tau=0.05, gamma=0.9).double()
+    agent = make_agent(algo, space=helpers.UNIT, lr=1e-3, tau=0.05, gamma=0.9).double()
     agent.log_alpha.data.fill_(math.log(0.3))
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     model = their_model(agent, batches)
@@ -277,7 +280,7 @@ def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_ste
     with monkeypatch.context() as patch:
         left = iter([eps for pair in noise for eps in (pair[1], pair[0])])
         patch.setattr(torch.distributions.normal, "_standard_normal", lambda *args, **_: next(left))
-        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", helpers.as_it_is)
         model.train(num_steps, 32)
         assert next(left, None) is None
     with monkeypatch.context() as patch:

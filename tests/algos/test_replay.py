@@ -13,19 +13,19 @@ import torch
 from algos import ddpg, dqn, dqn_per, sac, td3
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
-from tests.offpolicy import close, name_of, progress, quick
-from tests.test_collect import script
+from tests.helpers import (
+    close,
+    name_of,
+    quick,
+    rows,
+    script,
+)
 from utils import checkpoint, mpi, ranks
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
 all_five = pytest.mark.parametrize("algo", [dqn, dqn_per, ddpg, td3, sac], ids=name_of)
 counters = pytest.mark.parametrize("num_envs", [1, 3])
-
-
-@pytest.fixture(autouse=True)
-def numbered_from_0():
-    Counter.made.clear()
 
 
 def collected(algo, num_envs, steps, size):
@@ -313,9 +313,9 @@ def test_every_episode_is_reported_once_and_at_its_step(algo, num_envs):
     expected = [((t + 1) * num_envs, number, ep_ret, ep_len) for number in range(num_envs)
                 for t, _, ep_ret, ep_len in script(number, steps)[1]]
     names = "step", "env", "ep_ret", "ep_len"
-    got = [tuple(float(row[name]) for name in names) for row in progress("run", "episodes")]
+    got = [tuple(float(row[name]) for name in names) for row in rows("run", "episodes.csv")]
     assert sorted(got) == sorted(expected)
-    reports = progress("run")
+    reports = rows("run")
     assert [int(row["step"]) for row in reports] == ends
     for row, since, until in zip(reports, [0, ends[0]], ends):
         own = [ep_ret for step, _, ep_ret, _ in expected if since < step <= until]

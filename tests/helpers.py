@@ -1,0 +1,469 @@
+"""What several test files share: numbers, small agents and batches, runs, other processes.
+
+Each section says whose tests it serves. A helper that one file alone needs stands in that file.
+"""
+import csv
+import dataclasses
+import importlib.util
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from torch import nn
+from torch.distributions import Categorical, Independent, Normal
+
+from algos import a2c, dqn, ppo, trpo, vpg
+from tests import envs as scripted
+from tests.envs import HIGH, LOW
+from utils import checkpoint, mpi, ranks
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE = 600                          # seconds for another process, on a machine that is busy
+LOG_2PI = math.log(2 * math.pi)
+VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
+BOX = Box(LOW, HIGH)
+UNIT = Box(-1, 1, (2,), np.float32)
+
+
+# ---- Numbers
+
+def vec(*numbers):
+    """Numbers [B]; rows [B, k] where each is a tuple."""
+    return torch.tensor(numbers, dtype=torch.float32)
+
+
+def column(*numbers):
+    """Numbers as [T, 1]: steps of one environment, or samples of one dimension."""
+    return vec(*numbers)[:, None]
+
+
+def close(actual, expected, rtol=1e-5, atol=1e-6):
+    actual, expected = torch.as_tensor(actual), torch.as_tensor(expected)
+    torch.testing.assert_close(actual, expected.to(actual), rtol=rtol, atol=atol)
+
+
+def same(a, b):
+    """Equal to the bit: tensors, and dictionaries and lists of them all the way down."""
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
+    return a == b
+
+
+def gradients(function, *inputs):
+    """A function's value and its gradient in each of the inputs."""
+    inputs = [value.clone().requires_grad_() for value in inputs]
+    value = function(*inputs)
+    return value.detach(), *torch.autograd.grad(value, inputs)
+
+
+# ---- Modules and agents of any algorithm
+
+def name_of(algo):
+    return algo.__name__.rpartition(".")[2].removeprefix("bare_")
+
+
+def bare(algo):
+    """The module again, without the checks of shapes and types: it takes float64, and mistakes."""
+    name = f"bare_{name_of(algo)}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, Path(algo.__file__))
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
+
+
+def refuses_columns(function, count, *rest):
+    """Of its first `count` arguments, numbers of 4 samples, none may be [4, 1] among others [4]."""
+    for at_fault in range(count):
+        args = [torch.ones(4, 1) if at == at_fault else torch.ones(4) for at in range(count)]
+        with pytest.raises(AssertionError):
+            function(*args, *rest)
+
+
+def copies(agent):
+    """The state dict of an agent as it is now, by name."""
+    return {name: param.detach().clone() for name, param in agent.state_dict().items()}
+
+
+def moved(before, agent):
+    """Names of what is no longer as in `before`, which `copies` returned."""
+    return {name for name, now in agent.state_dict().items() if not torch.equal(before[name], now)}
+
+
+def noted(calls, function):
+    """The function, which first adds its name to the list `calls`."""
+    def call(*args, **kwargs):
+        calls.append(function.__name__)
+        return function(*args, **kwargs)
+    return call
+
+
+def script(number, steps):
+    """What environment `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
+    rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0
+    for step in range(steps):
+        time += 1
+        rew = scripted.reward(number, episode, time)
+        ep_ret += rew
+        how = scripted.end(number, episode) if time == scripted.length(number, episode) else ""
+        rows.append(((number, episode, time - 1), rew, (number, episode, time),
+                     float(how in ("terminated", "both")), float(how != "")))
+        if how:
+            ended.append((step, number, ep_ret, time))
+            episode, time, ep_ret = episode + 1, 0, 0.0
+    return rows, ended
+
+
+class Descent(mpi.Adam):
+    """With a step size of 1, parameters move by the gradient."""
+
+    @torch.no_grad()
+    def step(self, lr):
+        self.flat -= lr * self.flat.grad
+
+
+# ---- On-policy: vpg, a2c, ppo, trpo
+
+ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
+IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
+DISCRETE = Discrete(4)
+SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
+# Those that the algorithm's Config has.
+SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3, "hidden": (8, 8),
+         "report_every": 1, "device": "cpu"}
+
+
+def onpolicy_config(algo, **settings):
+    """A small Config of a module; what it does not know is left out."""
+    known = {field.name for field in dataclasses.fields(algo.Config)}
+    return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
+
+
+def onpolicy_agent(algo, kind="box", seed=0, **settings):
+    """A small agent that has seen something: neither weights nor statistics are the first ones."""
+    torch.manual_seed(seed)
+    agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
+    for param in agent.parameters():
+        param.data += 0.05 * torch.randn_like(param)
+    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
+        stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
+    return agent
+
+
+def make_rollout(algo, agent, seed=0):
+    """What `collect` could return: V(s') is that of the next row unless the episode ends."""
+    torch.manual_seed(seed)
+    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
+    if agent.images:
+        rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
+    else:
+        rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)
+    obs, successor, final_obs = rows[:steps], rows[1:steps + 1], rows[steps + 1:]
+    act = agent.act(obs.flatten(0, 1)).unflatten(0, (steps, envs))
+    terminated, truncated = (torch.rand(2, steps, envs) < 0.15).float()
+    done = torch.maximum(terminated, truncated)
+    ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
+    next_obs = torch.where(ended, final_obs, successor)
+    return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
+
+
+def onpolicy_optimizers(algo, flat):
+    """Those that `update` takes, as `train` makes them."""
+    if algo is a2c:
+        return [a2c.RMSProp(flat, 1e-5, True)]
+    return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
+
+
+def fitting(algo, optimizer):
+    """The class as one that the algorithm's annotations let pass."""
+    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
+    return type(optimizer.__name__, bases, {})
+
+
+def learn(algo, agent, rollout, given=None, lr=1e-3):
+    """One learning phase -> the agent's parameters after it, and the metrics."""
+    flat = mpi.flatten(agent)
+    given = ([fitting(algo, make)(flat) for make in given] if given
+             else onpolicy_optimizers(algo, flat))
+    rest = [rollout] if algo is trpo else [rollout, lr]
+    return flat.detach(), algo.update(agent, flat, *given, *rest)
+
+
+def values(agent, raw_obs):
+    """V of raw observations, [T, N, ...] -> [T N]."""
+    return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
+
+
+def targets(algo, agent, rollout):
+    """adv and ret [T N] by the values of an agent as it is."""
+    with torch.no_grad():
+        val, next_val = (values(agent, obs).view_as(rollout.rew)
+                         for obs in (rollout.obs, rollout.next_obs))
+    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
+    cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
+    return [x.flatten() for x in algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+
+
+def distribution(agent, raw_obs):
+    """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
+    with torch.no_grad():
+        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
+    if agent.discrete:
+        return Categorical(logits=out)
+    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
+
+
+def statistics(agent):
+    """A copy of whatever the agent remembers of data, parameters aside."""
+    names = {name for name, _ in agent.named_parameters()}
+    kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
+    return kept | {"ret_sum": agent.ret_sum.clone()}
+
+
+# ---- Off-policy with continuous actions: ddpg, td3, sac
+
+NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic",)}  # with targets
+
+
+def offpolicy_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
+    """A small agent whose weights, those of the targets too, are not the first ones."""
+    torch.manual_seed(seed)
+    agent = algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings}))
+    for param in agent.parameters():
+        param.data += 0.1 * torch.randn_like(param)
+    return agent
+
+
+def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
+    """Transitions of random numbers, of which some terminate."""
+    torch.manual_seed(seed)
+    parts = {"obs": torch.randn(size, 3), "act": 2 * torch.rand(size, 2) - 1,
+             "rew": torch.randn(size), "next_obs": torch.randn(size, 3),
+             "terminated": (torch.rand(size) < 0.3).float()}
+    return algo.Transitions(**{name: part.to(dtype) for name, part in parts.items()})
+
+
+def learner(agent):
+    """(optimizers, targets, flat vectors by name), as `train` makes them."""
+    flats = {name: mpi.flatten(net) for name, net in agent.named_children()}
+    optimizers = {f"{name}_opt": mpi.Adam(flats[name]) for name in ("actor", "critic")}
+    if hasattr(agent, "log_alpha"):
+        optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
+    targets = [(flats[f"{name}_targ"], flats[name]) for name in ("actor", "critic")
+               if f"{name}_targ" in flats]
+    return optimizers, targets, flats
+
+
+def gradients_of(algo):
+    name = name_of(algo)
+    return getattr(algo, f"{name}_critic_gradient"), getattr(algo, f"{name}_actor_gradient")
+
+
+def critic_gradient(algo, agent, flat, batch, seed=1):
+    """One call with all that the file's function takes -> what it returns."""
+    torch.manual_seed(seed)
+    noise = [] if name_of(algo) == "ddpg" else [torch.randn_like(batch.act)]
+    return gradients_of(algo)[0](agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,
+                                 batch.terminated, *noise)
+
+
+def actor_gradient(algo, agent, flat, batch, seed=2):
+    torch.manual_seed(seed)
+    noise = [torch.randn_like(batch.act)] if name_of(algo) == "sac" else []
+    return gradients_of(algo)[1](agent, flat, batch.obs, *noise)
+
+
+def line(weights, bias):
+    """A layer with one output and these weights."""
+    layer = nn.Linear(len(weights), 1)
+    layer.weight.data, layer.bias.data = torch.tensor([weights]), torch.tensor([bias])
+    return layer
+
+
+def linear_agent(algo, critics, critic_targs, **settings):
+    """One observation, one action, all networks lines: weights (of s, of a, bias), by hand."""
+    one = Box(-1, 1, (1,), np.float32)
+    agent = offpolicy_agent(algo, space=one, obs_space=one, hidden=(), **settings)
+    for net, lines in ((agent.critic, critics), (agent.critic_targ, critic_targs)):
+        nets = [net] if len(lines) == 1 else [net.q1, net.q2]
+        for critic, (of_obs, of_act, bias) in zip(nets, lines, strict=True):
+            critic.net[0] = line([of_obs, of_act], bias)
+    agent.critic_targ.requires_grad_(False)
+    return agent
+
+
+# ---- Off-policy with discrete actions: dqn, dqn_per
+
+DQN_SPACES = {"vector": VECTOR, "film": Box(0, 255, (4, 36, 40), np.uint8),
+              "image": Box(0, 255, scripted.IMAGE, np.uint8)}
+
+
+def dqn_agent(algo=dqn, kind="vector", num_acts=4, seed=0, **settings):
+    """A small agent; neither its weights nor its target's are the first ones."""
+    torch.manual_seed(seed)
+    cfg = algo.Config(**{"hidden": (16, 16)} | settings)
+    agent = algo.Agent(DQN_SPACES[kind], Discrete(num_acts), cfg)
+    for param in agent.parameters():
+        param.data += 0.1 * torch.randn_like(param)
+    return agent
+
+
+def dqn_batch(algo=dqn, kind="vector", size=32, seed=0, dtype=torch.float32):
+    """Transitions of random numbers, of which some terminate."""
+    torch.manual_seed(seed)
+    shape = (size, *DQN_SPACES[kind].shape)
+    obs, next_obs = (torch.randn(shape, dtype=dtype) if kind == "vector"
+                     else torch.randint(256, shape, dtype=torch.uint8) for _ in range(2))
+    rew, ends = torch.randn(size, dtype=dtype), torch.rand(size) < 0.3
+    return algo.Transitions(obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype))
+
+
+# ---- stable-baselines3
+
+class Nowhere(gym.Env):
+    """Spaces alone, for a library that wants an environment."""
+
+    def __init__(self, obs_space, act_space):
+        self.observation_space, self.action_space = obs_space, act_space
+
+
+def onpolicy_pairs(agent, policy):
+    """Our parameters beside those of a policy of stable-baselines3."""
+    nets = policy.mlp_extractor
+    theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
+    layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
+    found = [(getattr(our, name), getattr(their, name))
+             for our, their in layers for name in ("weight", "bias")]
+    return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
+
+
+def as_it_is(obs, *args, **kwargs):
+    """In place of stable-baselines3's preprocessing, which makes float32 of observations."""
+    return obs
+
+
+class TheirBuffer:
+    """Hands stable-baselines3 prepared batches, one a call."""
+
+    def __init__(self, batches):
+        self.left = iter(batches)
+
+    def sample(self, batch_size, env=None):
+        batch = next(self.left)
+        return ReplayBufferSamples(batch.obs, batch.act, batch.next_obs,
+                                   batch.terminated[:, None], batch.rew[:, None])
+
+
+# ---- Runs
+
+CLOCK = {"time", "steps_per_second"}
+
+
+def quick(algo, env="tests.envs:Reach-v0", **settings):
+    """The Config of a short off-policy run of small networks."""
+    return algo.Config(**{
+        "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch": 8,
+        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
+
+
+def rows(run_dir, name="progress.csv"):
+    """The rows of a run's csv file, the wall clock aside."""
+    with open(Path(run_dir, name), newline="") as file:
+        return [{key: cell for key, cell in row.items() if key not in CLOCK}
+                for row in csv.DictReader(file)]
+
+
+def steps(run_dir):
+    return [int(row["step"]) for row in rows(run_dir)]
+
+
+def saved(run_dir, rank=0):
+    """The step of the one checkpoint of a run, and all that a rank saved there but the clock."""
+    (step, folder), = checkpoint.resume_folders(run_dir).items()
+    policy = checkpoint.load_file(Path(run_dir, "policy.pt"))
+    payload = checkpoint.load_file(folder / f"rank{rank}.pt")
+    assert policy["step"] == step and same(policy["agent"], payload["state"]["agent"])
+    assert not list(Path(run_dir).glob("*.tmp"))
+    return step, {key: value for key, value in payload.items() if key != "seconds"}
+
+
+def assert_same_run(a, b):
+    assert rows(a) == rows(b)
+    assert rows(a, "episodes.csv") == rows(b, "episodes.csv")
+    assert same(saved(a), saved(b))
+
+
+def snapshot(folder="."):
+    """Every file below a folder with what is in it, every folder with None."""
+    return {str(path): path.read_bytes() if path.is_file() else None
+            for path in sorted(Path(folder).rglob("*"))}
+
+
+# ---- Other processes
+
+def mpiexec():
+    """The launcher beside this Python, or else the first one on the path."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside if beside.exists() else shutil.which("mpiexec") or "mpiexec")
+
+
+def command(*args):
+    """python -m algos.ppo ARGS, to be started."""
+    return [sys.executable, "-m", "algos.ppo", *map(str, args)]
+
+
+def mpirun(*args):
+    """The same in two processes."""
+    return [mpiexec(), "-n", "2", *command(*args)]
+
+
+def run(args, code=0, **kwargs):
+    """The finished process; fails the test, with what it said, if it ended otherwise."""
+    done = subprocess.run(list(map(str, args)), capture_output=True, text=True, timeout=PATIENCE,
+                          **kwargs)
+    assert done.returncode == code, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def two_ranks(file, *args):
+    """Run a test file as a program, with these arguments, in two processes."""
+    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    run([mpiexec(), "-n", "2", sys.executable, file, *args], env=env)
+
+
+def wait_for(condition, process=None, every=0.02):
+    """Until condition() holds; fails if the process ends before, or if it takes for ever."""
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it has not come true"
+        time.sleep(every)
+    return found
+
+
+def wait_for_rows(process, run_dir, count):
+    """Until progress.csv has more rows than that."""
+    path = Path(run_dir, "progress.csv")
+    wait_for(lambda: path.exists() and path.read_text().count("\n") > count, process)
+
+
+def end(process):
+    """Kill a process and its group, if it still runs."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
