@@ -6,7 +6,7 @@
     python plot.py runs --compare ppo trpo --anchors    and what others have published
 
 Runs are found by the files in them, run directories as well as the result.json files that
-`python -m utils.sweep --collect` leaves; what is skipped is named. A panel is an environment, a
+`python -m utils.sweep --results` leaves; what is skipped is named. A panel is an environment, a
 thin line a seed, the thick one all seeds; the band is named above the panels. An interval is a 95%
 percentile bootstrap over seeds, those of each environment drawn on their own. Columns of the table:
 
@@ -34,6 +34,7 @@ import tyro
 from matplotlib.figure import Figure
 from scipy.stats import bootstrap, trim_mean
 
+from utils import results as result_files
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -151,7 +152,7 @@ def read_result(folder: Path, plot: Plot) -> Run:
 
     It knows how long the run took, and no more of time: every step counts the same.
     """
-    result = read_json(folder / "result.json")
+    result = result_files.read_result(folder / "result.json")
     algo = f"{result.get('library', '')} {result['algo']}".strip()
     if plot.x == "episodes" or plot.y != "ep_ret":
         raise Skip("result.json knows ep_ret against steps or time, nothing else")

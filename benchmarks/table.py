@@ -21,9 +21,10 @@ A marker names the kind of table, the algorithms (none: all of them) and the env
 `from=batch` reads the result files in the folder batch/ instead of results/. `budget=100000` keeps
 only runs of that many steps.
 
-`python -m utils.sweep --collect` writes the result file of a run, and benchmarks/sb3.py those of
-the peer. Brackets hold 95% percentile bootstraps over seeds. The column `code` names the code that
-made a row. A row is stale if the algorithm file, or code that its arithmetic uses, has changed.
+`python -m utils.sweep --results` writes the result file of a run, and benchmarks/sb3.py those of
+the peer. Brackets hold 95% percentile bootstraps over seeds. The column `code` names the git commit
+that made a row. It says "earlier version" if the algorithm file, or code that its arithmetic uses,
+has changed since, unless benchmarks/show.py has shown that the results are still the same.
 """
 import json
 import re
@@ -39,10 +40,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from utils import collect
+from utils.results import ROOT, changed_sources, read_result, sources
 
 HERE = Path(__file__).resolve().parent
 README, RESULTS, FIGURES = HERE / "README.md", HERE / "results", HERE / "figures"
+SHOWN = HERE / "shown.json"     # written by benchmarks/show.py
 PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, for any number of steps
 PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Key = tuple[str, str, str, str]     # env, library, algo, settings
@@ -54,7 +56,7 @@ def read(folder: Path) -> dict[Key, list[dict]]:
     """Group results by environment, library, algorithm and settings; sort each group by seed."""
     groups = defaultdict(list)
     for path in folder.rglob("result.json"):
-        result = json.loads(path.read_text(encoding="utf-8")) | {"folder": path.parent}
+        result = read_result(path) | {"folder": path.parent}
         settings = ",".join(f"{k}={v}" for k, v in sorted(result.get("settings", {}).items()))
         key = result["env"], result.get("library", "plainrl"), result["algo"], settings
         groups[key].append(result)
@@ -72,25 +74,45 @@ def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[di
 
 
 @cache
-def sources(algo: str) -> dict[str, str]:
+def present(algo: str) -> dict[str, str]:
     """Return file -> hash for the present code of an algorithm; {} if its file is gone."""
-    return collect.sources(algo) if (collect.ROOT / f"algos/{algo}.py").exists() else {}
+    return sources(algo) if (ROOT / f"algos/{algo}.py").exists() else {}
+
+
+def read_shown() -> list[dict]:
+    """Return what benchmarks/show.py has shown: results that hold for the code of these hashes."""
+    return json.loads(SHOWN.read_text(encoding="utf-8")) if SHOWN.exists() else []
 
 
 def changed(result: dict) -> list[str] | None:
-    """Return the files that changed since a result was made; None if its code is not known."""
-    made, now = result.get("sources"), sources(result["algo"])
-    return sorted(name for name in now | made if made.get(name) != now.get(name)) if made else None
+    """Return the files that make a result one of an earlier version; None if its code is unknown.
+
+    The list is empty if the code behind the result is the present code, or has been shown to give
+    the same numbers.
+    """
+    made, now = result.get("sources"), present(result["algo"])
+    if not made:
+        return None
+    if not now:
+        return [f"algos/{result['algo']}.py"]
+    what = ("algo", "env", "settings", "git_commit")
+    shown = any(entry["sources"] == now and all(entry[k] == result.get(k) for k in what)
+                for entry in read_shown())
+    return [] if shown else changed_sources(made, now)
 
 
 def code(key: Key, results: list[dict]) -> str:
-    """Return the cell that names the code behind a row, and the files that make it stale."""
+    """Return the cell that names the commits behind a row, and says which are earlier versions."""
     if key[1] != "plainrl":
         return "-"
-    file = f"algos/{key[2]}.py"
-    hashes = {(result.get("sources") or {}).get(file, "")[:8] or "not known" for result in results}
-    stale = sorted({Path(name).name for result in results for name in changed(result) or []})
-    return " ".join(sorted(hashes)) + (f", **stale**: {' '.join(stale)}" if stale else "")
+    commits, earlier = set(), set()
+    for result in results:
+        commit, _, dirty = (result.get("git_commit") or "unknown").partition("-")
+        (earlier if changed(result) else commits).add(commit[:8] + (dirty and f"-{dirty}"))
+    cell = " ".join(sorted(commits))
+    if earlier:
+        cell += f"{cell and ', '}earlier version (commit {' '.join(sorted(earlier))})"
+    return cell
 
 
 # ---- Parts of the README

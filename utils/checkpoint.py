@@ -1,11 +1,11 @@
-"""Whole or not at all, on disk and back.
+"""Save checkpoints that survive a kill, a power cut or a full disk, and load them safely.
 
-A checkpoint is written by `utils.files.whole` and, before it gets its name, opened again as readers
-will open it. It holds tensors and plain values alone, so that `weights_only=True` opens it and a
-stranger's file runs no code.
+A checkpoint is written under a temporary name (utils/files.py) and read back before it gets its
+own. It holds only tensors and plain values, so it opens with `weights_only=True` and a stranger's
+file runs no code.
 
-    policy.pt                   weights and statistics: all that is needed to act
-    resume-<step>/rank<k>.pt    what else process k needs to go on; one folder is always whole
+    policy.pt                   weights and statistics: all that acting needs
+    resume-<step>/rank<k>.pt    what rank k needs to continue; one such folder is always whole
 """
 
 import glob
@@ -27,10 +27,10 @@ PLAIN = (int, float, bool, str, bytes, type(None))
 
 
 def save_file(path, payload):
-    """Put `payload`, a dict of state dicts and plain values, into the file `path`.
+    """Write `payload`, a dict of state dicts and plain values, to the file `path`.
 
-    TypeError names what could not be loaded again (NumPy, a deque); OSError: the disk is full or
-    the like. After either, what stood at `path` before stands there still.
+    TypeError names a value that could not be loaded again, such as a NumPy array or a deque.
+    OSError: for example, the disk is full. After either error an older file at `path` is intact.
     """
     refuse_foreign(payload, "checkpoint")
     try:
@@ -41,14 +41,15 @@ def save_file(path, payload):
     except (OSError, RuntimeError, ValueError) as error:
         cause = error.__context__ or error  # torch hides that the disk is full
         reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
-        raise OSError(f"cannot write {path}: {reason}; the checkpoint before stays") from error
+        raise OSError(f"cannot write {path}: {reason}; the old checkpoint is intact") from error
 
 
 def load_file(path, *keys, flag=""):
-    """The dict that `save_file` put into `path`, on the CPU.
+    """Return the dict that `save_file` wrote to `path`, with tensors on the CPU.
 
-    UsageError, for the flag that named the file, says what is wrong with it: one of `keys` is
-    missing, a bit was flipped, it holds code, ...
+    flag    the flag that named the file, to begin the message of a UsageError
+
+    UsageError says what is wrong: one of `keys` is missing, a bit was flipped, it holds code, ...
     """
     try:
         return read(path, *keys)
@@ -57,9 +58,9 @@ def load_file(path, *keys, flag=""):
 
 
 def load_into(module, state, source):
-    """Copy a state dict into `module`, in place: a flat vector's views stay views.
+    """Copy a state dict into `module`, in place, so an optimizer keeps its parameters.
 
-    UsageError names the first parameter or buffer whose shape differs or that only one side has.
+    UsageError names the first parameter or buffer that differs in shape or that one side lacks.
     """
     own = module.state_dict()
     for name in [*own, *state]:
@@ -70,15 +71,15 @@ def load_into(module, state, source):
 
 
 def save_resume(run_dir, step, payload):
-    """Save what every rank hands over as the folder resume-<step>; the older ones then go.
+    """Save every rank's payload as the folder resume-<step>, then delete older ones.
 
-    Every rank calls it, at the same step; `run_dir` is one directory for all of them. OSError, on
-    every rank, if the disk is full or the like: the checkpoint before stays.
+    Every rank calls this at the same step. All ranks see the same `run_dir`. OSError on every
+    rank: for example, the disk is full. The previous checkpoint is then intact.
     """
     tmp = Path(run_dir, f"resume-{step}.tmp")
     root = mpi.rank() == 0
     if root:
-        for left in tmp.parent.glob("resume-*.tmp"):  # by a killed process
+        for left in tmp.parent.glob("resume-*.tmp"):  # from a killed process
             shutil.rmtree(left)
         tmp.mkdir()
     mpi.barrier()
@@ -86,7 +87,7 @@ def save_resume(run_dir, step, payload):
         together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
     except BaseException:
         if root:
-            shutil.rmtree(tmp, ignore_errors=True)  # a full disk needs the space
+            shutil.rmtree(tmp, ignore_errors=True)  # the disk may be full
         raise
     if root:
         os.rename(tmp, tmp.with_suffix(""))
@@ -97,23 +98,26 @@ def save_resume(run_dir, step, payload):
 
 
 def load_resume(run_dir, *keys):
-    """The newest checkpoint as (step, what this rank handed over). UsageError, on every rank."""
+    """Return (step, this rank's payload) of the newest checkpoint.
+
+    UsageError on every rank: a file is damaged, or another number of processes saved it.
+    """
     step, folder = max(resume_folders(run_dir).items())
     ranks = len(list(folder.glob("rank*.pt")))
     if ranks != mpi.size():
-        raise UsageError(f"{folder} was saved by {ranks} processes and needs as many to go on, "
+        raise UsageError(f"{folder} was saved by {ranks} processes and needs as many to continue, "
                          f"but --num-procs is {mpi.size()}")
     return step, together(load_file, folder / f"rank{mpi.rank()}.pt", *keys)
 
 
 def resume_folders(run_dir):
-    """The whole checkpoints of a run as {step: folder}: one as a rule, two after a kill."""
+    """Return {step: folder} for a run's whole checkpoints: usually one, after a kill maybe two."""
     names = glob.glob("resume-*", root_dir=run_dir)
     return {int(name[7:]): Path(run_dir, name) for name in names if name[7:].isdecimal()}
 
 
 def read(path, *keys, mmap=False):
-    """The dict in a file, which must have `keys`. ValueError says what is wrong with the file."""
+    """Return the dict in a file, which must have `keys`. ValueError says what is wrong."""
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()  # torch loads a flipped bit silently
@@ -129,14 +133,15 @@ def read(path, *keys, mmap=False):
     except pickle.UnpicklingError as error:
         asks = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(f"{path} was refused and nothing in it was run: it holds "
-                         f"{asks[1] if asks else 'what is'} no tensor or plain value") from error
+                         f"{asks[1] if asks else 'something'}, which is no tensor or plain value"
+                         ) from error
     except Exception as error:  # a damaged file can fail in any way
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
 
 
 def refuse_foreign(value, name):
-    """TypeError names what `weights_only=True` would refuse at load, when it is too late."""
+    """TypeError names a value that `weights_only=True` would refuse to load: too late by then."""
     kind, parts = type(value), ()  # not isinstance: np.float64 is a float, and refused at load
     if kind in (dict, OrderedDict):
         parts = value.items()
@@ -144,7 +149,7 @@ def refuse_foreign(value, name):
         parts = enumerate(value)
     elif kind not in PLAIN and not isinstance(value, torch.Tensor):
         raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, but a checkpoint "
-                        "holds tensors and plain values alone")
+                        "may hold only tensors and plain values")
     for key, item in parts:
         refuse_foreign(key, f"a key of {name}")
         refuse_foreign(item, f"{name}.{key}")

@@ -1,4 +1,4 @@
-"""Which settings and spaces an algorithm takes. What is refused gets one clear message.
+"""Refuse settings and spaces that an algorithm cannot handle, each with one clear message.
 
 Algorithm files import these checks through utils/run.py.
 """
@@ -28,8 +28,8 @@ KINDS = {"vector": "vectors (Box of one dimension)", "discrete": "Discrete from 
          "box": "Box of floats with finite bounds"}
 
 
-
 def flag(name):
+    """num_envs -> --num-envs"""
     return "--" + name.replace("_", "-")
 
 
@@ -44,7 +44,7 @@ def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", an
     counts         whole numbers, at least 1
     any_number     any finite number
 
-    NaN, infinity and text are refused, and so are fractions where the setting is an int.
+    NaN, infinity and text are refused. So is a fraction if the setting is declared int.
     """
     known = {field.name for field in fields(cfg)}
     check_range(cfg, names_in(f"{COUNTS} {counts}", known), low=1)
@@ -63,9 +63,9 @@ def names_in(names, known):
 def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
     """UsageError unless low <= value <= high and value > above, for each setting in `names`.
 
-    Refused as well: NaN, infinity, what is no number and, where the setting is declared int, what
-    is not whole (`total_steps` may be 1e6). Each element of a tuple is checked. None passes where
-    it is declared.
+    NaN, infinity and anything that is not a number are refused. A setting declared int must be
+    whole, and so must `total_steps`, which may be written 1e6. Each element of a tuple is checked.
+    None passes if the declaration allows it.
     """
     types = {field.name: str(field.type) for field in fields(cfg)}
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
@@ -83,7 +83,7 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
 
 
 def check_divides(cfg, pairs):
-    """UsageError unless a is a multiple of b for each "a/b" in `pairs`, names of settings."""
+    """UsageError unless setting a is a multiple of setting b, for each "a/b" in `pairs`."""
     for pair in pairs.split():
         a, b = pair.split("/")
         if getattr(cfg, a) % getattr(cfg, b):
@@ -104,14 +104,16 @@ def check_spaces(obs_space, act_space, obs, act):
 
 
 def obs_kind(space):
+    """Return "image", "vector" or "other" for an observation space."""
     box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
-    sides = sorted(shape)[1:]  # a colour or a stack of frames is the shortest dimension
+    sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames
     if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 36:
         return "image"
     return "vector" if box and len(shape) == 1 else "other"
 
 
 def act_kind(space):
+    """Return "discrete", "box" or "other" for an action space."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else "other"
     floats = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
@@ -119,19 +121,23 @@ def act_kind(space):
 
 
 def fitting_algos(obs, act):
-    """The algorithm files that say, in their own call of `check_spaces`, that they take these."""
+    """Return the algorithms whose own call of `check_spaces` accepts these kinds of spaces."""
     call = re.compile(r'check_spaces\(.*obs="(.*)", act="(.*)"\)')
     files = sorted(Path(__file__).parents[1].glob("algos/*.py"))
     says = [(path.stem, call.search(path.read_text(encoding="utf-8"))) for path in files]
     return [name for name, m in says if m and obs in m[1].split() and act in m[2].split()]
 
 
-# Flags of earlier versions. Where a name meant two things, the setting that exists decides.
-RENAMED = {"--batch": ("rollout_steps", "batch_size"), "--minibatch": ("minibatch_size",),
-           "--delta": ("max_kl",), "--eps": ("rmsprop_eps",), "--noise": ("act_noise",)}
+# Settings of earlier versions. If an old name meant two things, the setting that exists decides.
+RENAMED = {"batch": ("rollout_steps", "batch_size"), "minibatch": ("minibatch_size",),
+           "delta": ("max_kl",), "eps": ("rmsprop_eps",), "noise": ("act_noise",)}
 
 
-def new_name_of(arg, known):
-    """Return the new name of a flag from an earlier version, or None."""
-    names = RENAMED.get(arg.partition("=")[0], ())
-    return next((flag(name) for name in names if name in known), None)
+def new_name_of(name, known):
+    """Return the present name of a setting from an earlier version, or None if it has none.
+
+    known    the names of the algorithm's settings
+    """
+    if name in known:
+        return None
+    return next((new for new in RENAMED.get(name, ()) if new in known), None)

@@ -44,18 +44,19 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    envs = EpisodeRecorder(envs)
-    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+    return EpisodeRecorder(envs, clip_rewards=atari)
 
 
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     """Keep the return and length of every episode that ends, until `pop_episodes` takes them.
 
+    With `clip_rewards`, `step` returns rewards clipped to [-1, 1]; returns are recorded before.
     FloatingPointError: the environment returned NaN or infinity.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv):
+    def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False):
         super().__init__(env)
+        self.clip_rewards = clip_rewards
         self.vector_steps = 0
         self.ended = []
 
@@ -73,6 +74,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             self.check_finite(infos["final_obs"][i])
             ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len))
+        if self.clip_rewards:
+            rew = np.clip(rew, -1, 1)
         return obs, rew, terminated, truncated, infos
 
     def check_finite(self, values: np.ndarray) -> None:
@@ -81,7 +84,7 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
                                      f"{self.vector_steps} since the start of this process")
 
     def pop_episodes(self) -> list[tuple[int, int, float, int]]:
-        """Return (vector steps since it ended, environment, ep_ret, ep_len) for every new one."""
+        """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode."""
         episodes = [(self.vector_steps - at, *rest) for at, *rest in self.ended]
         self.ended = []
         return episodes
@@ -91,7 +94,8 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
              max_steps: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
     """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
 
-    The same seed gives the same initial states. UsageError: an episode exceeds `max_steps`.
+    The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
+    UsageError: an episode exceeds `max_steps`.
     """
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # streams 0 and 1 belong to training
@@ -100,8 +104,8 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     step = 0
     while not lengths.all():
         if step >= max_steps:
-            raise UsageError(f"--max-steps is {max_steps}; in so many steps {sum(lengths == 0)} of "
-                             f"{episodes} episodes of {cfg.env} have not ended")
+            raise UsageError(f"--max-steps is {max_steps}, but {sum(lengths == 0)} of {episodes} "
+                             f"episodes of {cfg.env} did not end within it")
         obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic)))
         if "episode" in infos:
             first = infos["_episode"] & (lengths == 0)  # later episodes do not count
@@ -120,7 +124,7 @@ def is_image(space: gym.Space) -> bool:
 def nature_cnn(space: gym.Space) -> nn.Sequential:
     """Return the network of Mnih et al. 2015 (Nature 518, 529) for images of this space.
 
-    It takes [B, C, H, W], as `image_to_float` returns them, to 512 features [B, 512].
+    It maps images [B, C, H, W], as `image_to_float` returns them, to features [B, 512].
     """
     shape = space.shape
     channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
@@ -133,14 +137,14 @@ def nature_cnn(space: gym.Space) -> nn.Sequential:
 
 
 def image_to_float(obs: torch.Tensor) -> torch.Tensor:
-    """Images, uint8 [..., H, W, C] or [..., C, H, W] -> floats in [0, 1], [..., C, H, W]."""
+    """Images, uint8 [..., H, W, C] or [..., C, H, W] -> float32 in [0, 1], [..., C, H, W]."""
     if channels_last(obs.shape[-3:]):
         obs = obs.movedim(-1, -3)
     return obs.float() / 255
 
 
 def to_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """An array as float32; but images stay uint8 and discrete actions int64."""
+    """Return an array as a float32 tensor; images stay uint8, discrete actions int64."""
     tensor = torch.as_tensor(array, device=device)
     return tensor if array.dtype in (np.uint8, np.int64) else tensor.float()
 
@@ -155,7 +159,7 @@ def check_memory(setting: str, count: int, num_bytes: int, device: torch.device)
     setting    the flag that decides the size, such as "--buffer-size"
     """
     need = num_bytes * mpi.size()
-    have = math.inf  # Windows does not say
+    have = math.inf  # unknown on Windows
     if device.type == "cuda":
         have = torch.cuda.mem_get_info(device)[0] * mpi.size()  # as if each rank had its own GPU
     elif hasattr(os, "sysconf"):
@@ -174,7 +178,7 @@ def check_memory(setting: str, count: int, num_bytes: int, device: torch.device)
 def refusing_bad_env(cfg):
     """Yield --env-kwargs as a dict; turn what goes wrong with it or --env into a UsageError.
 
-    Silences the notices about -v4 environments, which the published figures are for, and no other.
+    Silences only the deprecation notices of -v4 environments, which the published figures use.
     """
     warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
     import mujoco  # takes a tenth of a second

@@ -1,7 +1,7 @@
-"""A file is written whole or not at all, whatever happens meanwhile.
+"""Write a file whole or not at all.
 
-It is filled under another name, flushed to the disk, and only then renamed: renaming is the one
-step that a kill cannot cut in half.
+The text goes to a temporary name and is flushed to the disk before the file is renamed. A kill
+cannot cut a rename in half.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def whole(path):
-    """An open file to fill; after the block it is `path`, or, if the block failed, nothing."""
+    """Yield an open file that becomes `path` after the block, or vanishes if the block fails."""
     tmp = Path(f"{path}.tmp")
     try:
         with open(tmp, "wb") as file:
@@ -26,12 +26,13 @@ def whole(path):
 
 
 def write_text(path, text):
+    """Write text to a file, whole or not at all."""
     with whole(path) as file:
         file.write(text.encode())
 
 
 def sync_folder(folder):
-    """Flush the names in a folder, without which a power cut may undo a renaming."""
+    """Flush a folder's names to the disk. Otherwise a power cut may undo a rename."""
     if os.name == "posix":  # elsewhere a folder cannot be opened
         descriptor = os.open(folder, os.O_RDONLY)
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The runs of a sweep at work: several at a time, each a process of its own; none stops another."""
+"""Run the processes of a sweep, several at a time. A run that fails does not stop the others."""
 
 import ctypes
 import json
@@ -16,13 +16,14 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from utils import launch
-from utils.results import HASHES, finished, other_code, sources, summary
+from utils.results import HASHES, changed_sources, has_result, headline, sources
 
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # libc; a child must not load it
+# The C library, loaded here because a new process must not load anything before it starts.
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Job(NamedTuple):
-    """One run: its directory, its budget in steps, the command that starts it."""
+    """One run: its algorithm, directory, number of steps, and the command that starts it."""
 
     algo: str
     run_dir: Path
@@ -31,23 +32,23 @@ class Job(NamedTuple):
 
 
 class Crew:
-    """The processes that are running; a signal reaches all of them, and no more are started."""
+    """The processes that are running. A signal reaches all of them, and no more are started."""
 
     def __init__(self):
         self.processes, self.signal = set(), 0
 
     def on_signal(self, number, frame):
-        self.signal = number  # Ctrl-C in a terminal reaches the runs already; twice is as once
+        self.signal = number  # after Ctrl-C in a terminal, runs get it twice, which is harmless
         for process in list(self.processes):
             process.send_signal(number)
 
     def call(self, command: list[str], log) -> int:
-        """The exit status of a process of its own, which writes to the open file `log`."""
+        """Run a command, with its output in the open file `log`, and return its exit status."""
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
                                    stderr=subprocess.STDOUT, env=launch.clean_env(),
                                    preexec_fn=end_with_parent if LIBC else None)
         self.processes.add(process)
-        if self.signal:  # it came while the process was being made
+        if self.signal:  # it came while the process was starting
             process.send_signal(self.signal)
         status = process.wait()
         self.processes.discard(process)
@@ -55,18 +56,18 @@ class Crew:
 
 
 def end_with_parent() -> None:
-    """In the new process: where the sweep is killed, it does not train on unseen."""
-    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: when the thread ends that waits for it
+    """Called in a new process: make the kernel kill it when the sweep is killed."""
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, when the thread that waits for it ends
 
 
 def start_or_resume(job: Job) -> list[str]:
-    """The command for a run that is not finished."""
+    """Return the command of a run that is not finished, with --resume if it has begun."""
     begun = (job.run_dir / "config.json").exists()
     return [*job.command, "--resume"] if begun else job.command
 
 
 def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
-    """Train, or go on training, then collect: (job, "" or why it failed, seconds)."""
+    """Start or resume a run, write its result, and return (job, "" or what failed, seconds)."""
     if crew.signal:
         return job, "stopped", 0.0
     start, command = time.perf_counter(), start_or_resume(job)
@@ -74,31 +75,31 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
         try:
             print(HASHES + json.dumps(sources(job.algo)), file=log, flush=True)
-        except (OSError, SyntaxError, UnicodeError) as error:  # while a file is being edited
+        except (OSError, SyntaxError, UnicodeError) as error:  # somebody is editing a file
             print(f"the code cannot be read: {error!r}", file=log)
             return job, "not started", time.perf_counter() - start
         status = crew.call(command, log)
         if status == 0:
-            command = [sys.executable, "-m", "utils.sweep", "--collect", str(job.run_dir)]
+            command = [sys.executable, "-m", "utils.sweep", "--results", str(job.run_dir)]
             status = crew.call(command, log)
     trouble = "stopped" if crew.signal else f"exit status {status}"
-    if not status and not finished(job.run_dir, job.total_steps):
-        status, trouble = 1, "it ended before its budget"
+    if not status and not has_result(job.run_dir, job.total_steps):
+        status, trouble = 1, "it ended before its last step"
     return job, trouble if status else "", time.perf_counter() - start
 
 
-CREW = Crew()  # of a worker that MPI started
+CREW = Crew()  # used in workers that MPI started
 
 
 def run_on_worker(job: Job) -> tuple[Job, str, float]:
-    """`run_job` in a worker, to which mpiexec passes signals on."""
+    """`run_job` in a worker, which gets signals from mpiexec."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, CREW.on_signal)
     return run_job(job, CREW)
 
 
 class Live:
-    """On a terminal, a line for each run that is training and one for all with the time left."""
+    """Progress bars on a terminal: one per run that is training, and one for the whole sweep."""
 
     def __init__(self, jobs: list[Job]):
         self.steps = {job.run_dir: last_step(job.run_dir) for job in jobs}
@@ -119,7 +120,7 @@ class Live:
 
 
 def last_step(run: Path) -> int:
-    """Where the last line of progress.csv stands; 0 if there is none."""
+    """Return the step in the last whole line of progress.csv, or 0 if there is none."""
     try:
         with open(run / "progress.csv", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
@@ -128,13 +129,14 @@ def last_step(run: Path) -> int:
         return 0
 
 
-def say(line: str) -> None:
-    tqdm.write(line)  # above the bars
+def print_line(line: str) -> None:
+    """Print above the progress bars."""
+    tqdm.write(line)
     sys.stdout.flush()
 
 
 def make_pool(workers: int, crew: Crew):
-    """What runs jobs: threads of this process, or the workers that mpiexec started; and how."""
+    """Return (pool, function of a job): threads of this process, or workers under mpiexec."""
     if launch.size() == 1:
         return ThreadPoolExecutor(workers), partial(run_job, crew=crew)
     from mpi4py.futures import MPIPoolExecutor
@@ -143,15 +145,15 @@ def make_pool(workers: int, crew: Crew):
 
 
 def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
-    """Run what is not finished; one line when a run starts and ends; the exit status."""
-    todo = [job for job in jobs if not finished(job.run_dir, job.total_steps)]
-    say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
+    """Run the jobs that are not finished, print when each starts and ends; return the status."""
+    todo = [job for job in jobs if not has_result(job.run_dir, job.total_steps)]
+    print_line(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
     done = [job for job in jobs if job not in todo]
-    now = {algo: sources(algo) for algo in {job.algo for job in done}}      # parsed once
+    now = {algo: sources(algo) for algo in {job.algo for job in done}}  # parsed once
     other = [job.run_dir for job in done if other_code(job.run_dir, now[job.algo])]
     if other:
-        say(f"{len(other)} of these were made by code that has changed since, such as {other[0]}; "
-            "another --out keeps old and new apart")
+        print_line(f"{len(other)} of these were made by code that has changed since, such as "
+                   f"{other[0]}; another --out keeps old and new apart")
     start, failed, live = time.perf_counter(), [], Live(todo)
     verbs = {job.run_dir: "resume" if "--resume" in start_or_resume(job) else "start "
              for job in todo}
@@ -167,11 +169,11 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
             training = [futures[future] for future in left if future.running()]
             for job in [job for job, *_ in ended] + training:
                 if job.run_dir in verbs:
-                    say(f"{verbs.pop(job.run_dir)} {job.run_dir}")
+                    print_line(f"{verbs.pop(job.run_dir)} {job.run_dir}")
             for job, trouble, seconds in ended:
                 if trouble != "stopped":
                     failed += [(job, trouble)] * bool(trouble)
-                    say_end(job, trouble, seconds, start, len(todo), len(left))
+                    print_end(job, trouble, seconds, start, len(todo), len(left))
             live.show(training)
         live.show([])
         live.bars["all"].close()
@@ -180,11 +182,19 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
         print(f"\n{job.run_dir}: {trouble}; the end of {job.run_dir}.log:")
         print("\n".join(f"    {line}" for line in lines[-8:]))
     if crew.signal:
-        print("stopped; the same command goes on from here")
+        print("stopped; the same command continues from here")
     return 128 + crew.signal if crew.signal else int(bool(failed))
 
 
-def say_end(job: Job, trouble: str, seconds: float, start: float, runs: int, left: int) -> None:
+def other_code(run_dir: Path, now: dict[str, str]) -> bool:
+    """Return whether a run's result names other code than the present one, from `sources`."""
+    made = json.loads((run_dir / "result.json").read_text()).get("sources")
+    return bool(made) and bool(changed_sources(made, now))
+
+
+def print_end(job: Job, trouble: str, seconds: float, start: float, runs: int, left: int) -> None:
+    """Print how a run ended, and an estimate of the time left."""
     rest = (time.perf_counter() - start) / (runs - left) * left
-    say(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
-        f"{trouble or summary(job.run_dir)}; {left} to go, {timedelta(seconds=round(rest))} left")
+    print_line(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
+               f"{trouble or headline(job.run_dir)}; {left} to go, "
+               f"{timedelta(seconds=round(rest))} left")

@@ -37,8 +37,8 @@ class Logger:
 
         self.progress = Table(run_dir / "progress.csv", PROGRESS, step)
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
-        purge = step + 1 if step else None  # TensorBoard hides what comes after a checkpoint
-        self.board = SummaryWriter(run_dir, purge_step=purge, flush_secs=30)
+        # TensorBoard hides older events after this step: a kill left them behind.
+        self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
         self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps",
                         disable=not sys.stderr.isatty())
         for part in (self.progress, self.episodes, self.board, self.bar):

@@ -25,21 +25,22 @@ __all__ = ["Adam", "Optimizer", "Optimizers", "RMSProp", "UsageError", "average"
            "bcast", "check_equal", "comm", "gather", "moments", "rank", "say", "seed", "size",
            "together"]
 
-COMPILE = False  # --compile: Run sets it before the optimizers are made
+COMPILE = False  # --compile; Run sets it for the duration of a run
 
 
 # ---- optimizers
 
 
 class Optimizer:
-    """One gradient step per call of `minimize`, equal on all ranks. Adam and RMSProp say how far.
+    """Takes one gradient step per call of `minimize`, the same step on all ranks.
 
     of    what it optimizes: a module, a parameter, or an iterable of parameters
 
-    The parameters become views of one vector, and their gradients views of another. So one message
-    averages over ranks, one call takes the norm and one call takes the step. Create an optimizer
-    after `.to(device)`: moving or copying a module gives it parameters of its own again.
-    ValueError: a parameter belongs to another optimizer already.
+    Subclasses define the rule of the step. The parameters become views of one vector, and their
+    gradients views of another, so one message averages over ranks, one call computes the norm and
+    one call takes the step. Create an optimizer after `.to(device)`: a module that is moved or
+    copied later has parameters of its own again. ValueError: a parameter belongs to another
+    optimizer already.
     """
 
     def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter]):
@@ -88,9 +89,10 @@ class Optimizer:
             return detached(metrics)
 
     def differentiate_compiled(self, loss_fn: Callable, *args) -> dict:
-        """The same by torch.compile, or eagerly if that fails here."""
+        """The same with torch.compile, or eagerly if compilation fails on this machine."""
         first = loss_fn not in self.compiled
         if first:
+            rng = torch.get_rng_state()
             self.compiled[loss_fn] = compile_gradient(loss_fn, self.params)
         try:
             grad, metrics = self.compiled[loss_fn](*args)
@@ -98,9 +100,10 @@ class Optimizer:
             if not first:
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            say(f"--compile: not possible here, continuing without ({reason[:100]})")
+            say(f"--compile failed, continuing without it ({reason[:100]})")
             self.compiled[loss_fn] = flat_gradient(loss_fn, self.params)
-            grad, metrics = self.compiled[loss_fn](*args)  # an error of the loss comes again here
+            torch.set_rng_state(rng)  # part of the graph may have run already
+            grad, metrics = self.compiled[loss_fn](*args)  # raises the loss's own error again
         self.grad.copy_(grad)
         return metrics
 
@@ -111,7 +114,7 @@ class Optimizer:
         raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy a state in place."""
+        """Copy a state dict into this optimizer, in place."""
         for name, value in self.state_dict().items():
             value.copy_(state[name])
 

@@ -1,4 +1,9 @@
-"""What a finished run leaves to be published: result.json, a few kB, and the code behind it."""
+"""result.json: what is published of a finished run, in a few kB, and the code behind it.
+
+A published figure stands for the code that made it: the algorithm file, and the helpers that its
+arithmetic uses. A result names the git commit of its run and a hash of each of these files. The
+logger, checkpoints and the like may change without making a result stale.
+"""
 
 import ast
 import csv
@@ -7,6 +12,7 @@ import json
 import sys
 import threading
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import gymnasium as gym
@@ -14,42 +20,78 @@ import numpy as np
 import torch
 
 from utils import files, play
+from utils.checks import new_name_of
+from utils.envs import evaluate
 from utils.mpi import UsageError
 from utils.rundir import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
+ARITHMETIC = ("utils/mpi.py", "utils/envs.py")  # helpers that take part in the numbers of a run
 OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
-HASHES = "# sources "  # begins the line of a log that holds them
-PARSING = threading.Lock()  # ast.parse fails now and then if two threads of Python 3.11 call it
+HASHES = "# sources "  # begins the line of a log that holds the hashes
+PARSING = threading.Lock()  # in Python 3.11 ast.parse can fail if two threads call it at once
 
 
-def finished(run_dir: Path, total_steps: int) -> bool:
-    """Whether the result of this budget is there."""
+# ---- reading and writing result.json
+
+
+def has_result(run_dir: Path, total_steps: int) -> bool:
+    """Return whether a run has a result for this many steps."""
     path = run_dir / "result.json"
     return path.exists() and json.loads(path.read_text())["steps"] >= total_steps
 
 
-def other_code(run_dir: Path, now: dict[str, str]) -> bool:
-    """Whether a finished run names code that is not what is here now (`sources`)."""
-    made = json.loads((run_dir / "result.json").read_text()).get("sources")
-    return bool(made) and made != now
+def read_result(path: Path) -> dict:
+    """Return a result. Settings of earlier versions get their present names."""
+    result = json.loads(path.read_text(encoding="utf-8"))
+    settings = result.get("settings", {})
+    if "library" not in result:  # the settings of other libraries are their own
+        known = setting_names(result["algo"])
+        settings = {new_name_of(name, known) or name: x for name, x in settings.items()}
+    return result | {"settings": settings}
 
 
-def summary(run_dir: Path) -> str:
-    """The two figures of a finished run."""
+@cache
+def setting_names(algo: str) -> tuple[str, ...]:
+    """Return the settings that an algorithm file defines, without running it."""
+    path = ROOT / "algos" / f"{algo}.py"
+    if not path.exists():
+        return ()
+    with PARSING:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    configs = [node for node in tree.body if isinstance(node, ast.ClassDef)
+               and node.name == "Config"]
+    return tuple(line.target.id for config in configs for line in config.body
+                 if isinstance(line, ast.AnnAssign))
+
+
+def write_result(run: Path, result: dict) -> None:
+    """Write result.json with one line per entry, whole or not at all."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
+    files.write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def headline(run_dir: Path) -> str:
+    """Return the two main figures of a run's result as text."""
     result = json.loads((run_dir / "result.json").read_text())
     return f"train100 {result['train100']}, eval {np.mean(result['eval']):.1f}"
 
 
-def collect(run: Path) -> dict:
-    """Evaluate the final policy of a finished run; what result.json is to hold.
+# ---- making it
 
-    train100    mean return of the last 100 training episodes (of all, if there are fewer)
-    eval        returns of deterministic episodes with the final weights: 10, classic control 100
-    curve       at most 100 pairs: a step, mean return of the episodes that ended in the 1% before
-    sources     hashes of the code that trained it, where that is known
+
+def make_result(run: Path) -> dict:
+    """Evaluate the final policy of a finished run and return the entries of its result.json.
+
+    train100      mean return of the last 100 training episodes, or of all if there are fewer
+    eval          returns of 10 deterministic episodes with the final weights; 100 for classic
+                  control
+    curve         at most 100 pairs: a step, and the mean return of the episodes that ended in the
+                  1% of training before it
+    git_commit    the commit that the run started from
+    sources       hashes of the code behind the result, or {} if they are not known
     """
-    module, cfg, policy = play.read_run(run)
+    _, cfg, policy = play.read_run(run)
     config = read_config(run)
     with open(run / "episodes.csv", newline="") as file:
         rows = [(int(row["step"]), float(row["ep_ret"])) for row in csv.DictReader(file)]
@@ -58,10 +100,10 @@ def collect(run: Path) -> dict:
     steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
     bins = np.ceil(100 * steps / policy["step"]).astype(int)
     torch.set_num_threads(cfg.torch_threads)
-    agent = play.load(run)
+    agent = play.load_agent(run)
     spec = gym.spec(cfg.env.rpartition(":")[2])
     episodes = 100 if "classic_control" in str(spec.entry_point) else 10
-    evaluation = module.evaluate(agent, cfg, episodes, cfg.seed)
+    evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
     changed = {field.name: getattr(cfg, field.name) for field in fields(cfg)
                if field.name not in OURS and getattr(cfg, field.name) != field.default}
     return {
@@ -76,21 +118,24 @@ def collect(run: Path) -> dict:
     }
 
 
-def collect_all(folder: Path) -> int:
-    """Write result.json into every finished run that lacks it; 1 if a run cannot be read."""
+def make_results(folder: Path) -> int:
+    """Write result.json for every finished run in a folder that lacks it.
+
+    Return the exit status: 1 if a run cannot be read.
+    """
     runs = sorted(path.parent for path in folder.rglob("config.json"))
     if not runs:
-        raise UsageError(f"--collect {folder}: there is no run in it")
+        raise UsageError(f"--results {folder}: there is no run in it")
     failed = 0
     for run in runs:
         try:
             _, cfg, policy = play.read_run(run)
             if policy["step"] < cfg.total_steps:
                 print(f"{run}: {policy['step']:,} of {cfg.total_steps:,.0f} steps, not finished")
-            elif not finished(run, policy["step"]):
-                write_result(run, collect(run))
-                print(f"{run}: {summary(run)}", flush=True)
-        except UsageError:  # its message was printed where it was raised
+            elif not has_result(run, policy["step"]):
+                write_result(run, make_result(run))
+                print(f"{run}: {headline(run)}", flush=True)
+        except UsageError:  # it has printed its message already
             failed = 1
         except (OSError, LookupError, ValueError) as error:
             failed = 1
@@ -98,41 +143,45 @@ def collect_all(folder: Path) -> int:
     return failed
 
 
-def write_result(run: Path, result: dict) -> None:
-    """One line for each entry; whole or not at all."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    files.write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
+# ---- the code behind it
 
 
 def source_files(algo: str) -> list[Path]:
-    """What a run executes of this project."""
-    train_nothing = ("play", "video", "sweep", "crew", "collect", "__init__")
-    helpers = [path for path in (ROOT / "utils").glob("*.py") if path.stem not in train_nothing]
-    return [ROOT / "algos" / f"{algo}.py", *sorted(helpers)]
+    """Return the files that decide the numbers of a run: the algorithm, and its arithmetic."""
+    return [ROOT / "algos" / f"{algo}.py", *(ROOT / name for name in ARITHMETIC)]
 
 
 def sources(algo: str) -> dict[str, str]:
-    """A hash of the code of the algorithm file and of each helper."""
+    """Return file -> hash for the present code behind an algorithm's results."""
     return {path.relative_to(ROOT).as_posix(): code_hash(path.read_text(encoding="utf-8"))
             for path in source_files(algo)}
 
 
+def changed_sources(made: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Return the files in `now`, from `sources`, that differ from those behind a result.
+
+    Results of earlier versions also name helpers without any arithmetic. Those do not count.
+    """
+    return [name for name in now if made.get(name) != now[name]]
+
+
 def code_hash(text: str) -> str:
-    """SHA-256 of a program, comments, docstrings and layout aside."""
+    """Return the SHA-256 of a program without its comments, docstrings and layout."""
     with PARSING:
         tree = ast.parse(text)
     documented = ast.Module | ast.ClassDef | ast.FunctionDef
     for node in ast.walk(tree):
         if isinstance(node, documented) and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
-    # Not ast.dump, which differs between versions of Python.
+    # ast.dump differs between versions of Python, ast.unparse does not.
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
 
 def sources_of(run: Path, config: dict) -> dict[str, str]:
-    """Hashes of the code that a run executed: those in its log, where a sweep started it.
+    """Return hashes of the code that a run executed, or {} if they are not known.
 
-    Else of the code here, unless some of it is newer than the run. {} if it is not known.
+    A sweep writes them into the log of each run it starts. A run without such a log counts as made
+    by the present code, unless it was resumed or some of that code is newer than the run.
     """
     log, begun = Path(f"{run}.log"), (run / "config.json").stat().st_mtime
     lines = log.read_text(errors="replace").splitlines() if log.exists() else []

@@ -30,7 +30,14 @@ import torch
 import tyro
 
 from utils import checkpoint, mpi
-from utils.checks import check_divides, check_range, check_settings, check_spaces, new_name_of
+from utils.checks import (
+    check_divides,
+    check_range,
+    check_settings,
+    check_spaces,
+    flag,
+    new_name_of,
+)
 from utils.envs import evaluate, is_image, make_envs
 from utils.launch import launch
 from utils.logger import Logger, merge
@@ -61,22 +68,21 @@ class RunConfig:
 
 
 def main(train, config_class, doc: str) -> None:
-    """The command line of an algorithm file: parse, start --num-procs ranks, train."""
-    cfg = open_run(parse(config_class, doc))
-    launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
-    train(cfg)
+    """Run an algorithm file as a command: parse its flags and train."""
+    train(parse(config_class, doc))
 
 
 def parse(config_class, doc: str, args: list[str] | None = None):
-    """Return the Config that the command line describes; --help lists its own settings first."""
+    """Return the Config of a command line. --help prints `doc` and its own settings first."""
     args = sys.argv[1:] if args is None else args
     known = config_class.__dataclass_fields__
     for arg in args:
-        new = new_name_of(arg, known)
+        given = arg.partition("=")[0]
+        new = new_name_of(given.removeprefix("--"), known) if given.startswith("--") else None
         if new:
-            raise UsageError(f"{arg} is now called {new}")
+            raise UsageError(f"{given} is now called {flag(new)}")
     if "-h" in args or "--help" in args:
-        print(doc)  # here, since tyro would join its lines
+        print(doc)  # tyro would join its lines
     shared = {field.name for field in fields(RunConfig)}
     own = {name: field for name, field in known.items() if name not in shared}
     config_class.__dataclass_fields__ = own | known  # the order in which tyro lists them
@@ -89,16 +95,17 @@ class Run:
 
     cfg           the settings, with run_dir filled in
     device        where the networks belong
-    env_seed      what `envs.reset` takes; after a resume it is another one
+    env_seed      the seed for `envs.reset`; a resumed run gets a new one
     num_envs, minibatch_size, batch_size, buffer_size
                   this rank's share of the setting of that name
 
-    Every rank makes the same calls in the same order. UsageError: bad input, before anything is
-    built or written.
+    Every rank makes the same calls in the same order. UsageError refuses bad input before
+    anything is built or written.
     """
 
     def __init__(self, cfg):
         self.cfg = cfg = open_run(cfg)
+        launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         for name in ("num_envs", "minibatch_size", "batch_size", "buffer_size"):
             if hasattr(cfg, name):
                 setattr(self, name, share(getattr(cfg, name), name))
@@ -117,8 +124,8 @@ class Run:
 
     def __enter__(self):
         torch.set_num_threads(self.cfg.torch_threads)
-        # glibc gives freed memory back to the system, and the next step waits for every page of
-        # it. Once a block of this size has been freed, glibc keeps twice as much.
+        # glibc returns freed memory to the system, so the next step waits for every page again.
+        # After a block of this size has been freed once, glibc keeps up to twice as much.
         torch.empty(30 << 20, dtype=torch.uint8)
         torch.manual_seed(mpi.seed(self.cfg.seed, 0))  # differs between ranks
         mpi.COMPILE = self.cfg.compile
@@ -163,7 +170,7 @@ class Run:
             if resumes:
                 self.reported_step, saved = checkpoint.load_resume(self.run_dir, *SAVED)
                 together(self.load_checkpoint, saved)
-            elif cfg.resume and cfg.init_from:  # killed before its first checkpoint: starts again
+            elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
@@ -188,11 +195,12 @@ class Run:
         return mpi.seed(self.cfg.seed, 1, self.reported_step)
 
     def load_policy(self):
-        """Load --init-from's weights and statistics; return what config.json says of them."""
+        """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
         own = self.agent.state_dict()
         policy = checkpoint.load_file(path, "agent", "step")
-        bounds = {name: own[name] for name in ("low", "high") if name in own}  # of this action box
+        # The bounds of the action box belong to the environment, not to the policy.
+        bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
         return {"run": self.cfg.init_from, "step": policy["step"]}
 
@@ -213,11 +221,11 @@ class Run:
 
     def on_signal(self, number, frame):
         now = time.monotonic()
-        # A terminal and mpiexec may both pass on one and the same Ctrl-C.
+        # A terminal and mpiexec may both deliver the same Ctrl-C.
         if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
             raise KeyboardInterrupt
         if self.root and not self.signal:
-            os.write(2, b"\nsaving and stopping at the next report; Ctrl-C again: at once\n")
+            os.write(2, b"\nsaving and stopping at the next report; Ctrl-C again stops at once\n")
         self.signal, self.signal_time = self.signal or number, now
 
     # ---- reports
@@ -233,9 +241,10 @@ class Run:
         envs       from `make_envs`; their episodes that ended since the last report are written
         metrics    like `store`, but kept only if the report is due
 
-        Reports are due at every call, or with a setting `report_every` at its multiples, and at
-        the end. FloatingPointError, on all ranks, names a metric that is not finite. SystemExit
-        130 or 143, after a checkpoint, follows SIGINT or SIGTERM.
+        A report is due at every call, or, if there is a setting `report_every`, when `step`
+        passes a multiple of it; also at the end. FloatingPointError, on all ranks, names a metric
+        that is not finite. After SIGINT or SIGTERM a checkpoint is saved, and SystemExit 130 or
+        143 follows.
         """
         cfg = self.cfg
         at_end = step >= cfg.total_steps
@@ -251,9 +260,9 @@ class Run:
         if ended:
             self.store(ep_ret=[end[2] for end in ended], ep_len=[end[3] for end in ended])
         now = time.perf_counter()
-        # A large replay buffer takes long to save. At most a twentieth of the time goes there.
+        # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
         save_due = now - self.saved > max(60, 20 * self.save_seconds)
-        # The one message of a report: after it all ranks know the same and do the same.
+        # The only message of a report. After it, all ranks know the same and do the same.
         told = mpi.gather((self.logger.take(), ended, save_due, self.signal))
         speed = (step - self.reported_step) / max(now - self.reported, 1e-9)
         row = {"step": step, "time": round(now - self.started, 3),
@@ -312,8 +321,8 @@ class Run:
 def share(total: int, name: str) -> int:
     """Return this rank's part of the setting `name`. UsageError: the ranks cannot divide it."""
     if total % mpi.size():
-        raise UsageError(f"--{name.replace('_', '-')} is {total}; it takes a multiple of the "
-                         f"{mpi.size()} processes")
+        raise UsageError(f"{flag(name)} is {total}; it takes a multiple of the {mpi.size()} "
+                         "processes")
     return total // mpi.size()
 
 

@@ -1,6 +1,6 @@
-"""Where a run is kept: which directory, whether it is free, which settings it has.
+"""The directory of a run: its name, its lock, and config.json with the run's settings.
 
-Nothing here writes but `hold`, which makes the directory and locks it, and `write_config`.
+Only `hold` and `write_config` write anything.
 """
 
 import json
@@ -28,18 +28,18 @@ PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"
 
 
 def open_run(cfg):
-    """`cfg` with the run directory filled in. Every rank calls it; it writes nothing.
+    """Return `cfg` with the run directory filled in. Every rank calls it; it writes nothing.
 
-    With --resume the settings are those of the run; one that is finished ends here, with status 0.
-    UsageError: a directory that holds a run or cannot be written; --resume of what is no run of
-    this algorithm, or with other settings; --init-from what holds no policy.
+    With --resume the settings come from the run. If that run has all its steps, the process ends
+    here with status 0. UsageError: the directory holds a run already or cannot be written;
+    --resume names no run of this algorithm, or other settings; --init-from names no policy.
     """
     algo = module_name(type(cfg)).rpartition(".")[2]
     run_dir = Path(cfg.run_dir or Path("runs", cfg.env.replace("/", "-"), algo, f"seed{cfg.seed}"))
     cfg = replace(cfg, run_dir=str(run_dir))
     if cfg.resume:
         cfg = settings_of_run(cfg, algo)
-        if finished(run_dir, cfg.total_steps):
+        if is_trained(run_dir, cfg.total_steps):
             mpi.say(f"{run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do")
             raise SystemExit(0)
         return cfg
@@ -53,7 +53,7 @@ def open_run(cfg):
 
 
 def settings_of_run(cfg, algo):
-    """The Config of the run to resume; what may differ is taken from `cfg` where given."""
+    """Return the Config of the run to resume. Settings that may differ come from `cfg` if given."""
     config = read_config(cfg.run_dir, "--resume: ")
     if config["algo"] != algo:
         raise UsageError(f"--resume: {cfg.run_dir} is a run of {config['algo']}, not of {algo}")
@@ -66,15 +66,15 @@ def settings_of_run(cfg, algo):
             settings[name] = value
         elif value not in (defaults[name], known):
             raise UsageError(f"{flag(name)} is {value}, but {known} in {cfg.run_dir}: "
-                             "--resume goes on with what the run has")
+                             "--resume keeps the settings of the run")
     try:
         return type(cfg)(**settings)
     except TypeError as error:
-        raise UsageError(f"--resume: {cfg.run_dir} is of another version: {error}") from None
+        raise UsageError(f"--resume: another version made {cfg.run_dir}: {error}") from None
 
 
 def read_config(run_dir, prefix=""):
-    """A run's config.json, such that `Config(**config["settings"])` is its Config."""
+    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config."""
     path = Path(run_dir, "config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -89,25 +89,27 @@ def read_config(run_dir, prefix=""):
 
 
 def has_rows(run_dir):
-    """A run killed before its first checkpoint has none: nothing is lost if it begins anew."""
+    """Return whether a run has reported. One that has not loses nothing by starting again."""
     path = Path(run_dir, "progress.csv")
     return path.exists() and path.read_bytes().count(b"\n") > 1  # more than the header
 
 
-def finished(run_dir, total_steps):
+def is_trained(run_dir, total_steps):
+    """Return whether a run's policy has seen that many steps."""
     path = run_dir / "policy.pt"
     return path.exists() and checkpoint.load_file(path, "agent", "step")["step"] >= total_steps
 
 
 def refuse_taken(run_dir):
+    """UsageError if a directory holds any part of a run."""
     names = ("config.json", "policy.pt", "progress.csv")
     if any(os.path.exists(run_dir / name) for name in names) or checkpoint.resume_folders(run_dir):
-        raise UsageError(f"{run_dir} holds a run already: --resume goes on with it, another "
-                         "--seed or another --run-dir starts a new one")
+        raise UsageError(f"{run_dir} holds a run already: --resume continues it, another --seed or "
+                         "--run-dir starts a new one")
 
 
 def hold(cfg):
-    """Make the run directory and lock it, as long as the file returned is open."""
+    """Make the run directory and lock it. The lock lasts as long as the returned file is open."""
     try:
         Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
         file = open(Path(cfg.run_dir, ".lock"), "w")
@@ -120,14 +122,14 @@ def hold(cfg):
         file.close()
         raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
     except OSError:
-        pass  # some network file systems know no locks
+        pass  # some network file systems have no locks
     if not cfg.resume:
-        refuse_taken(Path(cfg.run_dir))  # it may have begun, and ended, since `open_run` looked
+        refuse_taken(Path(cfg.run_dir))  # another run may have used it since `open_run` looked
     return file
 
 
 def module_name(config_class):
-    """Return the module of a Config, also if it is the running program: "algos.x"."""
+    """Return the module of a Config, such as "algos.x", even if it is the running program."""
     name, main = config_class.__module__, sys.modules["__main__"]
     if name != "__main__":
         return name
@@ -139,7 +141,7 @@ def module_name(config_class):
 
 
 def write_config(cfg, step, initial):
-    """Write config.json: the settings, and what made the numbers; a resume adds its own to it."""
+    """Write config.json: settings, command, versions and commit. A resume appends its own."""
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
@@ -158,19 +160,19 @@ def write_config(cfg, step, initial):
 
 
 def plain_settings(cfg):
-    """The settings as what JSON and a checkpoint can hold."""
+    """Return the settings as plain values, which JSON and a checkpoint can hold."""
     settings = asdict(cfg) | {"resume": False}
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 
 def origin():
-    """What produced a run's numbers, beside its settings."""
+    """Return the command, git commit and package versions of this process."""
     used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
     versions = {module.__name__: module.__version__ for module in used}
     git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
     try:
         done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
     except OSError:
-        done = None  # there is no git
+        done = None  # git is not installed
     return {"command": shlex.join(sys.orig_argv), "git_commit": done and done.stdout.strip(),
             "versions": {"python": sys.version.split()[0], **versions}}

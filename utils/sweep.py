@@ -1,14 +1,14 @@
-"""Many runs: algorithms x environments x settings x seeds, each run a process of its own.
+"""Train many runs: algorithms x environments x settings x seeds, each in its own process.
 
     python -m utils.sweep --algos ppo --envs Hopper-v4 Walker2d-v4 --seeds 6 --jobs 2
         --set lr=1e-4,3e-4 total_steps=1e5 --out DIR            (one line; --dry-run lists the runs)
-    python -m utils.sweep --collect DIR                         (results of runs started otherwise)
+    python -m utils.sweep --results DIR                         (for runs started otherwise)
     mpiexec -n 9 python -m mpi4py.futures -m utils.sweep ...    (8 runs at a time, on any machines)
 
-A run stands in DIR/<env>/<algo>/<settings>/seed<k>, its output beside it in seed<k>.log, and its
-result in it: result.json, a few kB, is all that is needed to publish it. The same command again
-skips runs that are finished and resumes those that were interrupted. Several machines must see
-DIR and this project under the same paths; if one of them fails, the sweep ends as a whole.
+Each run gets the directory DIR/<env>/<algo>/<settings>/seed<k>, with its output beside it in
+seed<k>.log. When it ends, result.json in that directory holds all that is needed to publish it, in
+a few kB. The same command again skips finished runs and resumes interrupted ones. Several machines
+must see DIR and this project under the same paths. If one of them fails, the whole sweep ends.
 """
 
 import difflib
@@ -22,40 +22,42 @@ from pathlib import Path
 
 import tyro
 
-from utils import play
-from utils.checks import check_range
+from utils import mpi, play
+from utils.checks import check_range, flag, new_name_of
+from utils.envs import make_envs
 from utils.jobs import Crew, Job, run_all, start_or_resume
 from utils.mpi import UsageError
-from utils.results import OURS, collect_all, finished
+from utils.results import OURS, has_result, make_results
+from utils.run import parse
 
 
 @dataclass(frozen=True)
 class Sweep:
-    algos: tuple[str, ...] = ()  # files of algos/, without .py
+    algos: tuple[str, ...] = ()  # files in algos/, without .py
     envs: tuple[str, ...] = ()  # Gymnasium ids
-    seeds: int = 1  # how many, from the first seed on
-    first_seed: int = 1  # 100 with --seeds 3: 100, 101, 102
-    set: tuple[str, ...] = ()  # settings with one value or several: lr=1e-4,3e-4 "hidden=64 64"
-    jobs: int = 1  # runs at a time; under mpiexec it is the number of workers
-    out: str = "runs/sweep"  # the folder of all runs
+    seeds: int = 1  # number of seeds, counted from the first
+    first_seed: int = 1  # the first seed; 100 with --seeds 3 gives 100, 101, 102
+    set: tuple[str, ...] = ()  # settings, each with one or more values: lr=1e-4,3e-4 "hidden=64 64"
+    jobs: int = 1  # runs at a time; under mpiexec the number of workers decides
+    out: str = "runs/sweep"  # the folder for all runs
     dry_run: bool = False  # only print the commands
-    collect: str = ""  # instead of training: write result.json for the runs in this folder
+    results: str = ""  # instead of training: write result.json for the runs in this folder
 
     def __post_init__(self):
         check_range(self, "seeds jobs", 1)
         check_range(self, "first_seed", 0)
 
 
-# ---- What is to be run
+# ---- which runs
 
 
 def plan(sweep: Sweep) -> list[Job]:
-    """All runs, one seed of each before the next.
+    """Return all runs: first one seed of each, then the next seed of each.
 
-    UsageError if settings are refused, or an environment is, with any one choice of settings.
+    UsageError: an algorithm refuses any of its settings or environments.
     """
     if not (sweep.algos and sweep.envs):
-        raise UsageError("--algos and --envs are needed, or --collect")
+        raise UsageError("--algos and --envs are needed, or --results")
     grid = [parse_set(text) for text in sweep.set]
     names = [name for name, _ in grid]
     if len(set(names)) < len(names):
@@ -64,13 +66,13 @@ def plan(sweep: Sweep) -> list[Job]:
     for algo, env in itertools.product(sweep.algos, sweep.envs):
         module = play.find_module(algo, f"--algos {algo}")
         for values in itertools.product(*(values for _, values in grid)):
-            flags = [flag for given in zip(names, values) for flag in as_flags(module, *given)]
+            flags = [word for given in zip(names, values) for word in as_flags(module, *given)]
             command = [sys.executable, "-m", module.__name__, "--env", env, *flags]
             flags = command[3:]  # after python -m module
-            cfg = tyro.cli(module.Config, args=flags, prog=f"python -m {module.__name__}")
+            cfg = parse(module.Config, module.__doc__, flags)
             runs.append((algo, module, cfg, command))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():  # one of each
-        envs = module.make_envs(cfg, 1)  # refuses what is not there or does not fit
+        envs = make_envs(cfg, 1)  # refuses an unknown environment
         module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         envs.close()
     jobs = []
@@ -88,7 +90,7 @@ def plan(sweep: Sweep) -> list[Job]:
 
 
 def parse_set(text: str) -> tuple[str, list[str]]:
-    """lr=1e-4,3e-4 -> ("lr", ["1e-4", "3e-4"]); a JSON object is one value."""
+    """lr=1e-4,3e-4 -> ("lr", ["1e-4", "3e-4"]). A JSON object is one value."""
     name, equals, values = text.partition("=")
     if not equals:
         raise UsageError(f"--set {text}: it takes name=value or name=value,value")
@@ -96,42 +98,43 @@ def parse_set(text: str) -> tuple[str, list[str]]:
 
 
 def as_flags(module, name: str, value: str) -> list[str]:
-    """One setting as the algorithm's command line takes it; UsageError if it has none such."""
+    """Return one setting as flags of the algorithm. UsageError: it has no such setting."""
     defaults = {field.name: field.default for field in fields(module.Config)}
     if name in OURS:
         raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
     if name not in defaults:
-        near = ", ".join(difflib.get_close_matches(name, defaults, 3, 0.4))
+        new = new_name_of(name, defaults)
+        near = new or ", ".join(difflib.get_close_matches(name, defaults, 3, 0.4))
         raise UsageError(f"--set {name}: {module.__name__} has no such setting; nearest: {near}")
-    flag, default = name.replace("_", "-"), defaults[name]
+    default = defaults[name]
     if not isinstance(default, bool):
-        return [f"--{flag}", *(value.split() if isinstance(default, tuple) else [value])]
+        return [flag(name), *(value.split() if isinstance(default, tuple) else [value])]
     if value.lower() not in ("true", "false"):
         raise UsageError(f"--set {name}={value}: it takes True or False")
-    return [f"--{flag}" if value.lower() == "true" else f"--no-{flag}"]
+    return [flag(name) if value.lower() == "true" else flag(f"no_{name}")]
 
 
 def as_text(value) -> str:
-    """The same text for the same value, however it was typed: 1e-4 and 0.0001."""
+    """Return the same text for the same value however it was typed, such as 1e-4 and 0.0001."""
     if isinstance(value, tuple):
         return "-".join(map(as_text, value))
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-# ---- The command
+# ---- the command
 
 
 def main(sweep: Sweep) -> int:
-    """The exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
-    if sweep.collect:
-        return collect_all(Path(sweep.collect))
-    if launch.size() > 1 and "mpi4py.futures" not in sys.modules:
+    """Return the exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
+    if sweep.results:
+        return make_results(Path(sweep.results))
+    if mpi.size() > 1 and "mpi4py.futures" not in sys.modules:
         raise UsageError("mpiexec would run the sweep several times: mpiexec -n W python -m "
                          "mpi4py.futures -m utils.sweep ...")
     jobs = plan(sweep)
     if sweep.dry_run:
         for job in jobs:
-            done = "# finished: " * finished(job.run_dir, job.total_steps)
+            done = "# finished: " * has_result(job.run_dir, job.total_steps)
             print(done + shlex.join(start_or_resume(job)))
         return 0
     try:

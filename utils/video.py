@@ -1,4 +1,4 @@
-"""One episode of a policy as an .mp4, by Gymnasium's own recorder."""
+"""Record one episode of a policy as an .mp4, with Gymnasium's own recorder."""
 
 import ctypes
 import importlib
@@ -12,22 +12,23 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
+from utils.envs import make_envs
 from utils.mpi import UsageError
 
-NO_DISPLAY = ("MuJoCo draws without a display through EGL, a system package: "
+NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
               "apt-get install libegl1 libgl1 (Debian, Ubuntu), dnf install mesa-libEGL (Fedora)")
 
 
 def prepare_video(file: str) -> None:
-    """UsageError unless videos can be written, and into `file`; chooses how MuJoCo draws.
+    """UsageError if no video can be written to `file`. Also choose how MuJoCo draws.
 
-    Comes first: MuJoCo chooses when it is imported, and cannot be imported if that fails.
+    Call this before MuJoCo is imported: the import reads the choice, and fails if it is wrong.
     """
     folder = Path(file).parent
     if not file.endswith(".mp4"):
         raise UsageError(f"--video {file}: the name must end in .mp4")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--video {file}: {folder} is no directory that one can write in")
+        raise UsageError(f"--video {file}: {folder} is no directory to write in")
     if find_spec("moviepy") is None:
         raise UsageError("--video needs moviepy: pip install -e '.[video]'")
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
@@ -36,7 +37,7 @@ def prepare_video(file: str) -> None:
             ctypes.CDLL("libEGL.so.1")
             os.environ.setdefault("MUJOCO_GL", "egl")
         except OSError:
-            pass  # needed by MuJoCo's environments alone
+            pass  # only MuJoCo's environments need it
     try:
         importlib.import_module("mujoco")
     except Exception as error:  # a graphics library can fail in any way
@@ -45,9 +46,9 @@ def prepare_video(file: str) -> None:
 
 
 class AgentsView(gym.Env):
-    """A vector of one Atari game as a plain environment that shows what the agent sees of it."""
+    """One Atari game as a plain environment that draws the newest frame the agent sees."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # 60 a second, every fourth
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # every fourth of 60 per second
     render_mode = "rgb_array"
 
     def __init__(self, envs):
@@ -61,7 +62,7 @@ class AgentsView(gym.Env):
 
     def step(self, action):
         obs, rew, terminated, truncated, infos = self.envs.step(np.array([action]))
-        done = terminated[0] or truncated[0]  # then `obs` is of the next episode already
+        done = terminated[0] or truncated[0]  # then `obs` belongs to the next episode
         self.obs = self.obs if done else obs[0].copy()
         info = {"episode": {key: infos["episode"][key][0] for key in "rl"}} if done else {}
         return self.obs, rew[0], terminated[0], truncated[0], info
@@ -74,24 +75,23 @@ class AgentsView(gym.Env):
         self.envs.close()
 
 
-def record(module, cfg, agent, file: str, seed: int,
-           deterministic: bool = True) -> tuple[float, int]:
-    """Play one episode and write it to `file`, whole or not at all; its return and length.
+def record(agent, cfg, file: str, seed: int, deterministic: bool = True) -> tuple[float, int]:
+    """Play one episode, write it to `file`, whole or not at all, and return (return, length).
 
-    UsageError where the environment cannot be drawn.
+    UsageError: the environment cannot be drawn.
     """
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         env = None
         try:
             if "ALE/" in cfg.env:
-                env = AgentsView(module.make_envs(cfg, 1))
+                env = AgentsView(make_envs(cfg, 1))
             else:
                 env = gym.make(cfg.env, **json.loads(cfg.env_kwargs) | {"render_mode": "rgb_array"})
                 env = gym.wrappers.RecordEpisodeStatistics(env)
             env = gym.wrappers.RecordVideo(env, f"{folder}/video", lambda episode: episode == 0)
             obs, _ = env.reset(seed=seed)  # draws the first frame
         except Exception as error:
-            sys.unraisablehook = lambda _: None  # what was half made cannot be freed either
+            sys.unraisablehook = lambda _: None  # freeing the half-made environment fails too
             hint = f". {NO_DISPLAY}" if hasattr(env and env.unwrapped, "mujoco_renderer") else ""
             raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
         terminated = truncated = False
