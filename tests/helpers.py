@@ -26,7 +26,7 @@ from torch.distributions import Categorical, Independent, Normal
 from algos import a2c, dqn, ppo, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
-from utils import checkpoint, mpi, ranks
+from utils import checkpoint, launch, mpi
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 600                          # seconds for another process, on a machine that is busy
@@ -129,12 +129,16 @@ def script(number, steps):
     return rows, ended
 
 
-class Descent(mpi.Adam):
-    """With a step size of 1, parameters move by the gradient."""
+def parameters(agent):
+    """All parameters of a module as one vector, a copy."""
+    return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
-    @torch.no_grad()
+
+class Descent(mpi.Adam):
+    """With a learning rate of 1, parameters move by the gradient."""
+
     def step(self, lr):
-        self.flat -= lr * self.flat.grad
+        self.flat -= lr * self.grad
 
 
 # ---- On-policy: vpg, a2c, ppo, trpo
@@ -144,8 +148,8 @@ IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width,
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
 # Those that the algorithm's Config has.
-SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3, "hidden": (8, 8),
-         "report_every": 1, "device": "cpu"}
+SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
+         "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
 
 def onpolicy_config(algo, **settings):
@@ -168,7 +172,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
 def make_rollout(algo, agent, seed=0):
     """What `collect` could return: V(s') is that of the next row unless the episode ends."""
     torch.manual_seed(seed)
-    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
+    steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
     if agent.images:
         rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
     else:
@@ -182,26 +186,51 @@ def make_rollout(algo, agent, seed=0):
     return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
 
 
-def onpolicy_optimizers(algo, flat):
-    """Those that `update` takes, as `train` makes them."""
+def onpolicy_optimizer(algo, agent, make=None):
+    """What `update` takes, as `train` makes it, or of the class `make`."""
+    if algo is vpg:
+        make = make or mpi.Adam
+        return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
+    if algo is trpo:
+        return mpi.Optimizers(critic=(make or mpi.Adam)(agent.critic))
     if algo is a2c:
-        return [a2c.RMSProp(flat, 1e-5, True)]
-    return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
+        return (fitting(make) if make else mpi.RMSProp)(agent)
+    return make(agent) if make else mpi.Adam(agent, eps=1e-5)
 
 
-def fitting(algo, optimizer):
-    """The class as one that the algorithm's annotations let pass."""
-    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
-    return type(optimizer.__name__, bases, {})
+def fitting(optimizer):
+    """The class as one that the annotations of a2c let pass."""
+    return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
 
 
-def learn(algo, agent, rollout, given=None, lr=1e-3):
-    """One learning phase -> the agent's parameters after it, and the metrics."""
-    flat = mpi.flatten(agent)
-    given = ([fitting(algo, make)(flat) for make in given] if given
-             else onpolicy_optimizers(algo, flat))
+def learn(algo, agent, rollout, make=None, lr=1e-3):
+    """One update, the agent's first -> its parameters after it, and the metrics."""
+    return learn_with(algo, agent, onpolicy_optimizer(algo, agent, make), rollout, lr)
+
+
+def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
+    """One update with this optimizer -> the agent's parameters after it, and the metrics."""
     rest = [rollout] if algo is trpo else [rollout, lr]
-    return flat.detach(), algo.update(agent, flat, *given, *rest)
+    metrics = algo.update(agent, optimizer, *rest)
+    return parameters(agent), metrics
+
+
+def steps_alone(algo, rew, terminated, done):
+    """A rollout of which only these [T, N] matter."""
+    nothing = torch.zeros(*rew.shape, 1)
+    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done)
+
+
+def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
+    """`compute_advantages` of these numbers, [T, N]."""
+    rollout = steps_alone(algo, rew, terminated, done)
+    return algo.compute_advantages(rollout, val, next_val, gamma, lam)
+
+
+def reward_sums(algo, rew, done, last, gamma):
+    """`discounted_reward_sums` of these numbers, [T, N]."""
+    rollout = steps_alone(algo, rew, torch.zeros_like(rew), done)
+    return algo.discounted_reward_sums(rollout, last, gamma)
 
 
 def values(agent, raw_obs):
@@ -216,7 +245,7 @@ def targets(algo, agent, rollout):
                          for obs in (rollout.obs, rollout.next_obs))
     rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
-    return [x.flatten() for x in algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+    return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
 
 
 def distribution(agent, raw_obs):
@@ -232,7 +261,7 @@ def statistics(agent):
     """A copy of whatever the agent remembers of data, parameters aside."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    return kept | {"ret_sum": agent.ret_sum.clone()}
+    return kept | {"discounted_reward_sum": agent.discounted_reward_sum.clone()}
 
 
 # ---- Off-policy with continuous actions: ddpg, td3, sac
@@ -442,7 +471,7 @@ def run(args, code=0, **kwargs):
 
 def two_ranks(file, *args):
     """Run a test file as a program, with these arguments, in two processes."""
-    env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     run([mpiexec(), "-n", "2", sys.executable, file, *args], env=env)
 
 
