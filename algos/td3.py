@@ -1,104 +1,114 @@
-"""Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477, Algorithm 1.
+"""Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477,
+Algorithm 1.
 
-DDPG moves its policy towards whatever its critic overrates, and the targets hand the error on. TD3
-keeps that error small in three ways: two critics, of which the lower one is believed; noise on the
-target's action, so that a narrow peak of Q cannot be exploited; a policy slower than its critics.
-(It climbs the first of them alone, as in the paper.)
+The problem. DDPG's actor climbs to the action that the critic rates highest.
+That is often an action whose value is too high by mistake, since the maximum
+of noisy estimates is biased upwards. The target then bootstraps from this
+value, so the mistake spreads to the states before it. TD3 keeps such errors
+small in three ways: the lower of two critics gives the target, noise on the
+target's action blurs narrow peaks of Q, and the actor moves more rarely than
+the critics.
 
-As in DDPG, but for two critics and the delay in (5). s' is the true successor of s, also where a
-time limit cuts the episode, since what would have followed has a value; "terminated" is a true end.
-q' is what the targets make of s'; w is every weight of a network, eps a number for each dimension
-and sample from N(0, 1).
+Background, as in algos/ddpg.py. s' is the true next state of s, even at a time
+limit, where we still bootstrap; "terminated" marks a true end. All transitions
+go into a replay buffer, and every gradient step uses a random batch of them,
+collected by old policies: TD3 is off-policy. Targets come from slowly moving
+copies of all networks, so that the critics do not chase their own errors.
 
-    y       = r + gamma (1 - terminated) q'                                                (1)
-    L(Q)    = mean (Q(s, a) - y)^2,   of each critic, summed                               (2)
-    w_targ <- w_targ + tau (w - w_targ)                                                    (3)
-    a       = clip(pi(s) + sigma eps, -1, 1),   sigma = noise                              (4)
-    L(pi)   = -mean Q_1(s, pi(s)),   every `policy_delay` critic steps, and then (3)       (5)
+    y       = r + gamma (1 - terminated) V'                                (1)
+    L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
+    w_targ <- w_targ + tau (w - w_targ), all weights of all networks       (3)
 
-TD3's own:
+TD3 itself. sigma, sigma' and c are the settings act_noise, target_noise and
+noise_clip, and eps ~ N(0, I) is drawn anew in each line:
 
-    q'      = min_i Q_i_targ(s', a')                                                       (6)
-    a'      = clip(pi_targ(s') + clip(target_noise eps, -c, c), -1, 1),  c = noise_clip    (7)
+    a       = clip(pi(s) + sigma eps, -1, 1),  to explore                  (4)
+    a'      = clip(pi_targ(s') + clip(sigma' eps, -c, c), -1, 1)           (5)
+    V'      = min_i Q_i_targ(s', a')                                       (6)
+    L(pi)   = -mean Q_1(s, pi(s)),
+              with (3), only in every `policy_delay`-th gradient step      (7)
 
-Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
-critics see them. The environment gets them stretched to its own box, dimension by dimension.
-Nothing is normalised. Every `update_every` environment steps there is one step of the critics; the
-first `start_steps` steps take random actions, and nothing is learned.
+Why the pieces are as they are. Both critics learn from the same targets but
+start from different weights, so their errors differ: the minimum in (6) is too
+high only where both are. It may be too low instead, but the actor avoids
+actions of low value, so these errors do not spread. The noise in (5) averages
+the target over nearby actions: similar actions should have similar values, and
+a narrow peak of Q_targ is probably an error. Clipping it at c keeps a' near
+the policy's action. The delay lets the critics settle between two steps of the
+actor, which otherwise follows errors that the next critic steps would have
+removed. The targets wait too, so y changes slowly. The minimum protects the
+targets; for the direction in (7), one critic is enough. Its gradient is
+dQ_1/da times dpi/dw by the chain rule, where w are the weights of the actor,
+and it only moves the actor. The actor is deterministic, so (4) adds noise
+while training. The buffer stores the noisy action, which caused r and s'.
 
-Departs from the paper: layers of 256 and 256 units and batches of 256, as in the authors' later
-code, where the paper has 400, 300 and 100; actions and target actions are cut to the box, as there;
-10,000 random steps, where the paper has 1,000 but for HalfCheetah and Ant.
+Policy, buffer and critics all use actions in [-1, 1]. The environment gets
+them rescaled to its own bounds. Nothing is normalised.
+
+Departures from the paper. Layers have 256 and 256 units and batches 256
+samples, as in the authors' later code; the paper has 400 and 300, and 100.
+Both actions are clipped to [-1, 1], as in that code. The paper takes 10,000
+random steps on HalfCheetah and Ant, but 1,000 elsewhere.
+
+Sizes by default: after 10,000 random steps (at most a tenth of the budget),
+each environment step makes one gradient step on a batch of 256 for the
+critics. Every second one also moves the actor, and the targets by 0.5%.
+Healthy values: HEALTHY
 
 Read after    algos/ddpg.py:  diff algos/ddpg.py algos/td3.py
-Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4 --start-steps 1000
-Reproduce     python -m algos.td3 --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
+Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
+Reproduce     python -m algos.td3    (curves of all seeds: benchmarks/README.md)
 """
 
 import copy
 import math
-import os
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+from utils.envs import check_memory, make_envs
+from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
-Actions = Float32[Tensor, "B d"]  # from -1 to 1, as the policy gives them; or noise
+PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
+Actions = Float32[Tensor, "B d"]  # in [-1, 1]
+Scalar = Float32[Tensor, ""]
 
 
-# ============================================ config ============================================
+# ======================================= config =======================================
 @dataclass(frozen=True)
-class Config:
-    env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
-    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
-    seed: int = 1  # of everything random in the run
-    total_steps: float = 1e6  # environment steps; rounded up to whole reports
-    num_envs: int = 1  # environments stepped together, over all processes
-    num_procs: int = 1  # MPI processes that share the environments, the buffer and each batch
-    hidden: tuple[int, ...] = (256, 256)  # widths of the hidden layers
-    gamma: float = 0.99  # discount factor
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the CPU, as all input is vectors
-    compile: bool = False  # torch.compile losses and gradients: quicker steps, a slower start
-    torch_threads: int = 1  # threads of PyTorch in each process
-    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
-    resume: bool = False  # go on from the last checkpoint of the run directory
-    init_from: str = ""  # a run whose weights to start from
-    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
+class Config(RunConfig):
+    total_steps: float = 1e6  # environment steps
+    num_envs: int = 1  # N, environments stepped together
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 1_000_000  # transitions kept, over all processes; the oldest go first
-    start_steps: int = 10_000  # environment steps with random actions, before anything is learned
-    update_every: int = 1  # environment steps for each update
-    batch: int = 256  # samples of an update, over all processes
-    lr: float = 1e-3  # Adam's step size
-    tau: float = 0.005  # share of the new weights in a target step
-    noise: float = 0.1  # sigma in Eq. (4), while training
-    target_noise: float = 0.2  # deviation of the noise on the target's action
-    noise_clip: float = 0.5  # c in Eq. (7)
-    policy_delay: int = 2  # critic steps for each step of the policy and of the targets
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    start_steps: int | None = None  # random steps first (default 10,000, at most 10%)
+    update_every: int = 1  # environment steps per gradient step
+    batch_size: int = 256  # samples per gradient step (64 to 512)
+    lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
+    act_noise: float = 0.1  # sigma in Eq. (4), exploration noise (0.05 to 0.3)
+    target_noise: float = 0.2  # sigma' in Eq. (5), target action noise (0.1 to 0.3)
+    noise_clip: float = 0.5  # c in Eq. (5), largest target action noise (0.3 to 0.5)
+    policy_delay: int = 2  # critic steps per step of the actor and all targets (1 to 3)
+    hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch", 1)
-        check_range(self, "report_every update_every policy_delay", 1)
-        check_range(self, "buffer_size", self.num_envs)  # a step of all environments fits in
-        check_range(self, "seed eval_every start_steps noise target_noise noise_clip", 0)
-        check_range(self, "gamma tau", 0, 1)
-        check_range(self, "hidden lr", above=0)
-        check_divides(self, "num_envs/num_procs batch/num_procs buffer_size/num_procs")
+        check_settings(self, nonnegative="act_noise target_noise noise_clip")
 
 
-# ============================================ agent =============================================
+# ======================================= agent ========================================
 def relu_mlp(*sizes: int) -> nn.Sequential:
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())]
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
 
@@ -109,28 +119,31 @@ class Critic(nn.Module):
         super().__init__()
         self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
 
-    def forward(self, obs: Tensor, act: Tensor) -> Batch:
-        return self.net(torch.cat([obs, act], -1)).squeeze(-1)  # [B, 1] -> [B]
+    def forward(self, obs: Tensor, act: Tensor) -> PerSample:
+        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
 
 
 class TwinCritic(nn.Module):
-    """Two critics with different initial weights: Q_1(s, a), Q_2(s, a), each [B]."""
+    """Two critics with different initial weights -> Q_1(s, a), Q_2(s, a), each [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
-        self.q1, self.q2 = (Critic(obs_dim, act_dim, hidden) for _ in range(2))
+        self.q1 = Critic(obs_dim, act_dim, hidden)
+        self.q2 = Critic(obs_dim, act_dim, hidden)
 
-    def forward(self, obs: Tensor, act: Tensor) -> tuple[Batch, Batch]:
+    def forward(self, obs: Tensor, act: Tensor) -> tuple[PerSample, PerSample]:
         return self.q1(obs, act), self.q2(obs, act)
 
 
 class Agent(nn.Module):
-    """Policy, critics and the targets of all: its state dict is the whole agent."""
+    """Actor, critics and targets of all: its state dict is all of them."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector", act="box")  # or exit; finite bounds
-        self.cfg, self.obs_dim, self.act_dim = cfg, *obs_space.shape, math.prod(act_space.shape)
+        check_spaces(obs_space, act_space, obs="vector", act="box")
+        self.cfg = cfg
+        self.obs_dim = math.prod(obs_space.shape)
+        self.act_dim = math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
         self.actor = relu_mlp(self.obs_dim, *cfg.hidden, self.act_dim).append(nn.Tanh())
@@ -140,248 +153,214 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, k] -> actions from -1 to 1, [N, d]; in training with noise."""
-        act = self.actor(torch.as_tensor(obs, dtype=torch.float32, device=self.low.device))
-        return act if deterministic else explore(act, torch.randn_like(act), self.cfg.noise)
+        """Raw observations [N, k] -> actions [N, d] in [-1, 1]."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
+        act = self.actor(obs)
+        if deterministic:
+            return act
+        return add_noise(act, self.cfg.act_noise)
 
     def random_act(self, num_envs: int) -> Tensor:
-        """Actions [N, d] from everywhere in the box, for the start."""
+        """Uniformly random actions [N, d], for the warm-up."""
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions from -1 to 1 are stretched to the environment's box, dimension by dimension."""
-        share = act.view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in the box's dtype
-        return torch.lerp(self.low, self.high, share).cpu().numpy()  # low + share (high - low)
+        """Rescale actions from [-1, 1] to the environment's bounds, per dimension."""
+        unit = act.view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, unit / 2 + 0.5).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the deterministic action, for a plain environment's `step`."""
+        """One raw observation -> the deterministic action, ready for `env.step`."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
-# ============================================= data =============================================
-def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
-    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
-    if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
-        kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
-
-
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
-
-
+# ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
-    rew: Batch
-    next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # 1 at a true end; time limits leave no mark
+    """B transitions."""
+
+    obs: Float32[Tensor, "B k"]
+    act: Actions  # as taken, exploration noise included
+    rew: PerSample
+    next_obs: Float32[Tensor, "B k"]  # the true next observation
+    terminated: PerSample  # 1 at a true end; a time limit leaves no mark
 
 
 class ReplayBuffer:
-    """This rank's last transitions, those of all its environments in one ring."""
+    """The last `size` transitions of all environments, in a ring."""
 
-    def __init__(self, size: int, num_procs: int, obs: Tensor, act: Tensor):
-        """`size` over all ranks; one observation and one action tell shape, dtype and device."""
-        number = torch.zeros((), device=obs.device)
-        kinds = dict(obs=obs, act=act, rew=number, next_obs=obs, terminated=number)
-        self.rows, self.filled, self.next = mpi.share(size, "buffer_size", num_procs), 0, 0
-        need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
-        have = math.inf  # Windows does not say
-        if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # as if each had a GPU
-        elif hasattr(os, "sysconf"):
-            have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
-        if need > have:
-            raise mpi.UsageError(f"--buffer-size is {size}, which takes {need / 1e9:.2f} GB; "
-                                 f"there are {have / 1e9:.2f} GB of memory")
-        self.columns = {name: kind.new_empty(self.rows, *kind.shape)
-                        for name, kind in kinds.items()}
+    def __init__(self, size: int, obs_dim: int, act_dim: int, device: torch.device):
+        numbers_per_row = 2 * obs_dim + act_dim + 2
+        check_memory("--buffer-size", size, 4 * numbers_per_row * size, device)
+        self.size = size
+        self.device = device
+        self.columns = {
+            "obs": torch.empty(size, obs_dim, device=device),
+            "act": torch.empty(size, act_dim, device=device),
+            "rew": torch.empty(size, device=device),
+            "next_obs": torch.empty(size, obs_dim, device=device),
+            "terminated": torch.empty(size, device=device),
+        }
+        self.filled = 0  # rows that hold a transition
+        self.next = 0  # the row to write next
 
-    def add(self, **parts: np.ndarray | Tensor) -> None:
-        """One step of N environments: for each column of `Transitions` its rows, [N, ...]."""
-        n = len(parts["rew"])
-        at = (self.next + torch.arange(n)) % self.rows
+    def add(self, **step: np.ndarray | Tensor) -> None:
+        """Store one step of N environments: a value [N, ...] for every column."""
+        num_envs = len(step["rew"])
+        rows = (self.next + torch.arange(num_envs)) % self.size
         for name, column in self.columns.items():
-            rows = torch.as_tensor(parts[name]).to(column)  # floats are stored as float32
-            assert rows.shape == (n, *column.shape[1:]), name
-            column[at] = rows
-        self.next, self.filled = (self.next + n) % self.rows, min(self.filled + n, self.rows)
+            value = torch.as_tensor(step[name]).to(column)
+            assert value.shape == (num_envs, *column.shape[1:]), name
+            column[rows] = value
+        self.next = (self.next + num_envs) % self.size
+        self.filled = min(self.filled + num_envs, self.size)
 
-    def sample(self, batch: int) -> Transitions:
-        at = torch.randint(self.filled, (batch,), device=self.columns["rew"].device)
-        # index_select takes a quarter of the time of column[at].
-        parts = {name: column.index_select(0, at) for name, column in self.columns.items()}
-        return Transitions(**parts)
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.filled, (batch_size,), device=self.device)
+        # index_select(0, rows) is column[rows], in a quarter of the time.
+        columns = {k: v.index_select(0, rows) for k, v in self.columns.items()}
+        return Transitions(**columns)
 
     def state_dict(self) -> dict:
-        """Clones, since a slice would be saved with all of the memory that it is a part of."""
-        columns = {name: column[:self.filled].clone() for name, column in self.columns.items()}
+        """Clones of the filled rows: a view would be saved with the whole memory."""
+        columns = {k: v[: self.filled].clone() for k, v in self.columns.items()}
         return {"columns": columns, "filled": self.filled, "next": self.next}
 
-    def load_state_dict(self, saved: dict) -> None:
-        self.filled, self.next = saved["filled"], saved["next"]
+    def load_state_dict(self, state: dict) -> None:
+        self.filled = state["filled"]
+        self.next = state["next"]
         for name, column in self.columns.items():
-            column[:self.filled] = saved["columns"][name]
+            column[: self.filled] = state["columns"][name]
 
 
-def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer, obs: np.ndarray,
-             act: Tensor) -> tuple[np.ndarray, list]:
-    """One step of all environments, stored -> next obs, ended episodes (env, ep_ret, ep_len)."""
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Where each action led, [N, ...].
+
+    An environment whose episode ended has restarted already, so its `next_obs` is the
+    first observation of the next episode. The last one of the old is in `infos`.
+    """
+    true_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        true_obs[i] = infos["final_obs"][i]
+    return true_obs
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments, store the transitions and return the next observations."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    done = terminated | truncated
-    led_to = true_next_obs(next_obs, done, infos)
-    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):  # obs: of resets
-        raise FloatingPointError("NaN or infinity from the environment")
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=led_to, terminated=terminated)
-    stats = infos.get("episode")
-    return next_obs, [(i, stats["r"][i], stats["l"][i]) for i in np.flatnonzero(done)]
+    true_obs = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=true_obs, terminated=terminated)
+    return next_obs
 
 
-# ========================================= mathematics ==========================================
-def td_target(rew: Batch, terminated: Batch, next_q: Batch, gamma: float) -> Batch:
-    """Eq. (1). A terminal state has no future; a time limit ends the episode, not the future."""
-    assert rew.shape == terminated.shape == next_q.shape
-    return rew + gamma * (1 - terminated) * next_q
+# ==================================== mathematics =====================================
+def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
+              gamma: float) -> PerSample:
+    """Eq. (1). A true end has no future. A time limit only stops the recording."""
+    assert rew.shape == terminated.shape == next_val.shape
+    return rew + gamma * (1 - terminated) * next_val
 
 
-def q_loss(q: Batch, target: Batch) -> Float32[Tensor, ""]:
-    """Eq. (2)."""
-    assert q.shape == target.shape  # [B] against [B, 1] would compare each with all
+def q_loss(q: PerSample, target: PerSample) -> Scalar:
+    """Eq. (2), for one critic."""
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
     return (q - target).square().mean()
 
 
 @torch.no_grad()
-def follow(targ: Float32[Tensor, "W"], flat: Float32[Tensor, "W"], tau: float) -> None:
-    """Eq. (3), in place, for all weights of a network at once."""
-    targ.lerp_(flat, tau)
+def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Eq. (3), in place."""
+    for w_targ, w in zip(target.parameters(), source.parameters()):
+        w_targ.lerp_(w, tau)
 
 
-def explore(act: Actions, eps: Actions, sigma: float) -> Actions:
+def add_noise(act: Actions, sigma: float) -> Actions:
     """Eq. (4)."""
-    return (act + sigma * eps).clamp(-1, 1)
+    return (act + sigma * torch.randn_like(act)).clamp(-1, 1)
 
 
-def smoothed(act: Actions, eps: Actions, sigma: float, clip: float) -> Actions:
-    """Eq. (7). Noise that could leave the neighbourhood, or the box, is cut."""
-    return (act + (sigma * eps).clamp(-clip, clip)).clamp(-1, 1)
+def add_clipped_noise(act: Actions, sigma: float, bound: float) -> Actions:
+    """Eq. (5). Clipped, so that the action stays near that of the policy."""
+    noise = (sigma * torch.randn_like(act)).clamp(-bound, bound)
+    return (act + noise).clamp(-1, 1)
 
 
-def dpg_loss(q: Batch) -> Float32[Tensor, ""]:
-    """Eq. (5): by the chain rule the gradient with respect to the action reaches the policy."""
-    return -q.mean()
-
-
-# ============================================ update ============================================
-def td3_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Actions, rew: Batch,
-                        next_obs: Tensor, terminated: Batch, eps: Actions) -> tuple[Tensor, ...]:
-    """flat.grad becomes the gradient of Eq. (2) with the targets' Eq. (6) -> q_loss, q1, q2."""
+# ======================================= update =======================================
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eqs. (1), (2): both critics regress on the same target."""
     cfg = agent.cfg
-    with torch.no_grad():
-        next_act = smoothed(agent.actor_targ(next_obs), eps, cfg.target_noise, cfg.noise_clip)
-        next_q = torch.min(*agent.critic_targ(next_obs, next_act))  # Eq. (6)
-        target = td_target(rew, terminated, next_q, cfg.gamma)
-    q1, q2 = agent.critic(obs, act)
+    with torch.no_grad():  # targets are constants
+        next_act = agent.actor_targ(batch.next_obs)
+        next_act = add_clipped_noise(next_act, cfg.target_noise, cfg.noise_clip)
+        q1, q2 = agent.critic_targ(batch.next_obs, next_act)
+        next_val = torch.min(q1, q2)  # Eq. (6)
+        target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
+    q1, q2 = agent.critic(batch.obs, batch.act)
     loss = q_loss(q1, target) + q_loss(q2, target)
-    flat.grad.zero_()
-    loss.backward()  # adds to each parameter's .grad, a part of flat.grad
-    return loss.detach(), q1.detach(), q2.detach()
+    return loss, {"q_loss": loss, "q1": q1, "q2": q2}
 
 
-def td3_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[Tensor, ...]:
-    """flat.grad becomes the gradient of Eq. (5) -> pi_loss."""
-    loss = dpg_loss(agent.critic.q1(obs, agent.actor(obs)))
-    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))  # none for the critic
-    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))
-    return (loss.detach(),)
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (7). The gradient reaches the actor through its action."""
+    act = agent.actor(batch.obs)
+    q1 = agent.critic.q1(batch.obs, act)
+    loss = -q1.mean()
+    return loss, {"pi_loss": loss}
 
 
-def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
-           gradients=(td3_critic_gradient, td3_actor_gradient), count: int = 0) -> dict:
-    """Critic step `count` + 1; each `policy_delay`-th moves actor and `targets`, too -> metrics."""
-    cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
-    critic_gradient, actor_gradient = gradients  # compiled they would draw other noise: drawn here
-    loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
-                                   batch.next_obs, batch.terminated, torch.randn_like(batch.act))
-    mpi.average(critic_opt.flat.grad)
-    critic_opt.step(cfg.lr)
-    if (count + 1) % cfg.policy_delay:
-        return {"q_loss": loss, "q1": q1, "q2": q2}
-    (pi_loss,) = actor_gradient(agent, actor_opt.flat, batch.obs)
-    mpi.average(actor_opt.flat.grad)
-    actor_opt.step(cfg.lr)
-    for targ, flat in targets:
-        follow(targ, flat, cfg.tau)
-    return {"q_loss": loss, "q1": q1, "q2": q2, "pi_loss": pi_loss}
+def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
+           count: int) -> dict:
+    """One gradient step on the critics, after `count` others; the rest may wait."""
+    lr = agent.cfg.lr
+    metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=lr)
+    if (count + 1) % agent.cfg.policy_delay == 0:  # actor and targets are delayed
+        metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=lr)
+        polyak_update(agent.actor_targ, agent.actor, agent.cfg.tau)
+        polyak_update(agent.critic_targ, agent.critic, agent.cfg.tau)
+    return metrics
 
 
-# =========================================== evaluate ===========================================
-def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
-    envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
-    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
-    while not ended.all():
-        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
-        if "episode" in infos:
-            first = infos["_episode"] & ~ended
-            returns[first], ended = infos["episode"]["r"][first], ended | first
-    envs.close()
-    return returns
+# ======================================= train ========================================
+def warmup_steps(cfg: Config) -> int:
+    """Random steps before anything is learned: at most a tenth of a small budget."""
+    if cfg.start_steps is not None:
+        return cfg.start_steps
+    return int(min(10_000, cfg.total_steps // 10))
 
 
-# ============================================ train =============================================
-def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` steps, however many environments step at once."""
-    return max(0, step - cfg.start_steps) // cfg.update_every
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due after `step` environment steps, for any num_envs."""
+    return max(0, step - warmup_steps(cfg)) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
-    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    device = mpi.choose_device(cfg, images=False)  # and sets --torch-threads
-    agent.to(device)
-    rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
-    buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
-    # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
-    targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
-    optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
-    gradients = tuple(mpi.compiled(gradient, cfg.compile)
-                      for gradient in (td3_critic_gradient, td3_actor_gradient))
-    with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []  # log.step stays that of the last report
-        while log.step < cfg.total_steps:
-            act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
-            obs, ended = interact(agent, envs, buffer, obs, act)
-            # (t, env, ...): by t, steps of all since the report, the log knows the episode's step.
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
-            for count in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
-                batch = buffer.sample(mpi.share(cfg.batch, "batch"))  # P is known since launch
-                log.store(**update(agent, optimizers, targets, batch, gradients, count))
+    """Train to the end of the budget, or resume, and return the agent."""
+    with Run(cfg) as run:  # refuses bad input before anything is built
+        cfg = run.cfg  # with --resume, the settings of that run
+        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizers = mpi.Optimizers(
+            critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
+        buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
+        step = run.restore(agent, optimizers=optimizers, buffer=buffer)  # 0, or resumed
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            if step < warmup_steps(cfg):
+                act = agent.random_act(run.num_envs)
+            else:
+                act = agent.act(obs)
+            obs = interact(agent, envs, buffer, obs, act)
+            updates_so_far = updates_due(step, cfg)
             step += cfg.num_envs
-            if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
-                continue
-            if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
-            log.report(step - log.step, episodes)  # t dates them; adds to log.step; saves if due
-            episodes = []
+            for count in range(updates_so_far, updates_due(step, cfg)):
+                batch = buffer.sample(run.batch_size)
+                run.store(**update(agent, optimizers, batch, count))
+            run.report(step, envs)  # writes, evaluates and saves when due
     return agent
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Config, description=__doc__))
+    main(train, Config, __doc__)

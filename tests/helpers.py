@@ -2,6 +2,7 @@
 
 Each section says whose tests it serves. A helper that one file alone needs stands in that file.
 """
+import contextlib
 import csv
 import dataclasses
 import importlib.util
@@ -287,34 +288,49 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
     return algo.Transitions(**{name: part.to(dtype) for name, part in parts.items()})
 
 
-def learner(agent):
-    """(optimizers, targets, flat vectors by name), as `train` makes them."""
-    flats = {name: mpi.flatten(net) for name, net in agent.named_children()}
-    optimizers = {f"{name}_opt": mpi.Adam(flats[name]) for name in ("actor", "critic")}
+def offpolicy_optimizers(agent):
+    """Optimizers of an agent's networks, as `train` makes them."""
+    named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
     if hasattr(agent, "log_alpha"):
-        optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
-    targets = [(flats[f"{name}_targ"], flats[name]) for name in ("actor", "critic")
-               if f"{name}_targ" in flats]
-    return optimizers, targets, flats
+        named["alpha"] = mpi.Adam(agent.log_alpha)
+    return mpi.Optimizers(**named)
 
 
-def gradients_of(algo):
-    name = name_of(algo)
-    return getattr(algo, f"{name}_critic_gradient"), getattr(algo, f"{name}_actor_gradient")
+def offpolicy_update(algo, agent, optimizers, batch, count=0):
+    """One call of a file's `update`; TD3's takes how many came before it."""
+    delay = [count] if name_of(algo) == "td3" else []
+    return algo.update(agent, optimizers, batch, *delay)
 
 
-def critic_gradient(algo, agent, flat, batch, seed=1):
-    """One call with all that the file's function takes -> what it returns."""
-    torch.manual_seed(seed)
-    noise = [] if name_of(algo) == "ddpg" else [torch.randn_like(batch.act)]
-    return gradients_of(algo)[0](agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,
-                                 batch.terminated, *noise)
+def flat(net):
+    """A copy of the weights of a network, or of a parameter, as one vector."""
+    params = [net] if isinstance(net, nn.Parameter) else net.parameters()
+    return torch.cat([param.detach().flatten() for param in params])
 
 
-def actor_gradient(algo, agent, flat, batch, seed=2):
-    torch.manual_seed(seed)
-    noise = [torch.randn_like(batch.act)] if name_of(algo) == "sac" else []
-    return gradients_of(algo)[1](agent, flat, batch.obs, *noise)
+def gradient_in(net, loss_fn, *args):
+    """(loss, metrics, gradient in all weights of `net` as one vector) of a loss function."""
+    loss, metrics = loss_fn(*args)
+    grads = torch.autograd.grad(loss, list(net.parameters()))
+    return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
+
+
+@contextlib.contextmanager
+def noise_is(*draws):
+    """Inside, torch.randn_like returns these tensors, one per call; every one must be drawn."""
+    left, plain = list(draws), torch.randn_like
+
+    def given(like):
+        assert left, "more noise is drawn than expected"
+        assert left[0].shape == like.shape and left[0].dtype == like.dtype
+        return left.pop(0)
+
+    torch.randn_like = given
+    try:
+        yield
+    finally:
+        torch.randn_like = plain
+    assert not left, "less noise is drawn than expected"
 
 
 def line(weights, bias):
@@ -406,7 +422,7 @@ CLOCK = {"time", "steps_per_second"}
 def quick(algo, env="tests.envs:Reach-v0", **settings):
     """The Config of a short off-policy run of small networks."""
     return algo.Config(**{
-        "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch": 8,
+        "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,
         "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
 
 
