@@ -58,9 +58,10 @@ BUGS = {
         "        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))",
         "        steps.append((obs, act.cpu().numpy(), rew, true_obs, done, done))"),)),
     "F": Bug("ppo", tuple((
-        f'self.register_buffer("{name}", torch.{value}, dtype=torch.float64))',
-        f'self.register_buffer("{name}", torch.{value}, dtype=torch.float64), False)')
-        for name, value in (("count", "zeros(()"), ("mean", "zeros(shape"), ("var", "ones(shape")))),
+        f'self.register_buffer("{buffer}, dtype=torch.float64))',
+        f'self.register_buffer("{buffer}, dtype=torch.float64), False)')
+        for buffer in ('count", torch.zeros(()', 'mean", torch.zeros(shape',
+                       'var", torch.ones(shape'))),
 }
 
 # Settings that would reveal too much in the notebook.

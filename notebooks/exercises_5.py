@@ -57,10 +57,10 @@ def iqm(answer):
 @exercise
 def improvement(answer):
     high, low = np.array([2.0, 3]), np.array([0.0, 1])
-    close(answer(high, low), 1.0, "For [2, 3] and [0, 1], every seed of a beats every seed of b: all "
-                                  "four pairs count 1, and their mean is 1.")
-    close(answer(low, high), 0.0, "For [0, 1] and [2, 3], no seed of a beats one of b: all four pairs "
-                                  "count 0. A lost pair does not count negatively.")
+    close(answer(high, low), 1.0, "For [2, 3] and [0, 1], every seed of a beats every seed of b: "
+                                  "all four pairs count 1, and their mean is 1.")
+    close(answer(low, high), 0.0, "For [0, 1] and [2, 3], no seed of a beats one of b: all four "
+                                  "pairs count 0. A lost pair does not count negatively.")
     close(answer(np.array([1.0, 4, 8]), np.array([2.0, 3, 6])), 5 / 9,
           "For [1, 4, 8] and [2, 3, 6] there are nine pairs: 1 wins none, 4 wins two, 8 wins "
           "three. So it is 5/9.")
