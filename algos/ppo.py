@@ -1,79 +1,82 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
-The problem. A policy gradient is valid only for the policy that collected
-the data, so it allows one gradient step per batch. PPO takes hundreds. It
-changes the loss so that no step gains anything by moving the policy far from
-the one that acted.
+The problem. The policy gradient is an expectation under the current policy,
+so, strictly, a batch of data can be used for only one gradient step. PPO takes
+many gradient steps on each batch. Its loss compares the new policy with the
+one that collected the data, and stops rewarding a change in an action's
+probability once the ratio of new to old leaves a fixed interval. The loop:
+collect a rollout, compute advantages, pass over it several times, discard it.
 
-Background, as in algos/vpg.py. s' is the true next state of s, even at a time
-limit, where we still bootstrap from V(s'). "terminated" marks a true end of
-an episode, "done" any end, time limits included. V is the critic. The
-advantage A says how much better an action was than the policy does on average
-in that state. lambda trades bias for variance: lam = 0 trusts V after one
-step, lam = 1 trusts the sampled rewards alone. (1) and (2) are GAE (Schulman
-et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
-    A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
-    R_t     = A_t + V(s_t), the critic's regression target                 (2)
-    log pi  = sum_i log N(a_i; mu_i(s), sigma_i), or log softmax           (3)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s), averaged over the batch                (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10),
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}                         (7)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-PPO itself. pi_old is the policy that acted, c is `clip_ratio`:
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
+PPO's own equations, where pi_old collected the data and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-What the minimum in (10) does to a sample:
+At pi = pi_old the gradient of mean(ratio A) is the policy gradient, and near
+pi_old mean(ratio A) estimates how much better pi is than pi_old. Farther away
+it is unreliable, as the states still come from pi_old. The effect of clipping:
 
-    A > 0, ratio > 1 + c   already much likelier: no gradient
-    A < 0, ratio < 1 - c   already much less likely: no gradient
-    A > 0, ratio < 1 - c   moved the wrong way: full gradient back
-    A < 0, ratio > 1 + c   moved the wrong way: full gradient back
-    in between             the plain policy gradient, times the ratio
+    A > 0, ratio > 1 + c   already likely enough: no gradient
+    A < 0, ratio < 1 - c   already unlikely enough: no gradient
+    A > 0, ratio < 1 - c   moved the wrong way: not clipped
+    A < 0, ratio > 1 + c   moved the wrong way: not clipped
 
-So clipping removes the reward for leaving [1 - c, 1 + c]; it does not forbid
-it. All samples share one network, so the gradients of others can push a
-clipped sample further. Neither the ratio nor the KL is bounded: watch `kl`
-and `clip_frac`, or set `target_kl`. Actor and critic share no weights on
-vector observations, and Adam cancels the scale of a gradient, so `vf_coef`
-then acts almost only through the shared gradient clipping.
+Without the minimum, the last two would have no gradient and no way back.
+Clipping does not keep ratios inside the range: all samples share one network,
+so gradients from other samples can push a ratio further out. Watch `kl` and
+`clip_frac`, the fraction of ratios outside, or set `target_kl`.
 
-Implementation details that matter, each with the setting that disables it:
-orthogonal initial weights (orthogonal_init), (6) (norm_obs), (7) (scale_rew),
-(8) (norm_adv), gradient clipping (max_grad_norm), learning rate annealing
-(anneal_lr). They come from OpenAI Baselines rather than the paper. Engstrom
-et al. 2020 (arXiv:2005.12729), Andrychowicz et al. 2021 (arXiv:2006.05990)
-and "The 37 Implementation Details of PPO" (Huang et al. 2022) study them. (12)
-is from Schulman's note "Approximating KL Divergence" (2020).
+pi_old must be the policy that acted, so the observation statistics must stay
+fixed from the start of a rollout to the end of the update. Rewards are scaled
+but not centred: a constant added to every reward changes how much a longer
+episode is worth. On vector observations actor and critic share no weights,
+and Adam is nearly invariant to gradient scale, so `vf_coef` acts mainly
+through the clipping of the norm of the joint gradient.
 
-Departures from the paper. Advantages and value targets are recomputed every
-epoch with the current critic, as Andrychowicz et al. advise, which helped
-much (benchmarks/NOTES.md, "Variants on MuJoCo"). sigma is one parameter per
-action dimension, independent of s. tanh maps a Gaussian action into the
-environment's bounds; its Jacobian is the same in both policies of (9) and
-cancels, and (4) is the entropy before tanh.
+These details matter, and each can be switched off: norm_obs (6), scale_rew
+(7), norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Most come from
+OpenAI Baselines; see Engstrom et al. 2020, Andrychowicz et al. 2021 and "The
+37 Implementation Details of PPO" (2022). (12) is Schulman's estimator (2020).
 
-Sizes by default: T = 256 steps of N = 8 environments make 2,048 samples per
-rollout; 10 epochs of 32 minibatches of 64 make 320 gradient steps. Healthy
-values: `kl` 0.005 to 0.05, `clip_frac` 0.05 to 0.3, `explained_variance`
-rising towards 1, `entropy` falling slowly.
+Departures from the paper. Advantages and targets are recomputed every epoch,
+as the critic has changed (benchmarks/NOTES.md, "Variants on MuJoCo"). Gaussian
+actions are squashed by tanh and rescaled to the action bounds. The Jacobian
+of tanh depends only on the action, so it cancels in (9), though not in (4).
 
-Read after    algos/a2c.py:  diff algos/a2c.py algos/ppo.py
+Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
+32 minibatches of 64 make 320 gradient steps. After a healthy update `kl` is
+0.005 to 0.05 and `clip_frac` 0.05 to 0.3; both shrink with the learning rate.
+
+Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
-Reproduce     python -m algos.ppo    (curves of all seeds: benchmarks/README.md)
+Reproduce     python -m algos.ppo    (learning curves: benchmarks/README.md)
 """
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -82,41 +85,41 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.envs import image_to_float, is_image, make_envs, nature_cnn, to_tensor
+from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
-Outputs = Float32[Tensor, "B k"]  # of the actor: k logits, or the means of k dimensions
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
 Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
-    num_envs: int = 8  # N, environments stepped together (1 to 64)
-    rollout_steps: int = 2048  # T x N, steps per rollout over all environments
+    num_envs: int = 8  # N, parallel environments (usually 1 to 64)
+    rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
-    anneal_lr: bool = True  # decrease the learning rate linearly to zero
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: bias at 0, variance at 1 (0.9 to 1)
-    clip_ratio: float = 0.2  # PPO's clipping range, epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop the update once Eq. (12) exceeds this; 0 disables
+    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
+    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
+    target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
-    max_grad_norm: float = 0.5  # maximum gradient norm; 0 disables clipping
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions (0.3 to 1)
-    norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
+    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
-    scale_rew: bool = True  # divide rewards by the std of discounted returns, Eq. (7)
-    orthogonal_init: bool = True  # orthogonal initial weights, else PyTorch's default
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio")
+        check_settings(self, positive="clip_ratio")  # or an error
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -124,22 +127,23 @@ class Config(RunConfig):
 def mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with tanh between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights, zero biases. At first the policy prefers no action."""
-    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 1.0}
+    """Small last weights make the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
             nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows seen so far, over all ranks, in float64."""
+    """Running mean and variance of all samples seen so far, by all processes."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -149,17 +153,16 @@ class RunningStats(nn.Module):
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         """Merge the moments of a batch into those so far (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        weight = count / self.count
+        new = count / self.count  # the weight of this batch
         delta = mean - self.mean
-        spread = weight * (1 - weight) * delta**2  # of the two means
-        self.var.copy_((1 - weight) * self.var + weight * var + spread)
-        self.mean += weight * delta
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics: its state dict is the whole policy."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -176,69 +179,60 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(log_std)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared by actor and critic
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
             sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
         self.actor = mlp(*sizes, num_outputs)
         self.critic = mlp(*sizes, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
-        self.ret_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # latest G of (7), [N]; not saved
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        """Raw observations -> network inputs: scaled pixels or Eq. (6), float32."""
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
         if self.images:
             return image_to_float(obs)
         if not self.cfg.norm_obs:
             return obs.float()
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
-    def normalize_rollout(self, rollout: "Rollout") -> "Rollout":
-        """The rollout as the networks see it, with rewards scaled by Eq. (7)."""
-        rew = rollout.rew
-        if self.cfg.scale_rew:
-            rew = standardize(rew, 0.0, self.ret_stats.var)
-        obs = self.normalize(rollout.obs)
-        next_obs = self.normalize(rollout.next_obs)
-        return replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-
-    def forward(self, obs: Tensor) -> tuple[Outputs, PerSample]:
+    def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
         """Normalised observations [B, ...] -> outputs of the actor, values."""
         features = self.encoder(obs)
         return self.actor(features), self.critic(features).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], not bounded yet."""
-        obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
-        out = self.actor(self.encoder(self.normalize(obs)))
+        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
-            return out.argmax(-1) if self.discrete else out
+            return actor_out.argmax(-1) if self.discrete else actor_out
         if self.discrete:
-            return out.softmax(-1).multinomial(1).squeeze(-1)
-        return out + self.log_std.exp() * torch.randn_like(out)
+            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """tanh maps continuous actions into the environment's bounds, per dimension."""
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
         if self.discrete:
             return act.cpu().numpy()
-        unit = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
-        return torch.lerp(self.low, self.high, unit / 2 + 0.5).cpu().numpy()
+        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Update the running statistics: after learning, which must use the old."""
-        last = self.discounted_reward_sum
-        sums = discounted_reward_sums(rollout, last, self.cfg.gamma)
-        self.discounted_reward_sum = sums[-1] * (1 - rollout.done[-1])
-        self.ret_stats.update(sums.flatten())
+        """Called after `update`, which must use the old statistics."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
+        self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
@@ -246,21 +240,17 @@ class Agent(nn.Module):
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of N environments."""
-
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
     rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # the true next observations
-    terminated: PerStep  # 1 at a true end
-    done: PerStep  # 1 at a true end or a time limit
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """What the loss needs of B samples."""
-
-    obs: Float32[Tensor, "B *obs"]  # normalised
+    obs: Float32[Tensor, "B *obs"]
     act: Shaped[Tensor, "B *act"]
     logp_old: PerSample
     adv: PerSample
@@ -268,77 +258,73 @@ class Minibatch:
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
-
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
-    """
-    true_obs = next_obs.copy()
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps from `obs` on -> the rollout and the next obs."""
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        true_obs = true_next_obs(next_obs, done, infos)
-        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))
+        s_prime = true_next_obs(next_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": s_prime, "terminated": terminated, "done": done})
         obs = next_obs
-    columns = [to_tensor(np.stack(column), act.device) for column in zip(*steps)]
-    return Rollout(*columns), obs
+    return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: after few samples, a rare value can become huge."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
-def discounted_reward_sums(rollout: Rollout, last: Tensor, gamma: float) -> PerStep:
-    """G of Eq. (7). `last` [N] is G of the step before, 0 if an episode ended there."""
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
-        sums.append(rew + gamma * last)
-        last = sums[-1] * (1 - done)
-    return torch.stack(sums)
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
 
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """Eqs. (1), (2): GAE -> advantages, value targets.
-
-    A true end has no future value. Any end of an episode stops the recursion.
-    """
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # faster than PyTorch here
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    last = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
-        last = delta[t] + decay[t] * last  # Eq. (2)
-        adv[t] = last
+        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
+        next_adv = adv[t]
     adv = torch.as_tensor(adv, device=val.device)
     return adv, adv + val
 
 
-def log_prob(out: Outputs, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of actions [B, k] before tanh, or of discrete actions [B]."""
+def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
+    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
     if log_std is None:
-        return out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - out) / log_std.exp()
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def entropy(out: Outputs, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; for continuous actions that of the Gaussian, before tanh."""
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (4) in nats; of continuous actions before tanh."""
     if log_std is None:
-        return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
@@ -348,14 +334,14 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for each of M minibatches, over all ranks."""
+    """Eq. (8) for each of M minibatches, over the samples of all processes."""
     _, mean, var = mpi.moments(adv.T)
-    return ((adv.T - mean) / (var.sqrt() + 1e-8)).T.float()
+    return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). Pessimistic: clipping can cap a gain but never hides a loss."""
+    """Eqs. (9), (10). The minimum may hide an improvement, but never a deterioration."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -369,78 +355,92 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if the critic predicts the targets exactly, 0 if no better than a constant."""
+    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
-    """Eq. (11). Advantages and targets are constants."""
+    """Eq. (11). No gradient flows through advantages and value targets."""
     cfg = agent.cfg
-    out, val = agent(minibatch.obs)
-    logp = log_prob(out, agent.log_std, minibatch.act)
-    adv = minibatch.adv
-    pi_loss = clipped_policy_loss(logp, minibatch.logp_old, adv, cfg.clip_ratio)
+    actor_out, val = agent(minibatch.obs)
+    logp = log_prob(actor_out, agent.log_std, minibatch.act)
+    pi_loss = clipped_policy_loss(
+        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)  # Eq. (10)
     v_loss = value_loss(val, minibatch.ret)
-    bonus = entropy(out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * bonus  # Eq. (11)
-    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": bonus}
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (11)
+    if cfg.ent_coef > 0:
+        loss = loss - cfg.ent_coef * ent
+    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
-def compute_values(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep]:
-    """V(s) and V(s') for every step of a normalised rollout, by the current critic."""
+def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
+    """Values, advantages and value targets by the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
-    next_val = val.roll(-1, dims=0)  # s' is the next row's s, except where ...
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
     ends = rollout.done.bool()
-    ends[-1] = True  # ... an episode or the rollout ends
+    ends[-1] = True  # ... unless the episode or the rollout ends
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
-    return val, next_val
-
-
-@torch.no_grad()  # `minimize` alone computes gradients
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Learn from one rollout in `epochs` passes -> metrics."""
     cfg = agent.cfg
-    rollout = agent.normalize_rollout(rollout)
-    obs = rollout.obs.flatten(0, 1)  # [B, ...] with B = T x N
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
+
+
+@torch.no_grad()  # only `minimize` computes gradients
+def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+    """Run all epochs on one rollout. Return metrics; `run.report` averages each.
+
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), clips its norm, takes one Adam step and returns the metrics.
+    """
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
-    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-
+    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi_old
+    val, adv, ret = compute_targets(agent, rollout)
+    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
-    steps = []  # metrics of each gradient step
+    step_metrics = []  # of each gradient step: the losses and the gradient norm
     for epoch in range(cfg.epochs):
-        val, next_val = compute_values(agent, rollout)
-        adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
-        if epoch == 0:  # of the critic that has not seen these returns
-            critic = {"val": val, "explained_variance": explained_variance(val, ret)}
-        order = torch.randperm(len(obs)).view(num_minibatches, -1)  # rows of each
-        adv = adv.flatten()[order]
+        minibatches = torch.randperm(len(obs)).view(num_minibatches, -1)  # [M, B]
+        advs = adv.flatten()[minibatches]
         if cfg.norm_adv:
-            adv = normalize_advantages(adv)
-        columns = (obs[order], act[order], logp_old[order], adv, ret.flatten()[order])
-        for minibatch in zip(*columns):
-            minibatch = Minibatch(*minibatch)
-            steps.append(optimizer.minimize(ppo_loss, agent, minibatch, lr=lr,
-                                            max_grad_norm=cfg.max_grad_norm))
-        if cfg.target_kl > 0 or epoch == cfg.epochs - 1:
+            advs = normalize_advantages(advs)
+        ret = ret.flatten()
+        for m, idx in enumerate(minibatches):
+            minibatch = Minibatch(obs[idx], act[idx], logp_old[idx], advs[m], ret[idx])
+            step_metrics.append(optimizer.minimize(
+                ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
+        last = epoch == cfg.epochs - 1
+        if last or cfg.target_kl > 0:
             logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all samples
-            if 0 < cfg.target_kl < kl:
+            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
+            if last or kl > cfg.target_kl:
                 break
-
-    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+        _, adv, ret = compute_targets(agent, rollout)  # by the new critic
+    metrics = {}
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
     ratio = (logp - logp_old).exp()
     clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
     metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
-    return metrics | critic
+    return metrics | critic_metrics
 
 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, from the start or from a checkpoint."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
@@ -450,9 +450,9 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)  # after learning, which needs the old ones
+            agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # writes, evaluates and saves when due
+            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
     return agent
 
 

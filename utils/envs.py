@@ -25,7 +25,7 @@ from utils.checks import obs_kind
 from utils.mpi import UsageError
 
 __all__ = ["check_memory", "evaluate", "image_to_float", "is_image", "make_envs", "nature_cnn",
-           "to_tensor"]
+           "stack_steps"]
 
 
 def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
@@ -143,10 +143,17 @@ def image_to_float(obs: torch.Tensor) -> torch.Tensor:
     return obs.float() / 255
 
 
-def to_tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Return an array as a float32 tensor; images stay uint8, discrete actions int64."""
-    tensor = torch.as_tensor(array, device=device)
-    return tensor if array.dtype in (np.uint8, np.int64) else tensor.float()
+def stack_steps(steps: list[dict], device: torch.device) -> dict[str, torch.Tensor]:
+    """T dicts of arrays [N, ...] -> one dict of tensors [T, N, ...].
+
+    Numbers become float32; images stay uint8 and discrete actions int64.
+    """
+    columns = {}
+    for name in steps[0]:
+        column = torch.as_tensor(np.stack([step[name] for step in steps]), device=device)
+        keep = column.dtype in (torch.uint8, torch.int64)
+        columns[name] = column if keep else column.float()
+    return columns
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:

@@ -57,6 +57,7 @@ class Optimizer:
             param.data = value.view_as(param)
             param.grad = grad.view_as(param)
         self.label = "grad_norm"
+        self.inputs = None  # differentiate with respect to everything; see Optimizers
         self.compiled = {}  # loss function -> its gradient, compiled
 
     def minimize(self, loss_fn: Callable, *args, lr: float, max_grad_norm: float = 0.0) -> dict:
@@ -85,7 +86,7 @@ class Optimizer:
                 return self.differentiate_compiled(loss_fn, *args)
             loss, metrics = loss_fn(*args)
             self.grad.zero_()
-            loss.backward(inputs=self.params)  # adds to each param.grad, a view of self.grad
+            loss.backward(inputs=self.inputs)  # adds to each param.grad, a view of self.grad
             return detached(metrics)
 
     def differentiate_compiled(self, loss_fn: Callable, *args) -> dict:
@@ -175,12 +176,14 @@ class Optimizers:
     """Several optimizers by name: `Optimizers(actor=Adam(...)).actor.minimize(...)`.
 
     Their gradient norms become `actor_grad_norm` and so on, and one state dict holds them all.
+    A loss may reach parameters of several of them, so each differentiates only for its own.
     """
 
     def __init__(self, **named: Optimizer):
         self.named = named
         for name, optimizer in named.items():
             optimizer.label = f"{name}_grad_norm"
+            optimizer.inputs = optimizer.params
             setattr(self, name, optimizer)
 
     def state_dict(self) -> dict[str, dict]:

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ppo
+from algos import ppo, sac
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -38,11 +38,13 @@ from tests.helpers import (
     wait_for_rows,
 )
 from utils import checkpoint, play
-from utils.logger import UsageError
+from utils.envs import evaluate
+from utils.mpi import UsageError
+from utils.run import RunConfig
 
-SMALL = {"env": "CartPole-v1", "num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 2,
-         "hidden": (8,), "total_steps": 192}
-FLAGS = "--num-envs 2 --batch 64 --minibatch 32 --epochs 2 --hidden 8".split()
+SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,
+         "epochs": 2, "hidden": (8,), "total_steps": 192}
+FLAGS = "--num-envs 2 --rollout-steps 64 --minibatch-size 32 --epochs 2 --hidden 8".split()
 needs_mpi = pytest.mark.skipif(os.name != "posix" or os.cpu_count() < 2, reason="no two ranks")
 
 
@@ -69,7 +71,7 @@ def assert_no_gap(run_dir, starts=(0,), num_envs=2, batch=64):
 
 # ---- What a run leaves behind
 
-HOPPER = "--env Hopper-v4 --total-steps 1.5e3 --batch 512 --epochs 2 --seed 3"
+HOPPER = "--env Hopper-v4 --total-steps 1.5e3 --rollout-steps 512 --epochs 2 --seed 3"
 RUN_DIR = "runs/Hopper-v4/ppo/seed3"
 
 
@@ -87,7 +89,7 @@ def test_start_up_is_clean(hopper):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("device: cpu") and lines[1] == f"run: {RUN_DIR}"
+    assert lines[0] == f"run: {RUN_DIR}" and lines[1].startswith("device: cpu")
     assert lines[2].split()[:4] == ["step", "steps/s", "ep_ret", "ep_len"]
     assert [line.split()[0] for line in lines[3:]] == ["512", "1,024", "1,536"]
     assert os.listdir(run_dir.parents[3]) == ["runs"]           # no MUJOCO_LOG.TXT
@@ -107,10 +109,10 @@ def test_columns(hopper):
     with open(run_dir / "progress.csv", newline="") as file:
         header, *table = csv.reader(file)
     assert header[:3] == ["step", "time", "steps_per_second"]
-    spread = [f"{name}_{part}" for name in ("ep_ret", "ep_len", "val")
-              for part in ("mean", "std", "min", "max")]
-    single = ["pi_loss", "v_loss", "entropy", "kl", "clip_frac", "explained_variance", "lr"]
-    assert set(spread + single) <= set(header) and any(x.startswith("grad_norm") for x in header)
+    spread = [f"{name}_{part}" for part in ("mean", "std", "min", "max") for name in
+              ("ep_ret", "ep_len", "val", "pi_loss", "v_loss", "entropy", "grad_norm")]
+    single = ["kl", "clip_frac", "explained_variance", "lr"]
+    assert set(spread + single) <= set(header)
     assert len(set(header)) == len(header) and {len(row) for row in table} == {len(header)}
     assert all(math.isfinite(float(cell)) for row in table for cell in row if cell)
     clock = [float(row[1]) for row in table]
@@ -139,8 +141,8 @@ def test_config_json(hopper):
     config = json.loads((hopper[1][0] / "config.json").read_text())
     assert config["algo"] == "ppo" and config["module"] == "algos.ppo"
     settings = config["settings"]
-    expected = dataclasses.asdict(ppo.Config(env="Hopper-v4", total_steps=1500, batch=512, epochs=2,
-                                             seed=3, run_dir=RUN_DIR))
+    expected = dataclasses.asdict(ppo.Config(env="Hopper-v4", total_steps=1500, rollout_steps=512,
+                                             epochs=2, seed=3, run_dir=RUN_DIR))
     assert settings == json.loads(json.dumps(expected))
     for package in ("torch", "gymnasium", "numpy", "mujoco"):
         assert config["versions"][package] == metadata.version(package)
@@ -159,8 +161,8 @@ def test_config_json_has_the_commit(hopper):
 
 def test_the_environment_is_recorded():
     """Sticky actions belong to the task, and are no setting of ours."""
-    train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', batch=16, minibatch=16, epochs=1,
-          total_steps=16)
+    train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', rollout_steps=16, minibatch_size=16,
+          epochs=1, total_steps=16)
     config = json.loads(Path("runs/ALE-Pong-v5/ppo/seed1/config.json").read_text())
     assert config["env_spec_kwargs"]["repeat_action_probability"] == 0.25
     assert json.loads(config["settings"]["env_kwargs"]) == {"noop_max": 3}
@@ -171,7 +173,7 @@ def test_tensorboard_has_the_same_numbers():
 
     train(run_dir="run", seed=4)
     board = EventAccumulator("run").Reload()
-    for name in ("ep_ret_mean", "v_loss", "kl"):
+    for name in ("ep_ret_mean", "v_loss_mean", "kl"):
         shown = {str(event.step): event.value for event in board.Scalars(name)}
         assert shown == {row["step"]: pytest.approx(float(row[name]), rel=1e-6)
                          for row in rows("run") if row[name]}
@@ -198,7 +200,7 @@ def test_a_report_without_an_episode():
     train(env="tests.envs:Constant-v0", run_dir="run")
     assert steps("run") == [64, 128, 192]
     assert [row["ep_ret_mean"] for row in rows("run")] == ["", "", ""]
-    assert all(math.isfinite(float(row["v_loss"])) for row in rows("run"))
+    assert all(math.isfinite(float(row["v_loss_mean"])) for row in rows("run"))
     assert rows("run", "episodes.csv") == []
 
 
@@ -247,17 +249,24 @@ def test_nothing_stays_open(tmp_path):
         assert not [path for path in links if path.startswith(str(tmp_path))]
 
 
-def test_help():
-    text = run(command("--help")).stdout
-    words = " ".join(re.sub(r"\x1b\[[0-9;]*m|[─-╿]", " ", text).split())
-    doc = ppo.__doc__.split()
-    assert " ".join(doc[:40]) in words and " ".join(doc[-10:]) in words
-    assert "A_t = delta_t + gamma lam (1 - done_t) A_{t+1}, R_t = A_t + V(s_t) (2)" in words
-    source = (ROOT / "algos/ppo.py").read_text()
-    for field in dataclasses.fields(ppo.Config):
-        assert re.search(rf" --{field.name.replace('_', '-')}[ ,]", words), field.name
-        comment = re.search(rf"^    {field.name}: .*?  # (.*)$", source, re.M)[1]
-        assert comment in words, field.name
+@pytest.mark.parametrize("module", [ppo, sac])
+def test_help(module):
+    """The docstring as it stands in the file, then every setting, those of the file first."""
+    name = module.__name__
+    text = run([sys.executable, "-m", name, "--help"], env=os.environ | {"COLUMNS": "80"}).stdout
+    assert text.startswith(module.__doc__)
+    assert max(map(len, text.splitlines())) <= 80
+    flags = re.sub(r"\x1b\[[0-9;]*m|[─-╿]", " ", text.removeprefix(module.__doc__))
+    words = " ".join(flags.split())
+    shared = [field.name for field in dataclasses.fields(RunConfig)]
+    names = [field.name for field in dataclasses.fields(module.Config)]
+    places = []
+    for field in sorted(names, key=shared.__contains__):        # each part in the order of its file
+        places.append(re.search(rf" --{field.replace('_', '-')}[ ,]", words).start())
+        source = ROOT / ("utils/run.py" if field in shared else f"{name.replace('.', '/')}.py")
+        comment = re.search(rf"^    {field}: .*?  # (.*)$", source.read_text(), re.M)[1]
+        assert comment in words[places[-1]:places[-1] + 200], field
+    assert places == sorted(places)
 
 
 def test_one_process_needs_no_mpi():
@@ -265,7 +274,7 @@ def test_one_process_needs_no_mpi():
         import sys
         sys.modules["mpi4py"] = None        # any import of it now fails
         from algos import ppo
-        ppo.train(ppo.Config(env="CartPole-v1", num_envs=2, batch=64, total_steps=64))
+        ppo.train(ppo.Config(env="CartPole-v1", num_envs=2, rollout_steps=64, total_steps=64))
         """)])
     assert done.stderr == ""
 
@@ -337,7 +346,7 @@ def test_best_policy_is_that_of_the_best_evaluation():
     agent = train(run_dir="other", lr=1e-30, total_steps=64)
     checkpoint.load_into(agent, policy["agent"], "best.pt")
     cfg = ppo.Config(**SMALL)
-    assert ppo.evaluate(agent, cfg, 10, cfg.seed).mean() == pytest.approx(scores[best])
+    assert evaluate(agent, cfg, 10, cfg.seed)[0].mean() == pytest.approx(scores[best])
 
 
 # ---- Save and resume
@@ -465,7 +474,7 @@ def test_init_from_leaves_the_box_to_the_environment():
     old = train(run_dir="old", env_kwargs='{"scale": 2}', **settings)
     new = train(run_dir="new", init_from="old", **settings)
     assert torch.equal(old.low, 2 * new.low) and torch.equal(old.high, 2 * new.high)
-    assert torch.equal(play.load("new").high, new.high)
+    assert torch.equal(play.load_agent("new").high, new.high)
     assert torch.equal(old.actor[0].weight, new.actor[0].weight)
 
 
@@ -524,8 +533,8 @@ def test_a_kill_at_any_moment_loses_only_what_came_after_the_checkpoint(started)
 
 # ---- Two processes
 
-TWO = ("--num-envs", 4, "--batch", 128, "--minibatch", 32, "--epochs", 2, "--hidden", 8,
-       "--no-anneal-lr", "--eval-every", 128, "--run-dir", "run")
+TWO = ("--num-envs", 4, "--rollout-steps", 128, "--minibatch-size", 32, "--epochs", 2,
+       "--hidden", 8, "--no-anneal-lr", "--eval-every", 128, "--run-dir", "run")
 
 
 @needs_mpi
@@ -550,7 +559,7 @@ def test_two_processes():
     assert first["state"]["agent"]["obs_stats.count"].max() == 512
     assert first["state"]["optimizer"]["steps"] == 4 * 2 * 4
     # The same shape as one process's.
-    train(env="tests.envs:Ends-v0", num_envs=4, batch=128, eval_every=128, run_dir="one")
+    train(env="tests.envs:Ends-v0", num_envs=4, rollout_steps=128, eval_every=128, run_dir="one")
     assert list(rows("run")[0]) == list(rows("one")[0])
     assert list(episodes[0]) == list(rows("one", "episodes.csv")[0])
     one, both = ({path.name.partition(".")[0] for path in Path(name).iterdir()}

@@ -1,0 +1,91 @@
+"""A toy algorithm: a linear layer, trained by `Run` as an algorithm file would, in milliseconds."""
+import csv
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tests.helpers import CLOCK
+from utils.run import Run, RunConfig
+
+
+@dataclass(frozen=True)
+class Config(RunConfig):
+    """The settings of every run, and some of each kind."""
+
+    env: str = "CartPole-v1"
+    run_dir: str = "run"
+    total_steps: float = 800
+    num_envs: int = 4
+    hidden: tuple[int, ...] = (8, 8)
+    lr: float = 1e-2
+    width: int = 2
+    max_grad_norm: float | None = None
+
+
+class Stop(Exception):
+    """Ends a run where a test wants it."""
+
+
+class Ended:
+    """Environments of which these episodes have ended: (vector steps ago, env, ep_ret, ep_len)."""
+
+    def __init__(self, *episodes):
+        self.episodes = episodes
+
+    def pop_episodes(self):
+        return list(self.episodes)
+
+
+class Toy(Run):
+    """A run that counts its own steps."""
+
+    def restore(self, agent, **state):
+        self.step = super().restore(agent, **state)
+        return self.step
+
+    def advance(self, steps, *episodes, **metrics):
+        """Report after so many more steps; episodes as in `Ended`."""
+        self.step += steps
+        self.report(self.step, Ended(*episodes), **metrics)
+
+
+@contextmanager
+def start(cfg, agent=None, **state):
+    """A run whose agent is ready, to be advanced by hand."""
+    with Toy(cfg) as run:
+        run.restore(agent or torch.nn.Linear(3, cfg.width), **state)
+        yield run
+
+
+def train(cfg, stop_at=None, always=False):
+    """100 steps a report; `always` saves at each; its numbers rest on generator and optimizer."""
+    with Toy(cfg) as run:
+        agent = torch.nn.Linear(3, run.cfg.width)
+        optimizer = torch.optim.Adam(agent.parameters(), run.cfg.lr)
+        run.restore(agent, optimizer=optimizer)
+        while run.step < run.cfg.total_steps:
+            if run.step == stop_at:
+                raise Stop
+            noise = torch.randn(8, 3)
+            optimizer.zero_grad()
+            loss = agent(noise).square().mean()
+            loss.backward()
+            optimizer.step()
+            late = {"late": loss} if run.step >= 300 else {}
+            if always:
+                run.saved = -1e9
+            ended = [(15, 1, loss.item(), 10), (15, 0, 2.0, 5)]
+            run.advance(100, *ended, loss=loss, noise=noise, **late)
+    return agent
+
+
+def rows(name="progress.csv", run="run"):
+    with open(Path(run, name), newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def numbers(run="run"):
+    """progress.csv as it must be equal for equal seeds: the text, wall-clock columns aside."""
+    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows(run=run)]

@@ -1,0 +1,149 @@
+"""Which settings and spaces are refused, and what the message says."""
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
+
+from algos import ppo, sac
+from tests.toy import Config
+from utils import checks
+from utils.mpi import UsageError
+from utils.run import check_divides, check_range, check_settings, check_spaces, parse
+
+# ---- Settings
+
+@pytest.mark.parametrize("field,value,args,message", [
+    ("lr", float("nan"), {"above": 0}, "--lr is nan; it takes a number, above 0"),
+    ("lr", float("inf"), {"above": 0}, "--lr is inf"),
+    ("lr", 0.0, {"above": 0}, "--lr is 0.0"),
+    ("lr", "0.1", {"above": 0}, "--lr is 0.1"),
+    ("lr", 1.5, {"low": 0, "high": 1}, "--lr is 1.5; it takes a number, at least 0, at most 1"),
+    ("lr", -0.1, {"low": 0, "high": 1}, "--lr is -0.1"),
+    ("max_grad_norm", -1.0, {"low": 0}, "--max-grad-norm is -1.0"),
+    ("num_envs", 0, {"low": 1}, "--num-envs is 0; it takes a whole number, at least 1"),
+    ("num_envs", 2.5, {"low": 1}, "--num-envs is 2.5"),
+    ("num_envs", True, {"low": 1}, "--num-envs is True"),
+    ("num_envs", None, {"low": 1}, "--num-envs is None"),
+    ("total_steps", 10.5, {"low": 1}, "--total-steps is 10.5; it takes a whole number"),
+    ("hidden", (8, 0), {"above": 0}, r"--hidden is \(8, 0\); it takes a whole number, above 0"),
+    ("hidden", (8, 0.5), {"above": 0}, r"--hidden is \(8, 0.5\)"),
+])
+def test_out_of_range(field, value, args, message):
+    with pytest.raises(UsageError, match=message):
+        check_range(Config(**{field: value}), f"seed {field}", **args)
+
+
+def test_in_range():
+    check_range(Config(total_steps=1e6), "total_steps hidden num_envs", 1)
+    check_range(Config(lr=0), "lr", 0, 1)
+    check_range(Config(lr=1), "lr", 0, 1)
+    check_range(Config(), "max_grad_norm", 0)                       # None, where it is declared
+    check_range(Config(num_envs=np.int64(3)), "num_envs", 3, 3)
+
+
+def test_what_does_not_divide():
+    check_divides(Config(num_envs=4, width=2), "num_envs/width num_envs/num_procs")
+    with pytest.raises(UsageError, match="--num-envs is 4; .* multiple of --width, which is 3"):
+        check_divides(Config(num_envs=4, width=3), "num_envs/num_procs num_envs/width")
+
+
+@dataclass(frozen=True)
+class Many(Config):
+    """A setting of each kind that an algorithm names itself."""
+
+    gamma: float = 0.9
+    share: float = 0.5
+    size: float = 1.0
+    bonus: float = 0.0
+    count: int = 1
+    shift: float = 0.0
+    buffer_size: int = 8
+
+
+NAMED = {"positive": "size", "nonnegative": "bonus", "fractions": "share", "counts": "count",
+         "any_number": "shift"}
+
+
+@pytest.mark.parametrize("name,good,bad", [
+    ("size", (1e-9, 7), (0, -1)), ("bonus", (0, 9), (-1,)), ("share", (0, 1), (-0.1, 1.1)),
+    ("count", (1, 9), (0, 1.5)), ("shift", (-9, 0, 9), (float("nan"),)),
+    ("gamma", (0, 1), (-0.1, 1.1)), ("lr", (1e-9,), (0,)), ("seed", (0,), (-1, 0.5)),
+    ("num_envs", (1,), (0,)), ("total_steps", (1, 1e12), (0, 1.5, 1.1e12, float("inf"))),
+    ("hidden", ((1, 2), ()), ((1, 0),)), ("eval_every", (0,), (-1,)),
+    ("max_grad_norm", (None, 0), (-1.0,)),
+])
+def test_check_settings(name, good, bad):
+    for value in good:
+        check_settings(Many(**{name: value}), **NAMED)
+    for value in bad:
+        with pytest.raises(UsageError, match=f"{checks.flag(name)} is "):
+            check_settings(Many(**{name: value}), **NAMED)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "buffer_size"])
+def test_what_ranks_share_divides_by_them(name):
+    check_settings(Many(**{"num_procs": 2, name: 6}), **NAMED)
+    with pytest.raises(UsageError, match=f"{checks.flag(name)} is 7; .* --num-procs, which is 2"):
+        check_settings(Many(**{"num_procs": 2, name: 7}), **NAMED)
+
+
+@pytest.mark.parametrize("module", [ppo, sac])
+def test_more_steps_than_can_be_counted_are_refused(module):
+    module.Config(total_steps=1e12)
+    with pytest.raises(UsageError, match=r"--total-steps is 11\d+.0; .* at most 1e\+12$"):
+        module.Config(total_steps=1.1e12)
+
+
+@pytest.mark.parametrize("module,given,now", [
+    (ppo, "--batch", "--rollout-steps"), (ppo, "--minibatch=64", "--minibatch-size"),
+    (sac, "--batch", "--batch-size"),
+])
+def test_a_flag_of_an_earlier_version_names_the_new_one(module, given, now):
+    name = given.partition("=")[0]
+    with pytest.raises(UsageError, match=f"^{name} is now called {now}$"):
+        parse(module.Config, module.__doc__, [given, "64"] if "=" not in given else [given])
+    cfg = parse(module.Config, module.__doc__, [now, "64"])
+    assert getattr(cfg, now[2:].replace("-", "_")) == 64
+
+
+def test_a_name_that_is_still_in_use_is_not_renamed():
+    assert checks.new_name_of("batch", {"batch", "batch_size"}) is None
+    assert checks.new_name_of("lr", {"lr"}) is checks.new_name_of("batch", {"lr"}) is None
+    assert checks.new_name_of("batch", {"batch_size"}) == "batch_size"
+    assert checks.new_name_of("batch", {"rollout_steps"}) == "rollout_steps"
+
+
+# ---- Spaces
+
+VECTOR, IMAGE = Box(-np.inf, np.inf, (3,)), Box(0, 255, (36, 40, 3), np.uint8)
+BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
+
+
+@pytest.mark.parametrize("obs,act,message", [
+    (VECTOR, Discrete(2), None), (IMAGE, BOX, None),
+    (Box(0, 255, (4, 84, 84), np.uint8), Discrete(2), None),
+    (Box(0, 255, (35, 40, 3), np.uint8), BOX, r"observation space Box\(0, 255, \(35, 4"),
+    (Box(0, 1, (64, 64, 3)), BOX, "images .*at least 36 pixels a side"),
+    (Box(0, 1, (2, 2)), BOX, "observation space"),
+    (Discrete(3), BOX, r"observation space Discrete\(3\); this algorithm takes vectors"),
+    (Dict(a=VECTOR), BOX, "observation space"), (Text(3), BOX, "observation space"),
+    (VECTOR, MultiDiscrete([2, 2]), "action space MultiDiscrete"),
+    (VECTOR, Discrete(2, start=1), "action space"), (VECTOR, VECTOR, "finite bounds"),
+    (VECTOR, Box(0, 9, (1,), np.int64), "Box of floats"),
+])
+def test_spaces(obs, act, message):
+    if message is None:
+        return check_spaces(obs, act, obs="vector image", act="discrete box")
+    with pytest.raises(UsageError, match=message):
+        check_spaces(obs, act, obs="vector image", act="discrete box")
+
+
+def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch):
+    (tmp_path / "algos").mkdir()
+    for name, act in [("one", "discrete"), ("two", "box"), ("three", "discrete box")]:
+        (tmp_path / "algos" / f"{name}.py").write_text(
+            f'    check_spaces(obs_space, act_space, obs="vector", act="{act}")\n')
+    monkeypatch.setattr(checks, "__file__", str(tmp_path / "utils" / "checks.py"))
+    with pytest.raises(UsageError, match="for this one there is three, two$"):
+        check_spaces(VECTOR, BOX, obs="vector", act="discrete")

@@ -1,0 +1,246 @@
+"""Environments: what is refused, what is recorded of their episodes, and evaluation."""
+import math
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from tests.helpers import script
+from tests.toy import Config
+from utils import envs, mpi
+from utils.envs import EpisodeRecorder, evaluate, make_envs
+from utils.mpi import UsageError
+
+# ---- What can be wrong with --env and --env-kwargs
+
+@pytest.mark.parametrize("env,kwargs,message", [
+    ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*HalfCheetah-v4"),
+    ("HalfCheetah-v9", "{}", "--env is HalfCheetah-v9"),
+    ("no_such_package:Env-v0", "{}", "not installed: .*no_such_package"),
+    ("nowhere/Env-v0", "{}", "Namespace nowhere not found"),
+    ("a b", "{}", "--env is a b"),
+    ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
+    ("CartPole-v1", "[1]", "--env-kwargs is"),
+    ("CartPole-v1", '{"wind": 1}', "--env-kwargs is .*wind"),
+])
+def test_unusable_environments(env, kwargs, message):
+    with pytest.raises(UsageError, match=message):
+        make_envs(Config(env=env, env_kwargs=kwargs), 1)
+
+
+def test_a_missing_extra_names_the_command():
+    no_box2d = gym.error.DependencyNotInstalled("Box2D is not installed")
+    for env, error, extra in [("ALE/Pong-v5", ModuleNotFoundError("No ale_py"), "atari"),
+                              ("LunarLander-v3", no_box2d, "box2d")]:
+        with pytest.raises(UsageError, match=rf"pip install -e '\.\[{extra}\]'"):
+            with envs.refusing_bad_env(Config(env=env)):
+                raise error
+
+
+def test_a_bug_of_the_environment_is_not_taken_for_a_wrong_flag():
+    with pytest.raises(TypeError), envs.refusing_bad_env(Config()):
+        raise TypeError("in the environment's own code")
+
+
+def test_known_notices_are_silent_and_others_are_not(capfd):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        with envs.refusing_bad_env(Config()):
+            env = gym.make("HalfCheetah-v4")
+            warnings.warn("another notice", DeprecationWarning, stacklevel=1)
+        env.reset()
+        env.close()
+    assert [str(warning.message) for warning in seen] == ["another notice"]
+    assert capfd.readouterr() == ("", "")
+    assert not Path("MUJOCO_LOG.TXT").exists()
+    envs.print_mujoco_warning("Nan in QACC")
+    assert "Nan in QACC" in capfd.readouterr().err
+
+
+# ---- What is recorded
+
+def counters(num_envs):
+    """Environments whose every episode is known beforehand."""
+    return make_envs(Config(env="tests.envs:Counter-v0"), num_envs)
+
+
+def test_recorded_episodes_are_those_of_the_environments():
+    """Returns and lengths as written down by hand, and how long ago each episode ended."""
+    vector = counters(3)
+    vector.reset(seed=1)
+    popped = []
+    for steps in (5, 1, 14):                                    # popped at any rhythm
+        for _ in range(steps):
+            vector.step(vector.action_space.sample())
+        popped.append(vector.pop_episodes())
+    expected = [(20 - (step + 1), env, ep_ret, ep_len) for env in range(3)
+                for step, _, ep_ret, ep_len in script(env, 20)[1]]
+    later = (15, 14, 0)                                         # vector steps after each pop
+    got = [(ago + after, *rest) for after, part in zip(later, popped) for ago, *rest in part]
+    assert sorted(got) == sorted((ago, env, ep_ret, ep_len)
+                                 for ago, env, ep_ret, ep_len in expected) and len(got) > 9
+    assert vector.pop_episodes() == []
+    assert all(type(x) in (int, float) for x in got[0])
+
+
+def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():
+    plain = gym.make_vec("tests.envs:Counter-v0", 2, vectorization_mode="sync", vector_kwargs={
+        "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP})
+    vector = EpisodeRecorder(plain, clip_rewards=True)
+    vector.reset(seed=1)
+    rewards = [vector.step(vector.action_space.sample())[1] for _ in range(8)]
+    assert np.abs(rewards).max() == 1 and {0.5, 1} & set(np.abs(rewards).flatten())
+    expected = {(env, ep_ret, ep_len) for env in range(2)
+                for _, _, ep_ret, ep_len in script(env, 8)[1]}
+    got = {tuple(rest) for _, *rest in vector.pop_episodes()}
+    assert len(got) == len(expected) and max(abs(ret) for _, ret, _ in got) > 5
+
+
+def test_atari_rewards_are_clipped_and_returns_are_scores():
+    pytest.importorskip("ale_py")
+    vector = make_envs(Config(env="ALE/SpaceInvaders-v5"), 1)
+    assert isinstance(vector, EpisodeRecorder) and vector.clip_rewards
+    assert vector.single_observation_space.shape == (4, 84, 84)
+    vector.close()
+    assert not counters(1).clip_rewards
+
+
+class Vector(gym.vector.VectorEnv):
+    """Two environments that return what a test asks for, one step at a time."""
+
+    single_observation_space, single_action_space = Box(-9, 9, (1,)), Discrete(2)
+    num_envs, metadata = 2, {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+
+    def __init__(self, obs=0.0, rew=0.0, final_obs=0.0, at=3, kind=float):
+        self.given, self.at, self.kind = (obs, rew, final_obs), at, kind
+
+    def observe(self, value=0.0):
+        return np.array([[0.0], [value]]).astype(self.kind)
+
+    def reset(self, seed=None, options=None):
+        self.time = 0
+        return self.observe(self.given[0] if self.at == 0 else 0.0), {}
+
+    def step(self, actions):
+        self.time += 1
+        obs, rew, final_obs = self.given if self.time == self.at else (0.0,) * 3
+        ended = np.array([False, self.time == self.at])
+        final = np.array([None, self.observe(final_obs)[1]], dtype=object)
+        return (self.observe(obs), np.array([0.0, rew]), ended, ~ended & False,
+                {"final_obs": final, "_final_obs": ended})
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["obs", "rew", "final_obs"])
+def test_what_is_not_finite_is_refused_with_its_step(where, value):
+    vector = EpisodeRecorder(Vector(**{where: value}))
+    vector.reset()
+    for _ in range(2):
+        vector.step(np.zeros(2))
+    with pytest.raises(FloatingPointError, match="the environment returned NaN .* step 3 "):
+        vector.step(np.zeros(2))
+
+
+def test_a_first_observation_that_is_not_finite_is_refused():
+    with pytest.raises(FloatingPointError, match="the environment returned NaN"):
+        EpisodeRecorder(Vector(obs=math.nan, at=0)).reset()
+
+
+def test_final_observations_of_running_environments_do_not_count():
+    """ale-py's are garbage there. And whole numbers are always finite."""
+    class Dense(Vector):
+        def step(self, actions):
+            *rest, infos = super().step(actions)
+            return *rest, infos | {"final_obs": np.array([[math.nan], [0.0]])}
+
+    vector = EpisodeRecorder(Dense(at=1))
+    vector.reset()
+    vector.step(np.zeros(2))
+    vector = EpisodeRecorder(Vector(at=1, kind=np.uint8))
+    vector.reset()
+    vector.step(np.zeros(2))
+
+
+def test_observations_are_copies():
+    """The environment fills one array again and again."""
+    vector = counters(2)
+    first, _ = vector.reset(seed=1)
+    kept = first.copy()
+    vector.step(vector.action_space.sample())
+    assert np.array_equal(first, kept)
+
+
+# ---- Evaluation
+
+class Clockwork:
+    """A vector of environments: episodes of number i last i + 1 steps, and its k-th pays 10 k + i.
+
+    As an agent it does nothing.
+    """
+
+    def __init__(self, num_envs):
+        self.length, self.time = 1 + np.arange(num_envs), 0
+
+    def reset(self, seed):
+        self.seed = seed
+        return np.zeros(len(self.length)), {}
+
+    def act(self, obs, deterministic):
+        self.deterministic = deterministic
+        return obs
+
+    def env_act(self, act):
+        return act
+
+    def step(self, act):
+        self.time += 1
+        ended = self.time % self.length == 0
+        ret = 10 * (self.time // self.length) + self.length - 1
+        infos = {"episode": {"r": ret * ended, "l": self.length * ended}, "_episode": ended}
+        return act, ended * 0.0, ended, ended, infos if ended.any() else {}
+
+    def close(self):
+        self.length = None
+
+
+@pytest.mark.parametrize("episodes", [1, 2, 5])
+def test_of_each_environment_the_first_episode_counts_alone(episodes, monkeypatch):
+    """One that is done early plays another, shorter in sum than the longest first one."""
+    clock = Clockwork(episodes)
+    monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: clock)
+    returns, lengths = evaluate(clock, None, episodes, seed=7)
+    assert returns.tolist() == [10 + i for i in range(episodes)]
+    assert lengths.tolist() == [1 + i for i in range(episodes)]
+    assert clock.length is None                                 # closed
+    assert clock.seed == mpi.seed(7, 2) and clock.deterministic
+    clock.__init__(episodes)
+    evaluate(clock, None, episodes, seed=7, deterministic=False)
+    assert not clock.deterministic
+
+
+def test_an_episode_that_never_ends_is_refused(monkeypatch):
+    cfg = SimpleNamespace(env="Clock")
+    monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: Clockwork(num_envs))
+    evaluate(Clockwork(4), cfg, 4, seed=1, max_steps=4)
+    with pytest.raises(UsageError, match="--max-steps is 3, but 1 of 4 episodes of Clock did not"):
+        evaluate(Clockwork(4), cfg, 4, seed=1, max_steps=3)
+
+
+# ---- Memory
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_replay_buffer_that_cannot_fit_is_refused_with_its_size(monkeypatch, capsys, ranks):
+    sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 2_000_000}
+    monkeypatch.setattr(envs.os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(envs.mpi, "size", lambda: ranks)
+    cpu = torch.device("cpu")
+    envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks, cpu)
+    assert f"replay buffer: {500 * ranks:,} transitions, 2.00 GB" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=f"--buffer-size is {500 * ranks}, which takes 2.00 GB; "
+                                         "there are 2.00 GB of memory"):
+        envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks + 1, cpu)

@@ -1,0 +1,449 @@
+"""A run is saved, resumed, stopped and killed, and nothing is lost. With a toy algorithm."""
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests import helpers
+from tests.helpers import PATIENCE, mpiexec, refused
+from tests.toy import Config, Stop, Toy, numbers, rows, start, train
+from utils import checkpoint, run as run_module
+from utils.envs import make_envs
+from utils.logger import Logger
+from utils.rundir import open_run, read_config
+
+
+@pytest.fixture
+def log():
+    with start(Config(total_steps=1e6)) as run:
+        yield run
+
+
+def test_resumed_equals_uninterrupted():
+    train(Config(run_dir="whole"))
+    for stop_at in (200, 500, 700):
+        with pytest.raises(Stop):
+            train(Config(resume=stop_at > 200), stop_at=stop_at, always=True)
+    with open("run/progress.csv", "a") as file:                     # a kill after the checkpoint
+        file.write(rows()[-1]["step"].replace("7", "8") + ",1.0" + ",9" * 18 + "\n900,2")
+    with open("run/episodes.csv", "a") as file:
+        file.write("740,3.0,1,5.0,3\n7")
+    train(Config(resume=True))
+    assert numbers("run") == numbers("whole") and len(numbers("run")) == 8
+    ends = [[row["step"], row["ep_ret"]] for row in rows("episodes.csv", "run")]
+    assert ends == [[row["step"], row["ep_ret"]] for row in rows("episodes.csv", "whole")]
+    times = [float(row["time"]) for row in rows()]
+    assert times == sorted(times)
+
+
+def test_same_seed_same_numbers():
+    train(Config(run_dir="a"))
+    train(Config(run_dir="b"), always=True)                         # saving changes nothing
+    train(Config(run_dir="c", seed=2))
+    assert numbers("a") == numbers("b") != numbers("c")
+
+
+def test_when_it_saves(log):
+    def saved():
+        return checkpoint.load_resume("run")[0]
+    assert saved() == 0                                             # --resume works at once
+    log.advance(100)
+    assert saved() == 100                                           # the first report
+    log.advance(100)
+    assert saved() == 100
+    log.saved -= 61
+    log.advance(100)
+    assert saved() == 300                                           # a minute after the last
+    log.saved, log.save_seconds = log.saved - 61, 10.0              # a replay buffer: slower
+    log.advance(100)
+    assert saved() == 300
+    log.saved -= 140
+    log.advance(100)
+    assert saved() == 500
+    log.advance(10**6)
+    assert saved() == log.step == checkpoint.load_file("run/policy.pt")["step"]     # the end
+
+
+@pytest.mark.parametrize("killed_by", ["open", "save_policy", "save_resume"])
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, killed_by):
+    """It has its config.json and nothing to lose."""
+    def killed(*args):
+        raise Stop
+
+    train(Config(run_dir="whole", seed=3))
+    train(Config(run_dir="other", seed=5))
+    target = {"open": Logger, "save_policy": Toy, "save_resume": checkpoint}[killed_by]
+    for name, more in [("run", {}), ("warm", {"init_from": "other"})]:
+        with monkeypatch.context() as patch, pytest.raises(Stop):
+            patch.setattr(target, killed_by, killed)
+            train(Config(run_dir=name, seed=3, **more))
+        assert not checkpoint.resume_folders(name)
+    train(Config(run_dir="run", seed=3, resume=True))
+    assert numbers("run") == numbers("whole")
+    weights = checkpoint.load_file("other/policy.pt")["agent"]["weight"]
+    agent = torch.nn.Linear(3, 2)
+    with start(Config(run_dir="warm", seed=3, init_from="other", resume=True), agent) as log:
+        assert log.step == 0 and torch.equal(agent.weight, weights)
+    assert read_config("warm")["init_from"] == {"run": "other", "step": 800}
+
+
+def test_best_policy():
+    agent = torch.nn.Linear(3, 2)
+    with start(Config(), agent) as log:
+        log.advance(100)
+        assert not Path("run/best.pt").exists()
+        for ret, spread in ((-5.0, 0.0), (7.0, 1.0), (6.0, 9.0), (5.0, 0.0)):
+            torch.nn.init.constant_(agent.weight, ret)
+            log.advance(100, eval_ret=[ret - spread, ret + spread])  # the mean decides
+        log.saved = -1e9
+        log.advance(100)
+    with start(Config(resume=True), agent) as log:
+        log.advance(100, eval_ret=[6.5])                             # the best is remembered
+    best = checkpoint.load_file("run/best.pt")
+    assert best["step"] == 300 and (best["agent"]["weight"] == 7).all()
+    assert Config(**best["settings"]) == Config()
+
+
+@dataclass(frozen=True)
+class Rare(Config):
+    """With the setting that says when reports are due."""
+
+    report_every: int = 250
+
+
+def test_reports_are_due_at_multiples_of_report_every_and_at_the_end():
+    """What is stored in between waits for the next report; `metrics` count only where it is due."""
+    with start(Rare(total_steps=700)) as log:
+        for number in range(1, 8):
+            log.store(stored=number)
+            log.advance(100, passed=number)
+    assert [row["step"] for row in rows()] == ["300", "500", "700"]
+    assert [row["stored"] for row in rows()] == ["2.0", "4.5", "6.5"]
+    assert [row["passed"] for row in rows()] == ["3.0", "5.0", "7.0"]
+
+
+@pytest.mark.parametrize("every,report_every,expected", [
+    (250, 1, [300, 500, 800, 1000]), (300, 1, [300, 600, 900, 1000]), (2000, 1, [1000]),
+    (100, 1, [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]),
+    (100, 400, [400, 800, 1000]), (500, 400, [800, 1000]), (0, 1, [])])
+def test_evaluation_is_due(every, report_every, expected, monkeypatch):
+    """At the first report that reaches a multiple, and at the end, multiple or not."""
+    calls = []
+
+    def evaluate(agent, cfg, episodes, seed):
+        calls.append((agent, cfg.env, episodes, seed))
+        return np.array([1.0, 3.0]), None
+
+    monkeypatch.setattr(run_module, "evaluate", evaluate)
+    agent = torch.nn.Linear(3, 2)
+    cfg = Rare(eval_every=every, total_steps=1000, report_every=report_every, seed=5)
+    with start(cfg, agent) as log:
+        for _ in range(10):
+            log.advance(100)
+    due = [int(row["step"]) for row in rows() if row.get("eval_ret_mean")]
+    assert due == expected
+    assert calls == [(agent, "CartPole-v1", 10, 5)] * len(expected)
+    assert not expected or rows()[-1]["eval_ret_max"] == "3.0"
+
+
+def test_episodes_have_the_step_at_which_they_ended():
+    """Whatever the rhythm of reports: here every 15 or 30 of the steps of 3 environments."""
+    cfg = Rare(env="tests.envs:Counter-v0", num_envs=3, report_every=20, total_steps=60)
+    with Toy(cfg) as log:
+        vector = make_envs(cfg, log.num_envs)
+        step = log.restore(torch.nn.Linear(3, 2))
+        vector.reset(seed=log.env_seed)
+        while step < cfg.total_steps:
+            for _ in range(5):
+                vector.step(vector.action_space.sample())
+            step += 15
+            log.report(step, vector)
+    assert [row["step"] for row in rows()] == ["30", "45", "60"]
+    expected = [(3 * (at + 1), env, ep_ret, ep_len) for env in range(3)
+                for at, _, ep_ret, ep_len in helpers.script(env, 20)[1]]
+    got = [(int(row["step"]), int(row["env"]), float(row["ep_ret"]), int(row["ep_len"]))
+           for row in rows("episodes.csv")]
+    assert got == sorted(expected) and len(got) > 9
+
+
+def test_a_run_that_restarts_at_0_hides_what_tensorboard_got_before():
+    """Killed after its first report, while the checkpoint of step 0 was its only one."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    with start(Config()) as log:
+        log.reports = 1                                         # no checkpoint at the first one
+        log.advance(100, loss=1.0)
+        log.advance(50, loss=2.0)
+    assert checkpoint.resume_folders("run").keys() == {0}
+    with start(Config(resume=True)) as log:
+        assert log.step == 0
+        log.advance(100, loss=3.0)
+    board = EventAccumulator("run").Reload()
+    assert [(event.step, event.value) for event in board.Scalars("loss")] == [(100, 3.0)]
+
+
+def test_no_signal_handler_and_no_directory_before_restore():
+    """Until then a run may still be refused."""
+    before = signal.getsignal(signal.SIGTERM)
+    with Toy(Config()):
+        assert signal.getsignal(signal.SIGTERM) is before and not os.listdir(".")
+
+
+def test_damaged_checkpoints_are_refused():
+    with pytest.raises(Stop):
+        train(Config(), stop_at=200)
+    path = Path("run/resume-100/rank0.pt")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:len(whole) // 2])
+    assert "rank0.pt is damaged" in refused(train, Config(resume=True))
+    path.write_bytes(whole)
+    torch.save({"step": 100}, path)
+    assert "rank0.pt is damaged or no checkpoint: it lacks state" in refused(
+        train, Config(resume=True))
+    torch.save(torch.load(io.BytesIO(whole)) | {"state": {"agent": {}}}, path)
+    assert "its weight is absent" in refused(train, Config(resume=True))
+    saved = torch.load(io.BytesIO(whole))
+    del saved["state"]["optimizer"]
+    torch.save(saved, path)
+    assert "no checkpoint of this program: KeyError 'optimizer'" in refused(
+        train, Config(resume=True))
+    path.write_bytes(whole)
+    config = Path("run/config.json").read_text()
+    Path("run/config.json").write_text(config.replace('"width": 2', '"width": 5'))
+    assert "its weight is [2, 3], not [5, 3]" in refused(train, Config(resume=True))
+    Path("run/config.json").write_text(config)
+    train(Config(resume=True))
+
+
+def test_init_from_takes_the_policy_alone():
+    other = train(Config(run_dir="other", seed=5))
+    agent = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(agent.parameters())
+    with start(Config(init_from="other"), agent, optimizer=optimizer) as log:
+        assert torch.equal(agent.weight, other.weight)
+        assert log.step == 0 and not optimizer.state
+        log.advance(100)
+    assert read_config("run")["init_from"] == {"run": "other", "step": 800}
+    os.rename("other", "gone")                                      # not needed a second time
+    with start(Config(resume=True), agent, optimizer=optimizer) as log:
+        assert log.step == 100
+
+
+def test_init_from_what_does_not_fit():
+    train(Config(run_dir="other"))
+    assert "no nowhere/policy.pt" in refused(open_run, Config(init_from="nowhere"))
+    cfg = Config(init_from="other", width=4)
+    assert "its weight is [2, 3], not [4, 3]" in refused(train, cfg)
+
+
+@pytest.mark.parametrize("number,status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_ends(number, status, capfd):
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as caught, start(Config()) as log:
+        log.advance(100)
+        log.advance(100)
+        os.kill(os.getpid(), number)
+        assert checkpoint.load_resume("run")[0] == 100              # not in the middle of a phase
+        log.advance(100)
+    assert caught.value.code == status
+    assert checkpoint.load_resume("run")[0] == checkpoint.load_file("run/policy.pt")["step"] == 300
+    assert len(rows()) == 3
+    assert signal.getsignal(number) is before
+    assert "next report" in capfd.readouterr().err
+
+
+def test_a_second_ctrl_c_ends_at_once():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), start(Config()) as log:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)                         # one Ctrl-C, come by two ways
+        log.signal_time -= 1
+        os.kill(os.getpid(), signal.SIGINT)
+        pytest.fail("the second Ctrl-C was not noticed")
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_threads_leave_the_signals_alone():
+    done, before = [], signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=lambda: done.append(train(Config())))
+    thread.start()
+    thread.join()
+    assert done and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_full_disk(monkeypatch):
+    def full(*args):
+        raise OSError(28, os.strerror(28))
+    with pytest.raises(OSError, match="cannot write .*policy.pt: No space left"):
+        with start(Config()) as log:
+            log.advance(100)
+            log.saved = -1e9
+            monkeypatch.setattr(torch, "save", full)
+            log.advance(100)
+    assert checkpoint.load_resume("run")[0] == 100
+    assert not list(Path("run").rglob("*.tmp"))
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_a_disk_too_full_for_a_row(log, monkeypatch, half):
+    class Full:
+        def write(self, data):
+            if half:
+                return len(data) - 1
+            raise OSError(28, os.strerror(28))
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(log.logger.progress, "file", Full())
+    with pytest.raises(OSError, match="cannot write .*progress.csv: No space left on device"):
+        log.advance(100)
+
+
+def script(text, *command):
+    """Runs a script in a process of its own, where `train` and the others above are at hand."""
+    # A kill loses nothing that was written; only a power cut needs the slow fsync.
+    text = ("from tests.utils.test_saving import *\nos.fsync = lambda descriptor: None\n"
+            + textwrap.dedent(text))
+    return subprocess.run([*command, sys.executable, "-c", text], capture_output=True, text=True,
+                          timeout=PATIENCE)
+
+
+def test_killed_again_and_again():
+    """SIGKILL at random moments, then --resume: in the end the very rows of an undisturbed run.
+
+    Moments are counted in calls of functions, which the load of the machine does not change.
+    """
+    done = script("""
+        import random
+        from dataclasses import replace
+        calls, deadly = 0, -1
+
+        def count(frame, event, arg):
+            global calls
+            calls += 1
+            if calls == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        cfg = Config(total_steps=1200)
+        train(replace(cfg, run_dir="whole"))                    # the first one imports more
+        sys.setprofile(count)
+        train(replace(cfg, run_dir="again"), always=True)
+        sys.setprofile(None)
+        half = calls // 2
+        kills, status = 0, None
+        while status != 0:                                      # also of one with nothing to do
+            calls, deadly = 0, random.randrange(half)           # each child's own moment
+            child = os.fork()
+            if child == 0:
+                sys.setprofile(count)
+                train(replace(cfg, resume=os.path.exists("run/config.json")), always=True)
+                os._exit(0)
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert status in (0, -signal.SIGKILL), status
+            kills += status != 0
+        assert numbers("run") == numbers("whole") and len(numbers("run")) == 12
+        assert kills >= 2
+        """)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr
+
+
+TWO_RANKS = """
+    from utils import mpi
+    rank, told = mpi.rank(), {}
+
+    def begin(name, **kwargs):
+        return start(Config(run_dir=name, **kwargs))
+
+    def ending(action, *args):
+        try:
+            action(*args)
+        except BaseException as error:
+            return f"{type(error).__name__}: {error}"
+
+    with begin("numbers") as log:           # names that one rank lacks, episodes of both
+        both = {"a": torch.arange(3.0) + 10 * rank, "b": rank}
+        log.advance(100, (22 + rank, 1, 5.0 + rank, 3), **both, **({"c": 7} if rank else {}))
+        log.advance(100, *[(24, 0, 1.0, 1)] * rank)
+        if rank == 1:                       # only one rank is told to stop
+            os.kill(os.getpid(), signal.SIGTERM)
+        told["signal"] = ending(log.advance, 100)
+
+    torch.manual_seed(rank)                 # the agent of rank 0 is everybody's from the start
+    agent = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    agent[1].running_mean += rank + 1
+    kept = agent[0].weight.detach().clone()
+    optimizer = mpi.Adam(agent)
+    with start(Config(run_dir="equal"), agent, optimizer=optimizer) as log:
+        told["kept"] = torch.equal(agent[0].weight, kept)
+        told["state"] = {name: x.tolist() for name, x in agent.state_dict().items()}
+        optimizer.flat.zero_()                  # still views of the optimizer's vector
+        told["views"] = agent[0].weight.abs().sum().item() == 0
+
+    with begin("nan") as log:
+        log.advance(100, loss=1.0)
+        told["nan"] = ending(lambda: log.advance(100, loss=float("nan") if rank else 1.0))
+
+    save = torch.save
+    with begin("full") as log:
+        log.advance(100)
+        log.saved = -1e9
+        if rank == 1:
+            torch.save = lambda *args: os.close(-1)
+        told["full"] = ending(log.advance, 100)
+        torch.save = save
+
+    for late in (1, 0):                     # the clock of one rank says that a checkpoint is due
+        with begin(f"late{late}", total_steps=1000) as log:
+            log.advance(100)
+            log.saved = -1e9 if rank == late else log.saved
+            log.advance(100)
+            mpi.barrier()                   # rank 0 has put it in its place
+            told[f"late{late}"] = checkpoint.load_resume(f"late{late}")[0]
+
+    with begin("whole", total_steps=300) as log:
+        for _ in range(3):
+            log.advance(100, noise=torch.randn(3) * (rank + 1))
+    with begin("resumed", total_steps=200) as log:
+        for _ in range(2):
+            log.advance(100, noise=torch.randn(3) * (rank + 1))
+    with begin("resumed", total_steps=300, resume=True) as log:
+        log.advance(100, noise=torch.randn(3) * (rank + 1))
+
+    Path(f"rank{rank}.json").write_text(json.dumps(told))
+    """
+
+
+def test_two_ranks():
+    done = script(TWO_RANKS, mpiexec(), "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads(Path(f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    for rank in told:
+        assert rank["signal"] == "SystemExit: 143"
+        assert "loss is nan at step 200" in rank["nan"]
+        assert (rank["late1"], rank["late0"]) == (100, 200)     # rank 0 decides for all
+        assert rank["full"].startswith("OSError: cannot write full/resume-200.tmp/rank1.pt")
+    assert [rank["kept"] for rank in told] == [True, False] and all(r["views"] for r in told)
+    assert told[0]["state"] == told[1]["state"] and told[0]["state"]["1.running_mean"] == [1, 1]
+    first, second, _ = rows(run="numbers")
+    assert [first[f"a_{what}"] for what in ("mean", "min", "max")] == ["6.0", "0.0", "12.0"]
+    assert float(first["a_std"]) == pytest.approx(np.std([0, 1, 2, 10, 11, 12]))
+    assert (first["b"], first["c"], second["c"]) == ("0.5", "7.0", "")
+    ends = [[row[name] for name in ("step", "env", "ep_ret")]
+            for row in rows("episodes.csv", "numbers")]
+    assert ends == [["8", "3", "6.0"], ["12", "1", "5.0"], ["104", "2", "1.0"]]
+    assert checkpoint.resume_folders("numbers").keys() == {300}
+    assert len(rows(run="nan")) == 1 and checkpoint.resume_folders("nan").keys() == {100}
+    assert checkpoint.resume_folders("full").keys() == {100}
+    assert sorted(os.listdir("full/resume-100")) == ["rank0.pt", "rank1.pt"]
+    assert numbers("whole") == numbers("resumed")
+    assert "saved by 2 processes" in refused(checkpoint.load_resume, "full")
