@@ -446,10 +446,20 @@ def test_ruff():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_contributing_names_tests_that_are_there():
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text("utf-8")))
-    there = "".join(path.read_text("utf-8") for path in tracked("tests/*/test_*.py"))
-    assert len(named) > 40 and named <= set(re.findall(r"^def (test_\w+)", there, re.MULTILINE))
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")         # [text](path#section)
+PATH = re.compile(r"`([\w./]+/[\w.]+\.(?:py|md|csv|toml|ipynb|svg))`")
+
+
+DOCUMENTS = [path for path in tracked("*.md") if path.name != "CHANGELOG.md"]    # tells of the past
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documents_name_files_that_are_there(path):
+    """Links are relative to the document; a path in backticks begins at the root."""
+    text = path.read_text(encoding="utf-8")
+    missing = [link for link in LINK.findall(text) if not (path.parent / link).exists()]
+    missing += [name for name in PATH.findall(text) if not (ROOT / name).exists()]
+    assert not missing
 
 
 # ---- Tests of the rules

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from utils import mpi, ranks
+from utils import launch, mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
@@ -27,9 +27,9 @@ SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "ima
         "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
 # Only the settings that the algorithm's Config has are used.
-SMALL = {"num_envs": 2, "batch": 64, "minibatch": 32, "epochs": 2, "v_steps": 3, "hidden": (8, 8),
-         "report_every": 8, "start_steps": 64, "buffer_size": 64, "target_every": 16,
-         "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
+SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size": 32, "epochs": 2,
+         "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64,
+         "target_every": 16, "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
 
 
 # ---- The plugin
@@ -76,7 +76,8 @@ def plain(name):
 def run_algo(name):
     algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
-    for env in ("CartPole-v1", "Pendulum-v1"):
+    images = ["tests.envs:Bright-v0"] if name == "dqn_atari" else []
+    for env in ("CartPole-v1", "Pendulum-v1", *images):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
                     "env_kwargs": '{"max_episode_steps": 30}'} | SMALL
@@ -104,11 +105,12 @@ def run_helper(name):
         import plot
 
         plot.main(plot.Plot(("run",), smooth=1, out="curves.svg"))
-    elif name in ("mpi", "ranks"):
+    elif name in ("mpi", "launch", "run"):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --batch 64 --total-steps 128".split()
+        flags = ("-m algos.ppo --env CartPole-v1 --num-envs 2 --rollout-steps 64 "
+                 "--total-steps 128").split()
         command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
-        env = ranks.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+        env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
         assert "differ from those of rank 0" not in done.stderr, "the run's own check"
         done.check_returncode()
