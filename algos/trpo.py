@@ -40,7 +40,7 @@ a number for each weight of the policy:
     S       = mean (pi(a | s) / pi_old(a | s) - 1) A,  g = grad S          (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
     F v     = grad (v' grad KL) + damping v                               (10)
-    F x     = g, solved for x by the conjugate gradient method            (11)
+    F x     = g, by the conjugate gradient method; r = g - F x            (11)
     step    = 0.8^k sqrt(2 max_kl / (x' F x)) x, with the first k of 0, 1, ...
               for which S > 0 and KL <= max_kl; none: no step at all      (12)
 

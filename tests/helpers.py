@@ -91,7 +91,7 @@ def bare(algo):
 
 
 def refuses_columns(function, count, *rest):
-    """Each of the first `count` arguments must be refused if it is [4, 1] and the others are [4]."""
+    """The function must refuse each of its first `count` arguments as [4, 1] beside others [4]."""
     for at_fault in range(count):
         args = [torch.ones(4, 1) if at == at_fault else torch.ones(4) for at in range(count)]
         with pytest.raises(AssertionError):
@@ -133,12 +133,12 @@ def script(number, steps):
 
 
 def parameters(agent):
-    """All parameters of a module as one vector, a copy."""
+    """Return a copy of all parameters of a module as one vector."""
     return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
 
 class Descent(mpi.Adam):
-    """With a learning rate of 1, parameters move by the gradient."""
+    """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
 
     def step(self, lr):
         self.flat -= lr * self.grad
@@ -150,7 +150,7 @@ ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
-# Those that the algorithm's Config has.
+# Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
          "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
@@ -190,7 +190,7 @@ def make_rollout(algo, agent, seed=0):
 
 
 def onpolicy_optimizer(algo, agent, make=None):
-    """What `update` takes, as `train` makes it, or of the class `make`."""
+    """Return the optimizer that `update` takes: as `train` makes it, or of class `make`."""
     if algo is vpg:
         make = make or mpi.Adam
         return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
@@ -202,36 +202,36 @@ def onpolicy_optimizer(algo, agent, make=None):
 
 
 def fitting(optimizer):
-    """The class as one that the annotations of a2c let pass."""
+    """Return the class as a subclass of RMSProp, which the annotations of a2c require."""
     return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
 
 
 def learn(algo, agent, rollout, make=None, lr=1e-3):
-    """One update, the agent's first -> its parameters after it, and the metrics."""
+    """Make a first update. Return the parameters after it, and the metrics."""
     return learn_with(algo, agent, onpolicy_optimizer(algo, agent, make), rollout, lr)
 
 
 def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
-    """One update with this optimizer -> the agent's parameters after it, and the metrics."""
+    """Make an update with this optimizer. Return the parameters after it, and the metrics."""
     rest = [rollout] if algo is trpo else [rollout, lr]
     metrics = algo.update(agent, optimizer, *rest)
     return parameters(agent), metrics
 
 
 def steps_alone(algo, rew, terminated, done):
-    """A rollout of which only these [T, N] matter."""
+    """Return a rollout with these tensors [T, N], and zeros elsewhere."""
     nothing = torch.zeros(*rew.shape, 1)
     return algo.Rollout(nothing, nothing, rew, nothing, terminated, done)
 
 
 def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
-    """`compute_advantages` of these numbers, [T, N]."""
+    """Call `compute_advantages` with tensors [T, N]."""
     rollout = steps_alone(algo, rew, terminated, done)
     return algo.compute_advantages(rollout, val, next_val, gamma, lam)
 
 
 def reward_sums(algo, rew, done, last, gamma):
-    """`discounted_reward_sums` of these numbers, [T, N]."""
+    """Call `discounted_reward_sums` with tensors [T, N]."""
     rollout = steps_alone(algo, rew, torch.zeros_like(rew), done)
     return algo.discounted_reward_sums(rollout, last, gamma)
 
@@ -282,7 +282,7 @@ def offpolicy_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
 
 
 def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
-    """Transitions of random numbers, of which some terminate."""
+    """Return random transitions, of which some terminate."""
     torch.manual_seed(seed)
     parts = {"obs": torch.randn(size, 3), "act": 2 * torch.rand(size, 2) - 1,
              "rew": torch.randn(size), "next_obs": torch.randn(size, 3),
@@ -291,7 +291,7 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
 
 
 def offpolicy_optimizers(agent):
-    """Optimizers of an agent's networks, as `train` makes them."""
+    """Return the optimizers of an agent's networks, as `train` makes them."""
     named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
     if hasattr(agent, "log_alpha"):
         named["alpha"] = mpi.Adam(agent.log_alpha)
@@ -299,19 +299,19 @@ def offpolicy_optimizers(agent):
 
 
 def offpolicy_update(algo, agent, optimizers, batch, count=0):
-    """One call of a file's `update`; TD3's takes how many came before it."""
+    """Call a file's `update`. TD3's also takes the number of updates so far."""
     delay = [count] if name_of(algo) == "td3" else []
     return algo.update(agent, optimizers, batch, *delay)
 
 
 def flat(net):
-    """A copy of the weights of a network, or of a parameter, as one vector."""
+    """Return a copy of a parameter, or of a network's weights, as one vector."""
     params = [net] if isinstance(net, nn.Parameter) else net.parameters()
     return torch.cat([param.detach().flatten() for param in params])
 
 
 def gradient_in(net, loss_fn, *args):
-    """(loss, metrics, gradient in all weights of `net` as one vector) of a loss function."""
+    """Return a loss, its metrics, and its gradient in the weights of `net` as one vector."""
     loss, metrics = loss_fn(*args)
     grads = torch.autograd.grad(loss, list(net.parameters()))
     return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
@@ -319,7 +319,7 @@ def gradient_in(net, loss_fn, *args):
 
 @contextlib.contextmanager
 def noise_is(*draws):
-    """Inside, torch.randn_like returns these tensors, one per call; every one must be drawn."""
+    """Make torch.randn_like return these tensors, one per call. All of them must be used."""
     left, plain = list(draws), torch.randn_like
 
     def given(like):
@@ -361,12 +361,12 @@ DQN_SPACES = {"vector": VECTOR, "film": Box(0, 255, (4, 36, 40), np.uint8),
 
 
 def dqn_kind(algo, kind=""):
-    """Vectors for a file that takes them, else stacks of frames."""
+    """Return `kind`, or by default what the file takes: vectors, or stacks of frames (film)."""
     return kind or ("film" if name_of(algo) == "dqn_atari" else "vector")
 
 
 def dqn_quick(algo, **settings):
-    """The Config of a short run, on images for the file that takes nothing else."""
+    """Return the Config of a short run, with images for dqn_atari, which takes nothing else."""
     settings = {"env": "CartPole-v1", "update_every": 2} | settings
     if name_of(algo) == "dqn_atari" and settings["env"] == "CartPole-v1":
         settings |= {"env": "tests.envs:Counter-v0",
@@ -375,7 +375,7 @@ def dqn_quick(algo, **settings):
 
 
 def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
-    """A small agent; neither its weights nor its target's are the first ones."""
+    """Return a small agent whose weights, the target's included, differ from the initial ones."""
     torch.manual_seed(seed)
     cfg = quick(algo, **{"hidden": (16, 16)} | settings)
     agent = algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg)
@@ -385,7 +385,7 @@ def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
 
 
 def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
-    """Transitions of random numbers, of which some terminate."""
+    """Return random transitions, of which some terminate."""
     torch.manual_seed(seed)
     kind = dqn_kind(algo, kind)
     shape = (size, *DQN_SPACES[kind].shape)
@@ -396,15 +396,15 @@ def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
 
 
 def dqn_loss(algo):
-    """The loss function of the file."""
+    """Return the loss function of the file."""
     return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
 
 
 class Film(gym.Env):
-    """The script of tests/envs.py, seen as vectors, images or stacks of frames; it keeps a log.
+    """The script of tests/envs.py with vectors, images or stacks of frames as observations.
 
-    No two frames are equal. A stack begins with black frames, or with the first one repeated. One
-    array serves for all that is shown, as with Counter.
+    It logs its transitions. All frames differ. A stack starts with black frames or with copies of
+    the first one. All observations share one array, as in Counter.
     """
 
     def __init__(self, kind="film", black=True):
@@ -449,7 +449,7 @@ gym.register("Film-v0", Film, disable_env_checker=True)
 
 
 def film_envs(algo, num_envs, kind, black=True):
-    """(agent, environments, the same without wrappers, first observations) of Film."""
+    """Return an agent, Film environments, the same without wrappers, and first observations."""
     cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
     envs = make_envs(cfg, num_envs)
     plain = [env.unwrapped for env in envs.unwrapped.envs]
@@ -459,7 +459,7 @@ def film_envs(algo, num_envs, kind, black=True):
 
 
 def film_logs(algo, buffer, steps, num_envs, kind):
-    """Fill a buffer with so many steps of new environments -> what each of them did."""
+    """Fill a buffer with steps of new environments. Return the log of each environment."""
     agent, envs, plain, obs = film_envs(algo, num_envs, kind)
     for _ in range(steps):
         obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
@@ -508,7 +508,7 @@ CLOCK = {"time", "steps_per_second"}
 
 
 def quick(algo, env="tests.envs:Reach-v0", **settings):
-    """The Config of a short off-policy run of small networks; `hidden` only where it is known."""
+    """Return the Config of a short off-policy run with small networks, if it has `hidden`."""
     settings = {
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,
         "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings}
