@@ -30,7 +30,7 @@ ON_GRADIENTS = {"trpo", "acktr"}                                # these compute 
 LONGEST = 330, 460                                              # lines of code; lines in all
 LONGER = dict.fromkeys("trpo dqn_per rainbow ppo_lstm acer acktr".split(), (390, 540))
 WIDEST = 88                                                     # columns
-WIDEST_TEXT = 80                                                # columns of the docstring, for terminals
+WIDEST_TEXT = 80                                                # of the docstring, for terminals
 MOST_TUPLES = 3                                                 # a, b = x, y
 # Names that each file defines in its own way, and names that only a family of files shares.
 OWN = {"Config", "Agent", "update", "train", "actor_loss", "critic_loss"}
