@@ -4,18 +4,18 @@ The problem. VPG collects 64 steps from each environment for one step of its
 policy. A2C updates after every 10 steps, so that better actions are found and
 used sooner. The states of so short a rollout resemble each other; more
 environments make the batch diverse again. One gradient step on one joint loss
-trains actor, critic and the encoder that they share on images. The price:
-10 steps contain few rewards, so the advantages rely more on the critic.
+trains actor, critic and the encoder that they share on images. The price: 10
+steps contain few rewards, so the advantages rely more on the critic.
 
-Notation. The critic is V. s' is the state reached by an action; at the end of
-an episode it is the final state, not the first state of the next episode.
-`terminated` means that the environment reached a terminal state, `done` that
-the episode ended, by termination or by a time limit. A time limit is not a
-terminal state, so there we bootstrap from V(s'). The advantage A says how
-much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
-reward up to the end of the episode or rollout. (1) and (2) are generalized
-advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -27,8 +27,8 @@ advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target; mean, var and var(G) run over all data so far. A2C
-itself, where the coefficients are settings:
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
+A2C's own equation, whose coefficients are settings:
 
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
@@ -46,22 +46,22 @@ batch" in benchmarks/NOTES.md).
 
 These details matter, and each can be switched off: norm_obs (6), scale_rew
 (7), max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI
-Baselines. No mean is subtracted from rewards, since that can change the
-optimal policy.
+Baselines. Rewards are scaled but not centred: a constant added to every reward
+changes how much a longer episode is worth.
 
 Departures from the paper. Its A3C has parallel threads that collect and update
 without waiting for each other, so that gradients may be of old weights. Here
 all environments step together. GAE replaces the paper's n-step returns, which
-are lam = 1. Images go through the network of Mnih et al. 2015. tanh maps a
-Gaussian action into the action bounds. The Jacobian of tanh does not depend on
-the policy, so (8) omits it.
+are lam = 1. Images go through the network of Mnih et al. 2015. Gaussian
+actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
+tanh depends only on the action, so the gradient of (8) is right without it.
 
-Defaults: 10 steps in each of 16 environments give 160 samples for one
-gradient step; a million steps make 6,250 of them. In a healthy run on MuJoCo
+Defaults: 10 steps in each of 16 environments give 160 samples for one gradient
+step; a million steps make 6,250 of them. In a healthy run on MuJoCo
 `grad_norm` is 0.05 to 0.5, so that clipping is rare, `explained_variance`
 rises above 0.5 (with so few samples it is noisy) and `entropy` falls.
 
-Read after    algos/vpg.py, to see the changes:  diff algos/vpg.py algos/a2c.py
+Read after    algos/vpg.py, then:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.a2c    (learning curves: benchmarks/README.md)
 """
@@ -94,7 +94,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     report_every: int = 4000  # environment steps between reports
     rollout_steps: int = 160  # T x N, samples per rollout, from all environments
     lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
-    anneal_lr: bool = True  # decrease the learning rate linearly to zero
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -109,7 +109,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="rmsprop_eps")  # refuses values out of range
+        check_settings(self, positive="rmsprop_eps")  # or an error
         check_divides(self, "rollout_steps/num_envs")
 
 
@@ -123,7 +123,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """A small last layer makes the initial policy nearly the same in every state."""
+    """Small last weights make the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -145,14 +145,14 @@ class RunningStats(nn.Module):
         """Merge the moments of a batch into those so far (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        new = count / self.count  # the fraction of all samples that is new
+        new = count / self.count  # the weight of this batch
         delta = mean - self.mean
         self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
         self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics, all saved in the state dict."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -170,7 +170,7 @@ class Agent(nn.Module):
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared; it has 512 features
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
             sizes = (512,)
         else:
             self.encoder = nn.Identity()
@@ -181,7 +181,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -257,7 +257,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the next observations."""
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
@@ -272,13 +272,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -289,7 +289,7 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -343,7 +343,7 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     v_loss = value_loss(val, batch.ret)
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (9)
-    if cfg.ent_coef > 0:  # saves time
+    if cfg.ent_coef > 0:
         loss = loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
@@ -361,12 +361,12 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
-@torch.no_grad()  # gradients are computed inside `minimize` only
+@torch.no_grad()  # only `minimize` computes gradients
 def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
     """One gradient step on the whole rollout. Return metrics.
 
-    `minimize` calls the loss, backpropagates, averages the gradient over processes,
-    clips its norm and takes one RMSProp step. It returns the loss's metrics, detached.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), clips its norm, takes one RMSProp step and returns the metrics.
     """
     cfg = agent.cfg
     rew = rollout.rew

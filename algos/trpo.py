@@ -10,19 +10,19 @@ is the divergence between the old and the new policy.
 For a small step x of the weights, S is about g' x and KL about x' F x / 2. g
 is the gradient of S, and F, the Fisher matrix, holds the second derivatives of
 KL. Under the constraint, S is largest along F^-1 g: the natural gradient. It
-stretches the step where the policy is insensitive to the weights and shortens
-it where it is sensitive. Both are approximations, so a line search then tests
-the true S and KL.
+stretches the step in directions in which the policy hardly changes and
+shortens it in those in which it changes much. These are approximations, so a
+line search then tests S and KL themselves.
 
-Notation. The critic is V. s' is the state reached by an action; at the end of
-an episode it is the final state, not the first state of the next episode.
-`terminated` means that the environment reached a terminal state, `done` that
-the episode ended, by termination or by a time limit. A time limit is not a
-terminal state, so there we bootstrap from V(s'). The advantage A says how
-much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
-reward up to the end of the episode or rollout. (1) and (2) are generalized
-advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -33,25 +33,25 @@ advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-R is the critic's target; mean, var and var(G) run over all data so far. Now
-TRPO itself. pi_old is the policy that collected the data, v any vector of
-weights:
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
+TRPO's own equations, where pi_old collected the data and v is any vector with
+a number for each weight of the policy:
 
     S       = mean (pi(a | s) / pi_old(a | s) - 1) A,  g = grad S          (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
     F v     = grad (v' grad KL) + damping v                               (10)
-    F x     = g, solved for x by the conjugate gradient method            (11)
+    F x     = g, by the conjugate gradient method; r = g - F x            (11)
     step    = 0.8^k sqrt(2 max_kl / (x' F x)) x, with the first k of 0, 1, ...
               for which S > 0 and KL <= max_kl; none: no step at all      (12)
 
 Gradients in (8) and (10) are taken at pi = pi_old. There grad KL is zero, but
 its derivative F is not. F has a row for each weight and is never built: (11)
-needs only products F v, and (10) computes one by differentiating the scalar
-v' grad KL. With the square root, x' F x / 2 would be exactly max_kl for k = 0.
-`damping` keeps F invertible; it is part of x' F x and so shortens the step.
-KL is a sum over the dimensions of an action. Libraries that average over d
-dimensions allow d times as much KL with the same number. Advantages are not
-normalised, since (12) does not depend on their scale.
+needs only products F v, and (10) computes one by differentiating the scalar v'
+grad KL. For k = 0 the square root makes the approximate KL of the step exactly
+max_kl. `damping` keeps F invertible. It is part of x' F x, so it also shortens
+the step. KL is a sum over the dimensions of an action. Libraries that average
+over d dimensions allow d times as much KL with the same number. Advantages are
+not normalised, since (12) does not depend on their scale.
 
 The critic is fitted after the policy's step, by `v_steps` steps on (5) with
 random minibatches. With images, actor and critic share an encoder. The critic
@@ -59,18 +59,17 @@ does not train it, since that would move the policy, whatever max_kl says.
 
 Departures from the paper. GAE estimates the advantages. max_kl is 0.04 instead
 of 0.01. (6) and (7) come from OpenAI Baselines; when the statistics of (6) are
-updated, the policy changes slightly too. tanh maps a Gaussian action into the
-action bounds. The Jacobian of tanh does not depend on the policy, so it
-cancels in (8) and (9).
+updated, the policy changes slightly too. Gaussian actions are squashed by tanh
+and rescaled to the action bounds. The Jacobian of tanh depends only on the
+action, so it cancels in (8) and (9).
 
-Defaults: 256 steps in each of 8 environments give 2,048 samples for one
-step of the policy and 80 of the critic. In a healthy run on MuJoCo `kl` is 0.4
-to 0.9 times max_kl, `backtracks` is mostly 0, `improvement` is close to
+Defaults: 256 steps in each of 8 environments give 2,048 samples for one step
+of the policy and 80 of the critic. In a healthy run on MuJoCo `kl` is 0.4 to
+0.9 times max_kl, `backtracks` is mostly 0, `improvement` is close to
 `improvement_expected`, `cg_residual` grows from 0.01 to about 0.5,
 `explained_variance` rises above 0.9 and `entropy` falls.
 
-Read after    algos/vpg.py, to see the changes:
-              diff algos/vpg.py algos/trpo.py
+Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.trpo    (learning curves: benchmarks/README.md)
 """
@@ -134,7 +133,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """A small last layer makes the initial policy nearly the same in every state."""
+    """Small last weights make the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -156,14 +155,14 @@ class RunningStats(nn.Module):
         """Merge the moments of a batch into those so far (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        new = count / self.count  # the fraction of all samples that is new
+        new = count / self.count  # the weight of this batch
         delta = mean - self.mean
         self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
         self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics, all saved in the state dict."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -181,7 +180,7 @@ class Agent(nn.Module):
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared; it has 512 features
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
             sizes = (512,)
         else:
             self.encoder = nn.Identity()
@@ -192,7 +191,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -274,7 +273,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the next observations."""
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
@@ -289,13 +288,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -306,7 +305,7 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -466,12 +465,12 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
-@torch.no_grad()  # gradients are computed inside `minimize` only
+@torch.no_grad()  # only `minimize` computes gradients
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
     """One step of the policy, then `v_steps` of the critic. Return metrics.
 
-    `minimize` calls the loss, backpropagates, averages the gradient over processes
-    and takes one Adam step. It returns the loss's metrics, detached.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), takes one Adam step and returns the metrics.
     """
     cfg = agent.cfg
     rew = rollout.rew

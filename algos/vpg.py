@@ -27,15 +27,15 @@ probabilities always sum to 1:
 But it removes the largest source of noise: that some states are better than
 others, whatever the action. What remains is the advantage.
 
-Notation. The critic is V. s' is the state reached by an action; at the end of
-an episode it is the final state, not the first state of the next episode.
-`terminated` means that the environment reached a terminal state, `done` that
-the episode ended, by termination or by a time limit. A time limit is not a
-terminal state, so there we bootstrap from V(s'). The advantage A says how
-much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
-reward up to the end of the episode or rollout. (1) and (2) are generalized
-advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -47,26 +47,27 @@ advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target; mean, var and var(G) run over all data so far.
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
 
 Every update takes one step on (8) with the whole rollout, and then `v_steps`
 steps on (5), each with a random minibatch. The policy gets only one step, as
 its gradient is an expectation under the policy that collected the data. The
 advantages come from the critic before its steps: a critic that has already
 been fitted to R would explain away what they measure. They are not normalised,
-since Adam is nearly invariant to gradient scale. No mean is subtracted from
-rewards, since that can change the optimal policy. H is only reported. With
-images, actor and critic share an encoder that only the policy step trains.
+since Adam is nearly invariant to gradient scale. Rewards are scaled but not
+centred: a constant added to every reward changes how much a longer episode is
+worth. H is only reported. With images, actor and critic share an encoder that
+only the policy step trains.
 
 Departures from theory. A rollout is 64 steps per environment, often much
 shorter than an episode, so the sum in (2) ends early with V. A state late in
-an episode counts in full, without gamma^t. tanh maps a Gaussian action into
-the action bounds. The Jacobian of tanh does not depend on the policy, so (8)
-omits it.
+an episode counts in full, without gamma^t. Gaussian actions are squashed by
+tanh and rescaled to the action bounds. The Jacobian of tanh depends only on
+the action, so the gradient of (8) is right without it.
 
-Defaults: 64 steps in each of 8 environments give 512 samples for one step
-of the policy and 20 of the critic. A2C takes one joint step of both after only
-10 steps per environment. In a healthy run on MuJoCo `explained_variance` rises
+Defaults: 64 steps in each of 8 environments give 512 samples for one step of
+the policy and 20 of the critic. A2C takes one joint step of both after only 10
+steps per environment. In a healthy run on MuJoCo `explained_variance` rises
 above 0.8 within 100,000 to 200,000 steps, `policy_grad_norm` stays between
 0.03 and 0.4 after the first updates, and `entropy` falls slowly.
 
@@ -104,7 +105,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's learning rate at the start (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
-    anneal_lr: bool = True  # decrease the policy's learning rate linearly to zero
+    anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.97  # GAE's lambda: lower has more bias, higher more variance
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
@@ -114,7 +115,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self)  # refuses values out of range
+        check_settings(self)  # or an error
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -128,7 +129,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """A small last layer makes the initial policy nearly the same in every state."""
+    """Small last weights make the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -150,14 +151,14 @@ class RunningStats(nn.Module):
         """Merge the moments of a batch into those so far (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        new = count / self.count  # the fraction of all samples that is new
+        new = count / self.count  # the weight of this batch
         delta = mean - self.mean
         self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
         self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics, all saved in the state dict."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -175,7 +176,7 @@ class Agent(nn.Module):
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared; it has 512 features
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
             sizes = (512,)
         else:
             self.encoder = nn.Identity()
@@ -186,7 +187,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -261,7 +262,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the next observations."""
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
@@ -276,13 +277,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -293,7 +294,7 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -367,13 +368,13 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
-@torch.no_grad()  # gradients are computed inside `minimize` only
+@torch.no_grad()  # only `minimize` computes gradients
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
            lr: float) -> dict:
     """One step of the policy, then `v_steps` of the critic. Return metrics.
 
-    `minimize` calls the loss, backpropagates, averages the gradient over processes
-    and takes one Adam step. It returns the loss's metrics, detached.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), takes one Adam step and returns the metrics.
     """
     cfg = agent.cfg
     rew = rollout.rew

@@ -105,28 +105,29 @@ def one_process():
     """Return a, b, h, c, d in seconds, and the gradient's size W in bytes."""
     from algos import ppo
     from utils import mpi
+    from utils.envs import make_envs
 
-    mpi.choose_device(ppo.Config(), images=False)   # sets threads and memory as in a run
+    torch.set_num_threads(1)
+    torch.empty(30 << 20, dtype=torch.uint8)    # memory as in a run, see utils/run.py
     rollouts, updates = [], []
     for num_envs in ENVS:
         cfg = ppo.Config(num_envs=num_envs)
-        envs = ppo.make_envs(cfg, num_envs)
+        envs = make_envs(cfg, num_envs)
         agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
         obs, _ = envs.reset(seed=1)
         ppo.collect(agent, envs, obs, 20)
         rollouts.append(quickest(ppo.collect, agent, envs, obs, 100) / 100)
     rollout, *_ = ppo.collect(agent, envs, obs, 2048 // num_envs)
-    row, rest = rollout.rew, (rollout.terminated, rollout.done, 0.99, 0.95)
-    gae = quickest(ppo.gae, row, row, row, *rest) / len(row)
+    row = rollout.rew
+    gae = quickest(ppo.compute_advantages, rollout, row, row, 0.99, 0.95) / len(row)
     for minibatch in MINIBATCHES:
-        cfg = ppo.Config(num_envs=num_envs, minibatch=minibatch)
+        cfg = ppo.Config(num_envs=num_envs, minibatch_size=minibatch)
         agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        flat = mpi.flatten(agent)
-        optimizer = mpi.Adam(flat)
-        seconds = quickest(ppo.update, agent, flat, optimizer, rollout, 1e-4)
+        optimizer = mpi.Adam(agent)
+        seconds = quickest(ppo.update, agent, optimizer, rollout, 1e-4)
         seconds -= cfg.epochs * len(row) * gae
         updates.append(seconds / (cfg.epochs * 2048 / minibatch))
-    gradient_bytes = flat.numel() * flat.element_size()
+    gradient_bytes = optimizer.flat.numel() * optimizer.flat.element_size()
     return *line(ENVS, rollouts), gae, *line(MINIBATCHES, updates), gradient_bytes
 
 

@@ -62,10 +62,9 @@ def count_steps(library: str, env: str) -> dict[str, int]:
 
         register_optimizer_step_post_hook(counted("optimizer", lambda *_: None))
     else:
-        from algos import a2c
         from utils import mpi
 
-        for optimizer in (mpi.Adam, a2c.RMSProp):
+        for optimizer in (mpi.Adam, mpi.RMSProp):
             optimizer.step = counted("optimizer", optimizer.step)
     return counts
 
@@ -132,6 +131,7 @@ def profile(args: argparse.Namespace) -> None:
 
     from algos import ppo
     from utils import mpi
+    from utils.envs import make_envs
 
     seconds = dict.fromkeys(("environment", "policy while acting", "update"), 0.0)
 
@@ -145,10 +145,9 @@ def profile(args: argparse.Namespace) -> None:
 
     cfg = ppo.Config(env=ENV, num_envs=args.num_envs, torch_threads=args.threads or 1)
     torch.set_num_threads(cfg.torch_threads)
-    envs = ppo.make_envs(cfg, cfg.num_envs)
+    envs = make_envs(cfg, cfg.num_envs)
     agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    flat = mpi.flatten(agent)
-    optimizer = mpi.Adam(flat, eps=1e-5)
+    optimizer = mpi.Adam(agent, eps=1e-5)
     bare, actions = time.perf_counter(), envs.action_space.sample()
     obs, _ = envs.reset(seed=1)
     for _ in range(4000 // cfg.num_envs):
@@ -158,10 +157,10 @@ def profile(args: argparse.Namespace) -> None:
     agent.act = clocked("policy while acting", agent.act)
     start, steps = time.perf_counter(), 0
     while steps < args.steps:
-        rollout, obs, _ = ppo.collect(agent, envs, obs, cfg.batch // cfg.num_envs)
-        clocked("update", ppo.update)(agent, flat, optimizer, rollout, cfg.lr)
-        agent.observe(rollout)
-        steps += cfg.batch
+        rollout, obs = ppo.collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+        clocked("update", ppo.update)(agent, optimizer, rollout, cfg.lr)
+        agent.update_stats(rollout)
+        steps += cfg.rollout_steps
     total = time.perf_counter() - start
     seconds["the rest"] = total - sum(seconds.values())
     print(f"num_envs {cfg.num_envs}: {steps / total:.0f} steps/s, bare environments {bare:.0f} "
@@ -181,8 +180,8 @@ def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch
     """Return the steps per second of a PPO run, from its first report on."""
     with tempfile.TemporaryDirectory() as folder:
         path = run_ppo(f"{folder}/run", "--num-procs", str(procs), "--num-envs", str(num_envs),
-                       "--batch", str(batch), "--minibatch", str(minibatch), "--total-steps",
-                       str(updates * batch))
+                       "--rollout-steps", str(batch), "--minibatch-size", str(minibatch),
+                       "--total-steps", str(updates * batch))
         rows = list(csv.DictReader(path.open()))
     first, last = ({key: float(row[key]) for key in ("step", "time")}
                    for row in (rows[0], rows[-1]))

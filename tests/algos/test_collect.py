@@ -30,7 +30,8 @@ def config(env="tests.envs:Counter-v0", num_envs=3, env_kwargs=None, **settings)
     return ppo.Config(**{
         "env": env, "env_kwargs": json.dumps(env_kwargs or {}), "num_envs": num_envs,
         "total_steps": 24 * num_envs, "rollout_steps": 6 * num_envs,
-        "minibatch_size": 6 * num_envs, "epochs": 2, "hidden": (8,), "std_init": 1.0, "device": "cpu", **settings})
+        "minibatch_size": 6 * num_envs, "epochs": 2, "hidden": (8,),
+        "std_init": 1.0, "device": "cpu", **settings})
 
 
 def start(*args, **kwargs):

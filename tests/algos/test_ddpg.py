@@ -561,7 +561,7 @@ def test_evaluation_and_a_loaded_run_take_the_best_action(algo):
     agent = algo.train(cfg := quick(algo))
     returns, _ = evaluate(agent, cfg, 4, seed=3)
     torch.manual_seed(99)                                           # there is nothing to draw
-    loaded = play.load("run")
+    loaded = play.load_agent("run")
     assert np.array_equal(evaluate(loaded, cfg, 4, seed=3)[0], returns)
     assert len(set(returns)) == 4
     obs = np.float32([0.3])
@@ -585,7 +585,7 @@ def test_init_from_leaves_the_box_to_the_environment(algo):
     assert torch.equal(first.high, 2 * second.high) and torch.equal(second.high, torch.tensor(HIGH))
     assert torch.equal(first.low, 2 * second.low)
     assert moved(copies(first), second) == {"low", "high"}
-    assert torch.equal(play.load("second").low, second.low)
+    assert torch.equal(play.load_agent("second").low, second.low)
 
 
 # ---- Refusals

@@ -436,7 +436,8 @@ def check(buffer, logs):
     """The buffer holds the last steps of all environments, in their order, whole and unmixed."""
     steps = [log[t] for t in range(len(logs[0])) for log in logs]
     first = max(0, len(steps) - buffer.capacity)
-    assert buffer.num_stored == len(steps) - first and buffer.position == len(steps) % buffer.capacity
+    assert buffer.num_stored == len(steps) - first
+    assert buffer.position == len(steps) % buffer.capacity
     for k in range(first, len(steps)):
         row = {name: column[k % buffer.capacity] for name, column in buffer.columns.items()}
         obs, act, rew, next_obs, terminated, _ = steps[k]

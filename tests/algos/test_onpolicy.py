@@ -243,7 +243,8 @@ def test_statistics_are_those_of_all_rows_and_of_each_running_return(name, offse
         running = rew[t] + 0.9 * running * (1 - done[t - 1] if t else 1)
         returns.append(running)
     assert done.any()
-    for stats, values_seen in ((agent.obs_stats, rows), (agent.reward_sum_stats, np.ravel(returns))):
+    returns = np.ravel(returns)
+    for stats, values_seen in ((agent.obs_stats, rows), (agent.reward_sum_stats, returns)):
         close(stats.count, float(len(values_seen)))
         np.testing.assert_allclose(stats.mean, values_seen.mean(0), rtol=1e-6)
         np.testing.assert_allclose(stats.var, values_seen.var(0), rtol=1e-4)
@@ -661,7 +662,7 @@ def learn_share(name, folder):
     return result
 
 
-KL_LIMITS = (0.2, 0.4, 0.6, 0.8)                                     # of the way between two ranks' KLs
+KL_LIMITS = (0.2, 0.4, 0.6, 0.8)                # of the way between two ranks' KLs
 
 
 def stop_together(folder):

@@ -21,7 +21,6 @@ from tests.helpers import (
     vec,
 )
 
-
 gae = partial(helpers.gae, ppo)
 reward_sums = partial(helpers.reward_sums, ppo)
 
@@ -343,7 +342,8 @@ def test_normalize_adv_adds_its_epsilon_outside_the_root():
 
 @pytest.mark.eq("ppo", 8)
 def test_what_a_normalized_advantage_depends_on():
-    _, by_adv = gradients(lambda adv: ppo.normalize_advantages(adv)[0, 1], vec((1, 2, 3), (4, 5, 9)))
+    rows = vec((1, 2, 3), (4, 5, 9))
+    _, by_adv = gradients(lambda adv: ppo.normalize_advantages(adv)[0, 1], rows)
     high = math.sqrt(1.5)
     close(by_adv, vec((-high / 3, 2 * high / 3, -high / 3), (0, 0, 0)))
 

@@ -639,8 +639,8 @@ def clipped_shares(call):
 @vectors
 @pytest.mark.parametrize("num_steps", [1, 10])
 def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
-    agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64, ent_coef=0.01,
-                       max_grad_norm=0.2)
+    agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64,
+                       ent_coef=0.01, max_grad_norm=0.2)
     start, model = parameters(agent), their_ppo(agent, lr=1e-3)
     spy = Drifted()
     flat, metrics = learn(agent, make_rollout(agent), spy, lr=1e-3)

@@ -281,7 +281,7 @@ def test_a_step_that_goes_too_far_is_drawn_back_by_hand(max_kl):
     agent = tiny_agent(max_kl=max_kl, damping=0.0, cg_steps=9)
     batch = trpo.Batch(torch.zeros(2, 1), vec((2,), (0,)), vec(-1, 1))
     metrics = torch.no_grad()(trpo.policy_step)(agent, batch)
-    sizes = [(max_kl / 1.5) ** 0.5 * 0.8**k for k in range(10)]  # the step is this times (-1, 0, -1)
+    sizes = [(max_kl / 1.5) ** 0.5 * 0.8**k for k in range(10)]  # times (-1, 0, -1)
     kls = [(1 + size**2) * math.exp(2 * size) / 2 - 0.5 - size for size in sizes]
     k = next(k for k, kl in enumerate(kls) if kl <= max_kl)
     assert k == metrics["backtracks"] > 0
@@ -385,7 +385,7 @@ def test_settings_that_are_refused(settings):
 
 @vectors
 def test_the_step_is_that_of_sb3_contrib(kind):
-    """Their KL is a mean over dimensions, ours the sum: with d of them, our max_kl and damping are d times theirs.
+    """Their KL is a mean over d dimensions, ours the sum: our max_kl and damping are d times theirs.
 
     With actions drawn from the policy, and values that follow; ten updates, optimizer included.
     """

@@ -12,7 +12,7 @@ import pytest
 
 import plot
 from benchmarks import sb3, show, table
-from utils import collect
+from utils.results import sources
 
 SVG = "{http://www.w3.org/2000/svg}"
 AGAIN = "run: python benchmarks/table.py"
@@ -86,7 +86,7 @@ def test_a_figure_of_other_data_is_seen(remade, published, tmp_path):
 
 
 def test_rows_of_changed_code_are_marked_stale(published):
-    """A published row whose algorithm file or helper has changed is marked, or run again."""
+    """A published row whose algorithm or arithmetic has changed says so, or is run again."""
     rows = [line for line in table.README.read_text(encoding="utf-8").splitlines()
             if re.match(r"\| [\w/-]+-v\d+ \|.*\| plainrl \|", line)]
     stale = {}
@@ -98,8 +98,8 @@ def test_rows_of_changed_code_are_marked_stale(published):
     for env, _, algo, settings in stale:
         start = f"| {env} | {algo} | plainrl | {settings or 'default'} |"
         found = [row for row in rows if row.startswith(start)]
-        assert all("**stale**" in row for row in found), f"{start}: {AGAIN}"
-    assert sum("**stale**" in row for row in rows) <= len(stale), AGAIN
+        assert all("earlier version (commit " in row for row in found), f"{start}: {AGAIN}"
+    assert sum("earlier version" in row for row in rows) <= len(stale), AGAIN
 
 
 def test_every_result_names_its_code_and_is_small(published):
@@ -121,17 +121,13 @@ def test_anchors():
     assert vel["PPO", "Walker2d"] == 2952 and vel["TRPO", "HalfCheetah"] > 0
 
 
-def test_figures_of_the_readme_are_those_of_the_benchmarks():
-    """Returns of seeds and their means, in the tables of "What is measured"."""
+def test_figures_of_the_readme_are_in_the_tables():
+    """The README quotes a few returns, written like 4,111."""
     whole = (table.README.parents[1] / "README.md").read_text(encoding="utf-8")
-    section = whole.split("## What is measured")[1].split("\n## ")[0]
-    copied = {cell for line in section.splitlines() if line.startswith("|")
-              for cell in line.strip("|").split("|")}
-    copied = {cell.strip() for cell in copied if re.fullmatch(r" *-?\d+( -?\d+)* *", cell)}
-    made = {re.sub(r" \[.*\]", "", cell).strip()
-            for part in table.PART.finditer(table.README.read_text(encoding="utf-8"))
-            for line in part[0].splitlines() for cell in line.split("|")}
-    assert len(copied) > 40 and copied <= made, copied - made
+    quoted = {figure.replace(",", "") for figure in re.findall(r"\b\d{1,2},\d{3}\b", whole)}
+    made = {figure for part in table.PART.finditer(table.README.read_text(encoding="utf-8"))
+            for figure in re.findall(r"-?\d+", part[0])}
+    assert quoted and quoted <= made, quoted - made
 
 
 # ---- How it is made
@@ -139,7 +135,8 @@ def test_figures_of_the_readme_are_those_of_the_benchmarks():
 def write(folder, train100, **more):
     result = {"algo": "ppo", "env": "Hopper-v4", "seed": 1, "settings": {}, "total_steps": 1000,
               "steps": 1024, "train100": train100, "eval": [train100 + 1, train100 + 3],
-              "curve": [[10, 1.0], [1000, 2.0]], "sources": collect.sources("ppo")} | more
+              "curve": [[10, 1.0], [1000, 2.0]], "sources": sources("ppo"),
+              "git_commit": "0123456789"} | more
     Path(folder).mkdir(parents=True)
     Path(folder, "result.json").write_text(json.dumps(result))
 
@@ -148,19 +145,20 @@ def test_table_and_its_marks():
     write("r/b", 30.0, seed=2)
     write("r/a", 10.0, seed=1)
     write("r/c", 5.0, library="peer", sources=None)
-    write("r/d", 5.0, env="Walker2d-v4", sources=collect.sources("ppo") | {"utils/mpi.py": "0"})
+    write("r/d", 5.0, env="Walker2d-v4", sources=sources("ppo") | {"utils/mpi.py": "0"},
+          git_commit="abcdef0123-dirty")
     write("r/e", 5.0, env="Walker2d-v4", seed=2, sources={})
-    write("r/f", 7.0, settings={"lr": 0.1})
+    write("r/f", 7.0, settings={"lr": 0.1}, sources=sources("ppo") | {"utils/old.py": "0"})
     lines = table.table(table.read(Path("r"))).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
-    ours = collect.sources("ppo")["algos/ppo.py"][:8]
+    ours = "01234567"
     assert cells == [
         ["Hopper-v4", "ppo", "peer", "default", "1,000", "1", "5", "5.00", "7", "7.00", "-"],
         ["Hopper-v4", "ppo", "plainrl", "default", "1,000", "1 2", "10 30", "20.0", "12 32", "22.0",
          ours],
         ["Hopper-v4", "ppo", "plainrl", "lr=0.1", "1,000", "1", "7", "7.00", "9", "9.00", ours],
         ["Walker2d-v4", "ppo", "plainrl", "default", "1,000", "1 2", "5 5", "5.00", "7 7", "7.00",
-         f"{ours} not known, **stale**: mpi.py"]]
+         f"{ours}, earlier version (commit abcdef01-dirty)"]]
 
 
 def test_a_changed_setting_is_no_default_whatever_its_budget():
@@ -172,21 +170,42 @@ def test_a_changed_setting_is_no_default_whatever_its_budget():
     assert table.difference(groups) == "```\n```"
 
 
-def test_a_helper_that_came_or_went_is_a_change():
-    now = collect.sources("ppo")
+def test_only_the_algorithm_and_its_arithmetic_make_a_row_stale():
+    now = sources("ppo")
     without = {name: made for name, made in now.items() if name != "utils/mpi.py"}
-    assert table.changed({"algo": "ppo", "sources": without}) == ["utils/mpi.py"]
-    gone = now | {"utils/old.py": "0"}
-    assert table.changed({"algo": "ppo", "sources": gone}) == ["utils/old.py"]
-    assert table.changed({"algo": "ppo", "sources": now}) == []
-    assert table.changed({"algo": "gone", "sources": {"algos/gone.py": "0"}}) == ["algos/gone.py"]
+    result = {"algo": "ppo", "env": "Hopper-v4", "settings": {}, "git_commit": "a"}
+    assert table.changed(result | {"sources": without}) == ["utils/mpi.py"]
+    assert table.changed(result | {"sources": now | {"utils/logger.py": "0"}}) == []
+    assert table.changed(result | {"sources": now}) == []
+    assert table.changed(result | {"sources": {}}) is table.changed(result) is None
+    gone = {"algo": "gone", "sources": {"algos/gone.py": "0"}}
+    assert table.changed(gone) == ["algos/gone.py"]
+
+
+def test_what_has_been_shown_holds_for_this_code_and_these_results_alone(monkeypatch, tmp_path):
+    now = sources("ppo")
+    entry = {"algo": "ppo", "env": "Hopper-v4", "settings": {"hidden": [8], "rollout_steps": 64},
+             "git_commit": "a", "steps": 9, "sources": now}
+    result = entry | {"sources": {"algos/ppo.py": "0"}}
+    monkeypatch.setattr(table, "SHOWN", tmp_path / "shown.json")
+    monkeypatch.setattr(show, "SHOWN", tmp_path / "shown.json")
+    assert table.read_shown() == [] and len(table.changed(result)) == 3
+    show.write_shown(entry)
+    assert table.changed(result) == []
+    for name, other in (("env", "Walker2d-v4"), ("git_commit", "b"), ("settings", {})):
+        assert len(table.changed(result | {name: other})) == 3
+    show.write_shown(entry | {"git_commit": "b", "steps": 8})
+    show.write_shown(entry | {"sources": now | {"utils/mpi.py": "0"}})      # of other code
+    assert len(table.changed(result)) == 3 and table.changed(result | {"git_commit": "b"}) == []
+    assert [(shown["git_commit"], shown["steps"]) for shown in table.read_shown()] == [
+        ("a", 9), ("b", 8)]
 
 
 def test_one_stale_seed_marks_the_row_and_seeds_are_in_order():
     write("r/a", 1.0, seed=2)
-    write("r/b", 3.0, seed=10, sources=collect.sources("ppo") | {"utils/mpi.py": "0"})
+    write("r/b", 3.0, seed=10, sources=sources("ppo") | {"utils/mpi.py": "0"})
     (row,) = table.table(table.read(Path("r"))).splitlines()[2:]
-    assert "| 2 10 | 1 3 |" in row and "**stale**: mpi.py |" in row
+    assert "| 2 10 | 1 3 |" in row and "earlier version (commit 01234567) |" in row
 
 
 def test_difference_by_hand():
@@ -425,16 +444,17 @@ def test_settings_of_the_peers():
 # ---- benchmarks/show.py
 
 def test_a_stale_row_is_shown_to_hold_only_where_it_does(monkeypatch, tmp_path, capsys):
-    asked, old = [], {"sources": {"algos/ppo.py": "0" * 64}, "settings": {"lr": 0.1}}
+    asked = []
+    old = {"sources": {"algos/ppo.py": "0" * 64}, "settings": {"lr": 0.1, "batch": 64}}
     for name, more in {"one": {"seed": 3}, "two": {"seed": 4},                 # a group
                        "differs": {"env": "Walker2d-v4"}, "empty": {"env": "Reacher-v4"},
                        "dirty": {"git_commit": "b-dirty"}, "peer": {"library": "peer"},
-                       "fresh": {"sources": collect.sources("ppo")}}.items():
+                       "fresh": {"sources": sources("ppo")}}.items():
         write(tmp_path / name, 1.0, **old | {"git_commit": "a"} | more)
 
-    def rows_of(code, algo, settings, folder):
-        asked.append((code == show.ROOT, algo, settings, folder.name))
-        rows = [{"step": "1"}] if settings["env"] != "Reacher-v4" else []
+    def rows_of(code, algo, settings, folder, steps):
+        asked.append((code == show.ROOT, algo, settings, folder.name, steps))
+        rows = [{"step": "1", "v_loss": "2.0"}] if settings["env"] != "Reacher-v4" else []
         return rows * (2 if settings["env"] == "Walker2d-v4" and code == show.ROOT else 1)
 
     def ran(command, **how):
@@ -442,40 +462,61 @@ def test_a_stale_row_is_shown_to_hold_only_where_it_does(monkeypatch, tmp_path, 
 
     before = {path: path.read_text() for path in tmp_path.rglob("result.json")}
     monkeypatch.setattr(show, "RESULTS", tmp_path)
+    for module in (show, table):
+        monkeypatch.setattr(module, "SHOWN", tmp_path / "shown.json")
     monkeypatch.setattr(show, "rows_of", rows_of)
     monkeypatch.setattr(show.subprocess, "run", ran)
     monkeypatch.setattr("sys.argv", ["show.py", "--steps", "4096"])
     assert show.main() == 1
-    now = {path.parent.name for path in before if path.read_text() != before[path]}
-    assert now == {"one", "two"}
-    result = json.loads((tmp_path / "two/result.json").read_text())
-    assert result["sources"] == collect.sources("ppo") and "4,096" in result["sources_shown"]
-    assert result["seed"] == 4 and result["train100"] == 1.0
-    envs = [settings["env"] for _, _, settings, _ in asked]
+    assert before == {path: path.read_text() for path in before}    # no result is rewritten
+    (entry,) = table.read_shown()
+    settings = {"lr": 0.1, "rollout_steps": 64}
+    assert entry == {"algo": "ppo", "env": "Hopper-v4", "settings": settings, "git_commit": "a",
+                     "steps": 4096, "sources": sources("ppo")}
+    envs = [settings["env"] for _, _, settings, *_ in asked]
     assert sorted(envs) == ["Hopper-v4"] * 2 + ["Reacher-v4"] * 2 + ["Walker2d-v4"] * 2
-    hopper = [(new, algo, settings) for new, algo, settings, _ in asked
-              if settings["env"] == "Hopper-v4"]
-    run = {"lr": 0.1, "env": "Hopper-v4", "seed": 3, "total_steps": 4096}
-    assert hopper == [(False, "ppo", run), (True, "ppo", run)]
-    assert len({folder for *_, folder in asked}) == 6
+    hopper = [(new, algo, given, steps) for new, algo, given, _, steps in asked
+              if given["env"] == "Hopper-v4"]
+    place = {"env": "Hopper-v4", "seed": 3}                         # each code has its own names
+    assert hopper == [(False, "ppo", old["settings"] | place, 4096),
+                      (True, "ppo", settings | place, 4096)]
+    assert len({folder for *_, folder, _ in asked}) == 6
     assert capsys.readouterr().out.count("NOT the same") == 2
+    assert show.main() == 1 and len(asked) == 10                    # Hopper's are shown
     monkeypatch.setattr("sys.argv", ["show.py", "--algos", "sac"])
-    assert show.main() == 0 and len(asked) == 6         # none of SAC is stale
+    assert show.main() == 0 and len(asked) == 10                    # none of SAC is stale
     monkeypatch.setattr("sys.argv", ["show.py"])
     for name, status in {"dirty": 1, "empty": 1, "differs": 0}.items():
         (tmp_path / name / "result.json").unlink()
-        write(tmp_path / f"good{name}", 1.0, **old | {"git_commit": "c"})
-        assert show.main() == status and asked[-1][2]["total_steps"] == 6144
+        write(tmp_path / f"good{name}", 1.0, **old | {"git_commit": f"c{name}"})
+        assert show.main() == status and asked[-1][-1] == 12288
     write(tmp_path / "again", 1.0, **old | {"git_commit": "b-dirty"})
     assert show.main() == 1
 
 
-def test_rows_of_a_short_run_have_no_clock(tmp_path):
-    settings = {"env": "CartPole-v1", "total_steps": 2048, "hidden": [8], "seed": 1}
-    first, again, other = (show.rows_of(show.ROOT, "vpg", settings | {"seed": seed},
-                                        tmp_path / str(number))
+def test_runs_are_equal_in_what_both_have_and_have_learned():
+    rows = [{"step": "1", "ep_ret_mean": "2", "loss": "3", "old": "4"},
+            {"step": "2", "ep_ret_mean": "2", "loss": "5", "old": "4"}]
+    assert show.equal(rows, [{k: v for k, v in row.items() if k != "old"} for row in rows])
+    assert show.equal(rows, [row | {"new": "1"} for row in rows])
+    assert not show.equal(rows, rows[:1]) and not show.equal([], [])
+    for name in ("step", "ep_ret_mean", "loss"):
+        assert not show.equal(rows, [rows[0], rows[1] | {name: "9"}])
+    warm_up = [row | {"loss": ""} for row in rows]
+    bare = [{k: row[k] for k in ("step", "ep_ret_mean")} for row in rows]
+    assert not show.equal(bare, bare)                               # nothing shows any learning
+    assert not show.equal([row | {"old": ""} for row in warm_up],
+                          [row | {"old": ""} for row in warm_up])
+
+
+def test_rows_of_a_short_run_have_no_clock_and_end_in_time(tmp_path):
+    settings = {"env": "CartPole-v1", "total_steps": 1e8, "num_envs": 2, "rollout_steps": 64,
+                "minibatch_size": 64, "epochs": 1, "hidden": [8]}
+    first, again, other = (show.rows_of(show.ROOT, "ppo", settings | {"seed": seed},
+                                        tmp_path / str(number), 256)
                            for number, seed in enumerate((1, 1, 2)))
-    assert first == again != other and first[-1]["step"] == "2048"
+    assert first == again != other
+    assert [row["step"] for row in first] == ["64", "128", "192", "256"]
     assert not {"time", "steps_per_second"} & first[0].keys()
-    with pytest.raises(SystemExit, match="vpg in .* failed:\n"):
-        show.rows_of(show.ROOT, "vpg", settings | {"lr": -1.0}, tmp_path / "bad")
+    with pytest.raises(SystemExit, match="ppo in .* failed:\n"):
+        show.rows_of(show.ROOT, "ppo", settings | {"lr": -1.0}, tmp_path / "bad", 256)

@@ -105,10 +105,10 @@ def run_helper(name):
         import plot
 
         plot.main(plot.Plot(("run",), smooth=1, out="curves.svg"))
-    elif name in ("mpi", "ranks"):
+    elif name in ("mpi", "launch", "run"):
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        flags = "-m algos.ppo --env CartPole-v1 --num-envs 2 --rollout-steps 64".split()
-        flags += ["--total-steps", "128"]
+        flags = ("-m algos.ppo --env CartPole-v1 --num-envs 2 --rollout-steps 64 "
+                 "--total-steps 128").split()
         command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
         env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

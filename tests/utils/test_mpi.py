@@ -1,5 +1,4 @@
-"""Averages against NumPy, one flat vector that the module reads, `--compile`, and ranks that end
-together."""
+"""Optimizers against PyTorch's, `--compile`, averages against NumPy, ranks that end together."""
 import copy
 import dataclasses
 import json
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import timeit
-import types
 from functools import partial
 
 import numpy as np
@@ -18,11 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers import (
-    PATIENCE,
-    mpiexec,
-)
-from utils import mpi, ranks
+from tests import toy
+from tests.helpers import PATIENCE, mpiexec
+from utils import launch, mpi
+from utils.run import Run, RunConfig, choose_device, share
 
 TWO_CORES = pytest.mark.skipif(os.cpu_count() < 2, reason="--num-procs 2 is refused on one core")
 
@@ -30,21 +27,23 @@ TWO_CORES = pytest.mark.skipif(os.cpu_count() < 2, reason="--num-procs 2 is refu
 TOY = '''
 import dataclasses, os, signal, sys, time
 import numpy as np, torch
-from utils import mpi, ranks
+from utils import mpi
+from utils.launch import launch
+from utils.run import share
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     num_procs: int = 1
 
 def train(cfg, mode):
+    launch(cfg)
     mpi.say("device: cpu")
     if mode == "refused":
-        mpi.share(3, "num_envs")
-    mpi.launch(cfg)
+        share(3, "num_envs")
     mpi.say("run: here")
     rank = mpi.rank()
     print(f"rank {rank} of {mpi.size()}", flush=True)
-    flat = mpi.flatten(torch.nn.Linear(3, 2))
+    grad = torch.zeros(8)
     if mode == "damaged file" and rank == 1:
         raise mpi.UsageError("rank1.pt is damaged")
     got = []
@@ -54,7 +53,7 @@ def train(cfg, mode):
         mpi.barrier()
         mpi.say("learning")
     while mode:
-        mpi.average(flat.grad)
+        mpi.average(grad)
         if mode == "nan" and rank == 1:
             raise FloatingPointError("pi_loss is nan")
         if mode == "killed" and rank == 1:
@@ -74,6 +73,7 @@ COLLECTIVES = '''
 import json, sys
 import numpy as np, torch
 from utils import mpi
+from utils.run import broadcast, share
 
 rank = mpi.rank()
 rng = np.random.default_rng(rank)
@@ -94,20 +94,33 @@ count, mean, var = mpi.moments(rows)
 out["moments"] = [count, mean.tolist(), var.tolist()]
 out["gather"] = mpi.gather({"rank": rank})
 out["bcast"] = mpi.bcast(f"from {rank}")
-out["share"] = mpi.share(12, "num_envs")
+out["share"] = share(12, "num_envs")
 
 net = torch.nn.Linear(3, 2)
-flat = mpi.flatten(net)
+broadcast(net)
 out["weights"] = net(torch.ones(3)).tolist()
-loss = net(torch.full((3,), float(rank))).sum()
-loss.backward()
-mpi.average(flat.grad)
-out["grad"] = net.weight.grad.tolist()
-mpi.check_equal(flat)
+before = net.weight.detach().clone()
+
+def loss_fn(net, x):
+    loss = net(x).sum()
+    return loss, {"loss": loss}
+
+class Descent(mpi.Optimizer):
+    def step(self, lr):
+        self.flat.sub_(self.grad, alpha=lr)
+
+optimizer = Descent(net)
+metrics = optimizer.minimize(loss_fn, net, torch.full((3,), float(rank)), lr=1.0)
+out["grad"] = (before - net.weight.detach()).tolist()
+out["norm"] = metrics["grad_norm"].item()
+before = net.weight.detach().clone()
+optimizer.minimize(loss_fn, net, torch.full((3,), float(rank)), lr=1.0, max_grad_norm=0.5)
+out["clipped"] = (before - net.weight.detach()).tolist()
+mpi.check_equal(optimizer.flat)
 if rank == 2:
-    flat.data[-1] = torch.nextafter(flat.data[-1], torch.tensor(9.0))
+    optimizer.flat[-1] = torch.nextafter(optimizer.flat[-1], torch.tensor(9.0))
 try:
-    mpi.check_equal(flat)
+    mpi.check_equal(optimizer.flat)
 except RuntimeError as error:
     out["differ"] = str(error)
 mpi.say("said once")
@@ -131,87 +144,246 @@ def small_net(seed=0):
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
-# ---------------------------------------------------------------------------- the flat vector
-def test_module_follows_the_flat_vector_and_keeps_its_values():
-    net, x = small_net(), torch.ones(3)
+# ------------------------------------------------------------------------------ optimizers
+def square_loss(net, x, target=0.0):
+    """A loss with the metrics of one, as algorithm files write them."""
+    out = net(x)
+    loss = (out - target).square().mean()
+    return loss, {"loss": loss, "out": out}
+
+
+class Descent(mpi.Optimizer):
+    """Parameters move by the gradient, times the learning rate."""
+
+    def step(self, lr):
+        self.flat.sub_(self.grad, alpha=lr)
+
+
+def params(net):
+    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+
+
+def gradient_of(net, x):
+    """By PyTorch alone, of a copy."""
+    twin = copy.deepcopy(net)
+    square_loss(twin, x)[0].backward()
+    return torch.cat([param.grad.flatten() for param in twin.parameters()])
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "compiled"])
+def compiling(request, monkeypatch):
+    """Both ways to the gradient; torch.compile itself is left out, since it takes a minute."""
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    monkeypatch.setattr(mpi, "COMPILE", request.param)
+
+
+def test_making_an_optimizer_changes_no_value():
+    net, x = small_net(), torch.randn(5, 3)
     before = net(x)
-    flat = mpi.flatten(net)
-    assert torch.equal(net(x), before) and flat.shape == (26,)
-    flat.data.zero_()
-    flat.data[-1] = 7.0
-    assert net(x).tolist() == [0.0, 7.0]
+    optimizer = Descent(net)
+    assert torch.equal(net(x), before) and torch.equal(optimizer.flat, params(small_net()))
 
 
-def test_module_follows_the_flat_vector_after_a_load():
-    net, other, x = small_net(0), small_net(1), torch.ones(3)
-    flat = mpi.flatten(net)
-    net.load_state_dict(other.state_dict())
-    assert torch.equal(net(x), other(x))
-    assert torch.equal(flat, nn.utils.parameters_to_vector(other.parameters()))
-    flat.data.zero_()
-    assert net(x).tolist() == [0.0, 0.0]
+def test_a_step_goes_down_the_gradient(compiling):
+    net, x = small_net(), torch.randn(5, 3)
+    before, expected = params(net), gradient_of(net, x)
+    metrics = Descent(net).minimize(square_loss, net, x, lr=0.5)
+    torch.testing.assert_close(params(net), before - 0.5 * expected)
+    torch.testing.assert_close(metrics["grad_norm"], expected.norm())
 
 
-def test_gradients_land_in_the_flat_gradient_and_are_summed():
-    net, twin, x = small_net(), small_net(), torch.ones(3)
-    flat = mpi.flatten(net)
-    for _ in range(2):
-        net(x).square().sum().backward()
-        twin(x).square().sum().backward()
-    expected = torch.cat([param.grad.flatten() for param in twin.parameters()])
-    assert torch.equal(flat.grad, expected) and expected.norm() > 0
-    flat.grad.zero_()
-    assert net[0].weight.grad.norm() == 0
+def test_a_gradient_is_of_its_own_call_alone(compiling):
+    """Nothing of the one before is left in it."""
+    net, optimizer = small_net(), None
+    optimizer = Descent(net)
+    for x in torch.randn(3, 5, 3):
+        before, expected = params(net), gradient_of(net, x)
+        optimizer.minimize(square_loss, net, x, lr=0.1)
+        torch.testing.assert_close(params(net), before - 0.1 * expected)
+
+
+def test_metrics_are_those_of_the_loss_and_hold_no_graph(compiling):
+    net, x = small_net(), torch.randn(5, 3)
+    expected = net(x).detach()
+    metrics = Descent(net).minimize(square_loss, net, x, lr=0.5)
+    assert list(metrics) == ["loss", "out", "grad_norm"]
+    torch.testing.assert_close(metrics["out"], expected)        # before the step
+    torch.testing.assert_close(metrics["loss"], expected.square().mean())
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_only_its_own_parameters_change(compiling):
+    """Though the loss depends on others: an actor's loss cannot train the critic."""
+    actor, critic, x = small_net(0), nn.Linear(2, 1), torch.randn(5, 3)
+    optimizers = mpi.Optimizers(actor=mpi.Adam(actor), critic=mpi.Adam(critic))
+    before = params(actor), params(critic)
+
+    def actor_loss(actor, critic, x):
+        loss = -critic(actor(x)).mean()
+        return loss, {}
+
+    optimizers.actor.minimize(actor_loss, actor, critic, x, lr=0.1)
+    assert not torch.equal(params(actor), before[0]) and torch.equal(params(critic), before[1])
+    after = params(actor)
+    optimizers.critic.minimize(square_loss, critic, actor(x).detach(), lr=0.1)
+    assert torch.equal(params(actor), after) and not torch.equal(params(critic), before[1])
+    # Nothing of the other loss is left over either.
+    twin = nn.Linear(2, 1)
+    nn.utils.vector_to_parameters(before[1], twin.parameters())
+    mpi.Adam(twin).minimize(square_loss, twin, nn.Sequential(actor)(x).detach(), lr=0.1)
+    assert torch.equal(params(twin), params(critic))
+
+
+def test_parameters_that_have_no_part_in_the_loss_stay(compiling):
+    net, x = small_net(), torch.randn(5, 3)
+    before = params(net)
+    Descent(net).minimize(square_loss, net[:2], x, lr=0.1)      # 16 of 26, as they come
+    assert (params(net) != before)[:16].any() and torch.equal(params(net)[16:], before[16:])
+
+
+def test_what_is_optimized_may_be_a_module_a_parameter_or_several():
+    net, x = small_net(), torch.randn(5, 3)
+    one = nn.Parameter(torch.tensor(2.0))
+    optimizer = Descent(one)
+    optimizer.minimize(lambda x: (x.square(), {}), one, lr=0.25)
+    assert one.item() == 1.0 and optimizer.flat.shape == (1,)
+    before = params(net)
+    some = Descent([net[0].weight, net[2].bias])
+    some.minimize(square_loss, net, x, lr=0.1)
+    changed = params(net) != before
+    assert changed[:12].any() and not changed[12:24].any() and changed[24:].any()
+
+
+@pytest.mark.parametrize("again", [lambda net: net, lambda net: net[0].weight,
+                                   lambda net: [net[2].bias]])
+def test_a_parameter_belongs_to_one_optimizer_only(again):
+    """Two would take turns to tear it out of each other's vector."""
+    net = small_net()
+    mpi.Adam(net)
+    with pytest.raises(ValueError, match="one optimizer only"):
+        mpi.Adam(again(net))
+    mpi.Adam(copy.deepcopy(net))                                # its parameters are its own
+
+
+@pytest.mark.parametrize("limit,scale", [(0.0, 1.0), (0.25, None), (1e9, 1.0)])
+def test_a_long_gradient_is_clipped(compiling, limit, scale):
+    net, x = small_net(), 3 * torch.randn(5, 3)
+    before, expected = params(net), gradient_of(net, x)
+    scale = scale or limit / expected.norm()
+    assert expected.norm() > 0.25
+    metrics = Descent(net).minimize(square_loss, net, x, lr=1.0, max_grad_norm=limit)
+    torch.testing.assert_close(before - params(net), scale * expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(metrics["grad_norm"], expected.norm())   # as it was before
+
+
+def test_gradient_norms_of_several_optimizers_have_names_of_their_own():
+    net, other, x = small_net(), nn.Linear(3, 1), torch.randn(5, 3)
+    optimizers = mpi.Optimizers(actor=Descent(net), q=Descent(other))
+    assert "actor_grad_norm" in optimizers.actor.minimize(square_loss, net, x, lr=0.0)
+    metrics = optimizers.q.minimize(square_loss, other, x, lr=0.0)
+    torch.testing.assert_close(metrics["q_grad_norm"], gradient_of(other, x).norm())
+
+
+def test_steps_are_taken_where_gradients_are_off(compiling):
+    net, x = small_net(), torch.randn(5, 3)
+    before, expected = params(net), gradient_of(net, x)
+    with torch.no_grad():
+        Descent(net).minimize(square_loss, net, x, lr=0.5)
+        assert not torch.is_grad_enabled()
+    torch.testing.assert_close(params(net), before - 0.5 * expected)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5])  # of the loss: where it is small, eps decides
-def test_one_fused_step_equals_the_step_of_every_parameter(scale):
+def test_adam_is_pytorchs(scale):
     net, twin, x = small_net(), small_net(), torch.ones(3)
-    flat = mpi.flatten(net)
-    ours, theirs = mpi.Adam(flat, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
+    ours, theirs = mpi.Adam(net, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
+
+    def loss_fn(net):
+        return scale * net(x).square().sum(), {}
+
     for lr in (0.1, 0.1, 0.02, 0.0, 0.3):
-        flat.grad.zero_()
         theirs.zero_grad()
-        (scale * net(x).square().sum()).backward()
-        (scale * twin(x).square().sum()).backward()
+        loss_fn(twin)[0].backward()
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
-        ours.step(lr)
+        ours.minimize(loss_fn, net, lr=lr)
     torch.testing.assert_close(net(x), twin(x))
     assert not torch.allclose(net(x), small_net()(x))
 
 
-def test_adam_goes_on_from_its_state():
-    """Its two averages and its count are saved, and what is loaded is a copy."""
-    flats, gradients = [mpi.flatten(small_net()) for _ in range(2)], torch.randn(6, 1)
-    whole, saved, resumed = mpi.Adam(flats[0]), mpi.Adam(flats[1]), mpi.Adam(flats[1])
-    for i, gradient in enumerate(gradients):
+@pytest.mark.parametrize("tf_style", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+def test_rmsprop_by_both_rules(tf_style, scale):
+    """PyTorch's own, and TensorFlow's written out: eps in the root, squares begin at 1."""
+    net, x = small_net(), torch.ones(3)
+    twin, optimizer = small_net(), mpi.RMSProp(net, eps=1e-5, tf_style=tf_style)
+    theirs = torch.optim.RMSprop(twin.parameters(), lr=0.01, alpha=0.99, eps=1e-5)
+    square, flat = torch.ones(26), params(net)
+    for _ in range(4):
+        if tf_style:
+            nn.utils.vector_to_parameters(flat, twin.parameters())
+        theirs.zero_grad()
+        (scale * twin(x).square().sum()).backward()
+        grad = torch.cat([param.grad.flatten() for param in twin.parameters()])
+        if tf_style:
+            square = 0.99 * square + 0.01 * grad ** 2
+            flat = flat - 0.01 * grad / (square + 1e-5).sqrt()
+        else:
+            theirs.step()
+            flat = params(twin)
+        optimizer.minimize(lambda: (scale * net(x).square().sum(), {}), lr=0.01)
+    torch.testing.assert_close(params(net), flat)
+    assert (params(net) - params(small_net())).abs().max() > 1e-5
+
+
+@pytest.mark.parametrize("make", [mpi.Adam, mpi.RMSProp])
+def test_an_optimizer_goes_on_from_its_state(make):
+    """What is saved is all that it needs, and what is loaded is a copy."""
+    nets, inputs = [small_net(), small_net()], torch.randn(6, 5, 3)
+    whole, saved = (mpi.Optimizers(one=make(net)) for net in nets)
+    for i, x in enumerate(inputs):
         if i == 3:
-            resumed.load_state_dict(saved.state_dict())
-            saved.mean.fill_(math.nan)
-        for flat, optimizer in zip(flats, (whole, saved if i < 3 else resumed)):
-            flat.grad.copy_(gradient * (1 + torch.arange(len(flat))))
-            optimizer.step(0.1)
-    assert torch.equal(*flats)
+            state = saved.state_dict()
+            nets[1] = copy.deepcopy(nets[1])
+            saved = mpi.Optimizers(one=make(nets[1]))
+            saved.load_state_dict(state)
+            state["one"]["square"].fill_(math.nan)
+        for net, optimizer in zip(nets, (whole, saved)):
+            optimizer.one.minimize(square_loss, net, x, lr=0.1)
+    assert torch.equal(params(nets[0]), params(nets[1]))
     with pytest.raises(KeyError):
-        resumed.load_state_dict({"mean": saved.mean, "square": saved.square})
+        saved.load_state_dict({"one": {}})
+    with pytest.raises(KeyError):
+        saved.load_state_dict({})
+
+
+def test_a_module_that_is_loaded_is_still_the_optimizers():
+    net, other, x = small_net(0), small_net(1), torch.randn(5, 3)
+    optimizer = Descent(net)
+    net.load_state_dict(other.state_dict())
+    assert torch.equal(optimizer.flat, params(other))
+    before, expected = params(net), gradient_of(other, x)
+    optimizer.minimize(square_loss, net, x, lr=0.1)
+    torch.testing.assert_close(params(net), before - 0.1 * expected)
 
 
 def test_a_parameter_used_twice_stands_in_the_vector_once():
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net, x = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), torch.randn(5, 3)
     net[1].weight = net[0].weight
-    assert mpi.flatten(net).shape == (15,)
+    expected, before = gradient_of(net, x), params(net)
+    optimizer = Descent(net)
+    optimizer.minimize(square_loss, net, x, lr=0.1)
+    assert optimizer.flat.shape == (15,)
+    torch.testing.assert_close(params(net), before - 0.1 * expected)
 
 
-def test_a_copy_has_parameters_of_its_own_until_flattened():
-    net, x = small_net(), torch.ones(3)
-    flat = mpi.flatten(net)
+def test_a_copy_has_parameters_of_its_own():
+    net, x = small_net(), torch.randn(5, 3)
+    optimizer = Descent(net)
     target = copy.deepcopy(net)
     before = target(x)
-    flat.data.zero_()
-    assert torch.equal(target(x), before)
-    mpi.flatten(target).data.fill_(1.0)
-    assert net(x).tolist() == [0.0, 0.0]
+    optimizer.minimize(square_loss, net, x, lr=0.1)
+    assert torch.equal(target(x), before) and not torch.equal(net(x), before)
 
 
 @pytest.mark.parametrize("change", [
@@ -242,15 +414,18 @@ import sys
 sys.modules["mpi4py"] = None    # an import of it raises
 import numpy as np, torch
 from utils import mpi
+from utils.launch import launch
+from utils.run import broadcast, share
 class Config: num_procs = 1
-mpi.launch(Config)
-flat = mpi.flatten(torch.nn.Linear(3, 2))
-flat.grad.fill_(2.0)
-mpi.average(flat.grad)
-mpi.check_equal(flat)
+launch(Config)
+net = torch.nn.Linear(3, 2)
+broadcast(net)
+optimizer = mpi.Adam(net)
+optimizer.minimize(lambda: (net(torch.ones(3)).sum(), {}), lr=0.1)
+mpi.check_equal(optimizer.flat)
 mpi.barrier()
-print(mpi.rank(), mpi.size(), flat.grad.mean().item(), mpi.gather(5), mpi.bcast(6),
-      mpi.share(8, "num_envs"))
+print(mpi.rank(), mpi.size(), mpi.average(torch.ones(2)).sum().item(), mpi.gather(5), mpi.bcast(6),
+      share(8, "num_envs"))
 raise mpi.UsageError("and its refusals")
 '''
     assert run(tmp_path, program) == (2, "0 1 2.0 [5] 6 8\n", "error: and its refusals\n")
@@ -270,7 +445,7 @@ def test_usage_error_is_a_system_exit_that_says_why(capsys):
 
 
 def test_usage_error_is_printed_by_rank_0_alone(capsys, monkeypatch):
-    monkeypatch.setattr(ranks, "_rank", 1)
+    monkeypatch.setattr(launch, "_rank", 1)
     mpi.UsageError("--gamma is 7.0")
     assert capsys.readouterr().err == ""
 
@@ -285,61 +460,59 @@ def test_moments_of_one_process_are_the_rows_own():
 
 
 # ------------------------------------------------------------------------------- the settings
-@pytest.mark.parametrize("size, procs, expected", [(1, 1, 12), (1, 4, 3), (4, 1, 3), (4, 4, 3)])
-def test_share_divides_by_the_ranks_there_are_or_will_be(monkeypatch, size, procs, expected):
-    monkeypatch.setattr(ranks, "_size", size)
-    assert mpi.share(12, "num_envs", procs) == expected
+@pytest.mark.parametrize("size, expected", [(1, 12), (4, 3)])
+def test_share_divides_by_the_ranks_there_are(monkeypatch, size, expected):
+    monkeypatch.setattr(launch, "_size", size)
+    assert share(12, "num_envs") == expected
 
 
-@pytest.mark.parametrize("size, procs", [(1, 5), (5, 1)])
-def test_share_names_the_flag_that_does_not_divide(monkeypatch, size, procs):
-    monkeypatch.setattr(ranks, "_size", size)
-    monkeypatch.setattr(ranks.atexit, "register", lambda *args: None)
+def test_share_names_the_flag_that_does_not_divide(monkeypatch):
+    monkeypatch.setattr(launch, "_size", 5)
+    monkeypatch.setattr(launch.atexit, "register", lambda *args: None)
     with pytest.raises(mpi.UsageError, match="--num-envs is 12.* 5 "):
-        mpi.share(12, "num_envs", procs)
+        share(12, "num_envs")
 
 
-def settings(device, torch_threads=1):
-    return types.SimpleNamespace(device=device, torch_threads=torch_threads)
+def device_of(name, env="CartPole-v1"):
+    return choose_device(RunConfig(env=env, device=name))
 
 
-@pytest.mark.parametrize("name, images, gpus, rank, expected", [
-    ("auto", False, 2, 0, "cpu"), ("auto", True, 0, 0, "cpu"), ("auto", True, 2, 3, "cuda:1"),
-    ("cuda", False, 2, 2, "cuda:0"), ("cpu", True, 2, 0, "cpu"),
+@pytest.mark.parametrize("name, env, gpus, rank, expected", [
+    ("auto", "CartPole-v1", 2, 0, "cpu"), ("auto", "tests.envs:Bright-v0", 0, 0, "cpu"),
+    ("auto", "tests.envs:Bright-v0", 2, 3, "cuda:1"), ("cuda", "CartPole-v1", 2, 2, "cuda:0"),
+    ("cpu", "tests.envs:Bright-v0", 2, 0, "cpu"),
 ])
-def test_choose_device(monkeypatch, capsys, name, images, gpus, rank, expected):
+def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(ranks, "_rank", rank)
-    assert mpi.choose_device(settings(name), images) == torch.device(expected)
-    said = f"device: {expected.split(':')[0]} (--device {name})\n"
-    assert capsys.readouterr().out == (said if rank == 0 else "")
+    monkeypatch.setattr(launch, "_rank", rank)
+    assert device_of(name, env) == torch.device(expected)
 
 
 def test_cuda_without_a_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(mpi.UsageError, match="--device.* cuda"):
-        mpi.choose_device(settings("cuda"), images=True)
+        device_of("cuda")
 
 
-def test_choose_device_sets_the_threads():
+def test_a_run_sets_the_threads_and_ends_compiling():
     before = torch.get_num_threads()
     try:
         for threads in (2, 1, 3):
-            mpi.choose_device(settings("cpu", torch_threads=threads), images=False)
-            assert torch.get_num_threads() == threads
+            with Run(toy.Config(torch_threads=threads, compile=threads == 2)):
+                assert torch.get_num_threads() == threads and mpi.COMPILE == (threads == 2)
+            assert not mpi.COMPILE
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about this C library")
-def test_after_choose_device_a_step_gets_no_new_memory():
-    """Arrays of 640 kB, made and dropped. Without the call most processes fetch all their pages."""
+def test_in_a_run_a_step_gets_no_new_memory():
+    """Arrays of 640 kB, made and dropped. Without a run most processes fetch all their pages."""
     code = """if True:
         import resource, torch
-        from types import SimpleNamespace
-        from utils import mpi
-        mpi.choose_device(SimpleNamespace(device="cpu", torch_threads=1), images=False)
+        from tests.toy import Config, Toy
+        Toy(Config()).__enter__()
         def faults(steps):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
             for _ in range(steps):
@@ -357,7 +530,7 @@ def test_after_choose_device_a_step_gets_no_new_memory():
 def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkeypatch):
     seeds = []
     for number in (0, 1):
-        monkeypatch.setattr(ranks, "_rank", number)
+        monkeypatch.setattr(launch, "_rank", number)
         seeds += [mpi.seed(run, stream, step) for run in (1, 2) for stream in (0, 1, 2)
                   for step in (0, 2048)]
     # Two environments of one vector are one apart: so near must no other seed be.
@@ -365,121 +538,106 @@ def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkey
     assert mpi.seed(2, 1, 2048) == seeds[21] and max(seeds) + 1000 < 2**32
 
 
-def learner():
-    """A network, its flat vector, and its gradient, which does not depend on all of it."""
-    module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
-
-    def gradient(module, flat, x):
-        loss = module[:2](x).square().mean()        # the last layer has no part in it
-        flat.grad.zero_()
-        loss.backward()
-        return loss.detach()
-
-    return module, mpi.flatten(module), gradient
+# ---------------------------------------------------------------------------------- --compile
+def noisy_loss(net, x):
+    """One with random numbers, and a layer that has no part in it."""
+    out = net[:2](x + torch.randn_like(x))
+    loss = (out * torch.rand(out.shape)).square().mean()
+    return loss, {"loss": loss}
 
 
-def test_compiled_falls_back_with_one_line(monkeypatch, capsys):
+def trained(steps=3, optimizer=mpi.Adam):
+    """Parameters and metrics of a few steps, and the state of the generator after them."""
+    net = small_net()
+    optimizer = optimizer(net)
+    torch.manual_seed(1)
+    metrics = [optimizer.minimize(noisy_loss, net, x, lr=0.1, max_grad_norm=0.5)
+               for x in torch.randn(steps, 5, 3)]
+    metrics = {name: torch.stack([row[name] for row in metrics]) for name in metrics[0]}
+    return params(net), metrics, torch.get_rng_state()
+
+
+def assert_same_training(a, b, exact=True):
+    for one, two in ((a[0], b[0]), *((a[1][name], b[1][name]) for name in a[1] | b[1])):
+        torch.testing.assert_close(one, two, **({"rtol": 0, "atol": 0} if exact else {}))
+    assert torch.equal(a[2], b[2])
+
+
+COMPILED = '''
+import torch
+from tests.utils.test_mpi import assert_same_training, trained
+from utils import mpi
+
+eager = trained()
+mpi.COMPILE = True
+assert_same_training(eager, trained(), exact=False)
+'''
+
+
+def test_compiled_equals_eager_with_the_same_random_numbers(dynamo_env, capfd):
+    """With the compiler of this machine; without one the fallback says so."""
+    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=PATIENCE, env=dynamo_env)
+    out = capfd.readouterr().out
+    if "--compile failed" in out:
+        pytest.skip(out)
+
+
+def test_compiling_falls_back_with_one_line(monkeypatch, capsys):
     def broken(*inputs):
+        torch.randn(7)                          # part of the graph may have run by then
         raise RuntimeError("no C++ compiler\nwith a long story")
 
+    eager = trained()
+    monkeypatch.setattr(mpi, "COMPILE", True)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: broken)
-    module, flat, gradient = learner()
-    assert mpi.compiled(gradient, False) is gradient and capsys.readouterr().out == ""
-    fast = mpi.compiled(gradient, True)
-    for x in torch.randn(2, 5, 3):
-        assert fast(module, flat, x) == gradient(module, flat, x)
-    assert fast.fast is gradient
+    assert_same_training(trained(), eager)
     (line,) = capsys.readouterr().out.splitlines()
-    assert "--compile" in line and "no C++ compiler" in line
+    assert "--compile" in line and "no C++ compiler" in line and "long story" not in line
 
 
-def test_compiled_is_called_from_the_first_call_on(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: lambda *x: function(*x) + 1)
-    module, flat, gradient = learner()
-    fast = mpi.compiled(gradient, True)
-    for x in torch.randn(2, 5, 3):
-        assert fast(module, flat, x) == gradient(module, flat, x) + 1
+def test_what_is_compiled_is_called_from_the_first_call_on(monkeypatch):
+    def compiled(function, dynamic):
+        assert not dynamic
+        calls.append("compiled")
+
+        def call(*inputs):
+            calls.append("called")
+            return function(*inputs)
+        return call
+
+    calls, eager = [], trained()
+    monkeypatch.setattr(torch, "compile", compiled)
+    assert_same_training(trained(), eager) or calls == []       # --compile was not given
+    monkeypatch.setattr(mpi, "COMPILE", True)
+    assert_same_training(trained(), eager, exact=False)
+    assert calls == ["compiled", "called", "called", "called"]  # once for a loss
 
 
-def test_many_functions_may_be_compiled_in_one_process(monkeypatch):
-    """PyTorch stops at 8 programs of one code object, and all of them are `in_one_piece`."""
+def test_many_losses_may_be_compiled_in_one_process(monkeypatch):
+    """PyTorch stops at 8 programs of one code object, and all of them are the same one."""
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
-    mpi.compiled(torch.neg, True)
+    mpi.compile_gradient(square_loss, [])
     assert torch._dynamo.config.recompile_limit >= 64
 
 
-def test_an_error_of_the_compiled_function_is_its_own(monkeypatch):
-    def wrong(module, flat):
-        raise ZeroDivisionError("mine")
-
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    module, flat, _ = learner()
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        mpi.compiled(wrong, True)(module, flat)
-
-
-@pytest.mark.parametrize("error", [RuntimeError("out of memory\nand more"), AssertionError()])
-def test_what_fails_half_way_goes_on_as_it_is_with_its_views(monkeypatch, capsys, error):
-    """A graph break, then no compiler: by then the parameters' gradients have been taken away."""
-    calls = []
-
-    def breaks_once(module, flat, x):
+@pytest.mark.parametrize("calls_before", [0, 1])
+def test_an_error_of_the_loss_is_its_own(monkeypatch, calls_before):
+    def wrong(net, x):
+        if not calls_before or len(calls) >= calls_before:
+            raise ZeroDivisionError("mine")
         calls.append(x)
-        if len(calls) == 1:
-            raise error
-        return gradient(module, flat, x)
+        return square_loss(net, x)
 
+    calls, net = [], small_net()
+    monkeypatch.setattr(mpi, "COMPILE", True)
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    module, flat, gradient = learner()
-    fast = mpi.compiled(breaks_once, True)
-    for x in torch.randn(2, 5, 3):
-        fast(module, flat, x)
-        found = flat.grad.clone()
-        gradient(module, flat, x)
-        assert torch.equal(found, flat.grad) and found.any()
-    (line,) = capsys.readouterr().out.splitlines()
-    assert type(error).__name__ in line and "and more" not in line
-
-
-def test_what_is_compiled_fills_the_vector_and_leaves_the_views(monkeypatch):
-    """The parts of flat.grad are no inputs of what is compiled; afterwards they are there again."""
-    seen = []
-
-    def compile_(function, dynamic):
-        assert not dynamic
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile_)
-    module, flat, gradient = learner()
-    other = torch.nn.Linear(2, 2)                   # of the agent, but of another vector
-    agent, kept = torch.nn.ModuleList([other, module]), mpi.flatten(other)
-    kept.grad.fill_(7.0)
-    parts = [param.grad for param in agent.parameters()]
-
-    def watched(agent, flat, x):
-        seen.append([param.grad is None for param in agent.parameters()])
-        return gradient(agent[1], flat, x)
-
-    fast = mpi.compiled(watched, True)
-    for x in torch.randn(2, 5, 3):                  # twice: nothing of the first call is left
-        loss = fast(agent, flat, x)
-        found = flat.grad.clone()
-        assert loss == gradient(module, flat, x) and torch.equal(found, flat.grad)
-        assert found.ne(0).sum() == 16 and not found[16:].any()
-    assert seen == [[False] * 2 + [True] * 4] * 2 and kept.grad.eq(7).all()
-    assert all(param.grad is part for param, part in zip(agent.parameters(), parts, strict=True))
-
-
-def test_a_compiled_function_may_fill_the_vector_itself(monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
-    module, flat, _ = learner()
-
-    def fill(module, flat):
-        flat.grad.fill_(3.0)
-        return torch.zeros(())
-
-    mpi.compiled(fill, True)(module, flat)
-    assert flat.grad.eq(3).all() and module[0].weight.grad.eq(3).all()
+    optimizer = Descent(net)
+    for _ in range(calls_before):
+        optimizer.minimize(wrong, net, torch.ones(3), lr=0.1)
+    before = params(net)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        optimizer.minimize(wrong, net, torch.ones(3), lr=0.1)
+    assert torch.equal(params(net), before)
 
 
 def test_together_passes_results_and_failures_on(monkeypatch):
@@ -497,7 +655,7 @@ def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
              "HYDRA_LAUNCHER", "PLAINRL_PROCS"]
     for name in [*names, "MUJOCO_GL", "IMPI"]:
         monkeypatch.setenv(name, "1")
-    env = ranks.clean_env()
+    env = launch.clean_env()
     assert not set(names) & set(env) and {"PATH", "MUJOCO_GL", "IMPI"} <= set(env)
 
 
@@ -511,7 +669,7 @@ def typed(monkeypatch):
 
     started = []
     Config.__module__ = "__main__"
-    for name in ranks._SIZES:
+    for name in launch._SIZES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "ppo.py", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
@@ -524,7 +682,7 @@ def typed(monkeypatch):
 def test_launch_starts_the_same_command_under_mpiexec(typed, monkeypatch):
     Config, started = typed
     monkeypatch.setenv("PMIX_RANK", "3")
-    mpi.launch(Config(2))
+    launch.launch(Config(2))
     (file, command, env), = started
     assert file == mpiexec()
     assert command == [mpiexec(), "-n", "2", sys.executable, "-m", "algos.ppo", "--num-procs", "2"]
@@ -535,7 +693,7 @@ def test_launch_refuses_where_there_is_no_program_to_start(typed, monkeypatch):
     Config, started = typed
     monkeypatch.delattr(sys.modules["__main__"], "__file__")     # a notebook
     with pytest.raises(mpi.UsageError, match="num_procs is 2"):
-        mpi.launch(Config(2))
+        launch.launch(Config(2))
     assert started == []
 
 
@@ -551,7 +709,7 @@ def test_launch_refuses(typed, monkeypatch, procs, module, path, message):
         monkeypatch.setattr(sys, "executable", f"{path}/python")
         monkeypatch.setenv("PATH", path)
     with pytest.raises(mpi.UsageError, match=message):
-        mpi.launch(Config(procs))
+        launch.launch(Config(procs))
     assert started == []
 
 
@@ -559,7 +717,7 @@ def test_launch_refuses_another_number_than_the_launchers(typed, monkeypatch):
     Config, started = typed
     monkeypatch.setenv("PMI_SIZE", "1")
     with pytest.raises(mpi.UsageError, match="--num-procs is 2.* started 1"):
-        mpi.launch(Config(2))
+        launch.launch(Config(2))
     assert started == []
 
 
@@ -587,7 +745,9 @@ def test_three_ranks_compute_what_numpy_does(tmp_path):
         assert out["gather"] == [{"rank": k} for k in range(3)]
         assert out["bcast"] == "from 0" and out["share"] == 4
         assert out["weights"] == net(torch.ones(3)).tolist()    # rank 0's, whatever the seed
-        assert out["grad"] == [[1.0] * 3] * 2                   # the mean of 0, 1 and 2
+        np.testing.assert_allclose(out["grad"], np.ones((2, 3)), rtol=1e-5)     # of 0, 1 and 2
+        assert out["norm"] == pytest.approx(8 ** 0.5)               # 6 weights, 2 biases
+        np.testing.assert_allclose(out["clipped"], np.full((2, 3), 0.5 / 8 ** 0.5), rtol=1e-4)
         assert out["differ"] == "the parameters of ranks [2] differ from those of rank 0"
 
 

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from algos import ppo
+from tests.helpers import rows
 from utils import checkpoint, play, video
-from utils.logger import UsageError
+from utils.envs import evaluate
+from utils.mpi import UsageError
 
 moviepy = pytest.importorskip("moviepy")
-SMALL = {"total_steps": 512, "batch": 256, "minibatch": 64, "epochs": 2, "num_envs": 2}
+SMALL = {"total_steps": 512, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def run(trained, tmp_path):
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_loaded_agent_acts_as_the_trained_one(trained, env):
     run, agent, _ = trained[env]
-    loaded, plain = play.load(run), gym.make(env)
+    loaded, plain = play.load_agent(run), gym.make(env)
     rng = np.random.default_rng(0)
     raw = rng.normal(1, 3, (64, *plain.observation_space.shape)).astype(np.float32)
     assert torch.equal(loaded.act(raw, deterministic=True), agent.act(raw, deterministic=True))
@@ -62,7 +64,7 @@ def test_statistics_are_part_of_what_is_loaded(trained):
     torch.nn.utils.vector_to_parameters(
         torch.nn.utils.parameters_to_vector(agent.parameters()), bare.parameters())
     raw = np.ones((1, 3), np.float32)
-    assert not torch.equal(bare.act(raw, True), play.load(run).act(raw, True))
+    assert not torch.equal(bare.act(raw, True), play.load_agent(run).act(raw, True))
 
 
 def test_loaded_agent_samples_as_the_trained_one(trained):
@@ -70,7 +72,7 @@ def test_loaded_agent_samples_as_the_trained_one(trained):
     run, agent, _ = trained["Pendulum-v1"]
     raw = np.ones((8, 3), np.float32)
     samples = []
-    for one in (agent, play.load(run)):
+    for one in (agent, play.load_agent(run)):
         torch.manual_seed(3)
         samples.append(one.act(raw))
     assert torch.equal(*samples)
@@ -82,21 +84,21 @@ def test_a_run_in_progress_is_loaded(trained, run):
     shutil.rmtree(next(run.glob("resume-*")))
     (run / "policy.pt.tmp").write_bytes(b"half")
     (run / "progress.csv").write_text("step,time\n25")
-    assert torch.equal(play.load(run).log_std, trained["Pendulum-v1"][1].log_std)
+    assert torch.equal(play.load_agent(run).log_std, trained["Pendulum-v1"][1].log_std)
 
 
 def test_best_is_the_best_evaluation(trained, run):
     best = checkpoint.load_file(run / "best.pt")
     best["agent"]["log_std"] = torch.full_like(best["agent"]["log_std"], -7.0)
     checkpoint.save_file(run / "best.pt", best)
-    assert play.load(run, best=True).log_std == -7
-    assert play.load(run).log_std != -7
+    assert play.load_agent(run, best=True).log_std == -7
+    assert play.load_agent(run).log_std != -7
 
 
 def test_figures_are_those_of_evaluate(trained, capsys):
     run, agent, cfg = trained["Pendulum-v1"]
     returns = play.main(play.Play(str(run), episodes=3))
-    expected = ppo.evaluate(agent, cfg, 3, cfg.seed)
+    expected = evaluate(agent, cfg, 3, cfg.seed)[0]
     assert np.allclose(returns, expected, rtol=1e-5)    # parameters lie elsewhere in memory
     shown = capsys.readouterr().out
     for value in (returns.mean(), returns.std(), returns.min(), returns.max()):
@@ -104,8 +106,18 @@ def test_figures_are_those_of_evaluate(trained, capsys):
     assert "length mean 40.0" in shown
     for seed in (0, 5):
         other = play.main(play.Play(str(run), episodes=3, seed=seed))
-        assert np.allclose(other, ppo.evaluate(agent, cfg, 3, seed), rtol=1e-5)
+        assert np.allclose(other, evaluate(agent, cfg, 3, seed)[0], rtol=1e-5)
         assert not np.allclose(other, expected)
+
+
+def test_figures_are_those_of_trainings_own_evaluation(trained):
+    """The last one, which was made with the weights that were saved."""
+    for env, (run, _, _) in trained.items():
+        returns = play.main(play.Play(str(run)))
+        last = rows(run)[-1]
+        for name, value in (("mean", returns.mean()), ("std", returns.std()),
+                            ("min", returns.min()), ("max", returns.max())):
+            assert float(last[f"eval_ret_{name}"]) == pytest.approx(value, rel=1e-5), env
 
 
 def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys):
@@ -114,13 +126,13 @@ def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys)
     best["agent"] = {name: value + 0.3 for name, value in best["agent"].items()}
     best["step"] = 123
     checkpoint.save_file(run / "best.pt", best)
-    module, cfg, _ = play.read_run(run)
+    _, cfg, _ = play.read_run(run)
     for kwargs, step in (({}, "512"), ({"best": True}, "123")):
         shown = play.main(play.Play(str(run), episodes=3, **kwargs))
         assert f"at step {step}, deterministic" in capsys.readouterr().out
-        returns = module.evaluate(play.load(run, **kwargs), cfg, 3, cfg.seed)
+        returns = evaluate(play.load_agent(run, **kwargs), cfg, 3, cfg.seed)[0]
         assert np.allclose(shown, returns, rtol=1e-5)
-    assert not np.allclose(shown, module.evaluate(play.load(run), cfg, 3, cfg.seed))
+    assert not np.allclose(shown, evaluate(play.load_agent(run), cfg, 3, cfg.seed)[0])
 
 
 def test_stochastic_samples_and_repeats(trained):
@@ -130,51 +142,11 @@ def test_stochastic_samples_and_repeats(trained):
     assert not np.allclose(first, play.main(play.Play(run, 2)))
 
 
-class Clockwork:
-    """A vector of environments: episodes of number i last i + 1 steps, and its k-th pays 10 k + i.
-
-    As the file's module it makes itself, as its agent it does nothing.
-    """
-
-    def make_envs(self, cfg, num_envs):
-        self.length, self.time = 1 + np.arange(num_envs), 0
-        return self
-
-    def reset(self, seed):
-        return np.zeros(len(self.length)), {}
-
-    def act(self, obs, deterministic):
-        return obs
-
-    def env_act(self, act):
-        return act
-
-    def step(self, act):
-        self.time += 1
-        ended = self.time % self.length == 0
-        ret = 10 * (self.time // self.length) + self.length - 1
-        infos = {"episode": {"r": ret * ended, "l": self.length * ended}, "_episode": ended}
-        return act, ended * 0.0, ended, ended, infos if ended.any() else {}
-
-    def close(self):
-        self.length = None
-
-
-@pytest.mark.parametrize("episodes", [1, 2, 5])
-def test_of_each_environment_the_first_episode_counts_alone(episodes):
-    """One that is done early plays another, shorter in sum than the longest first one."""
-    clock, asked = Clockwork(), play.Play("run", episodes=episodes)
-    returns, lengths = play.evaluate(clock, None, clock, asked, seed=1)
-    assert returns.tolist() == [10 + i for i in range(episodes)]
-    assert lengths.tolist() == [1 + i for i in range(episodes)]
-    assert clock.length is None                     # closed
-
-
 def test_an_episode_that_never_ends_is_refused(trained):
     """Pendulum has no other end than its time limit."""
     run = str(trained["Pendulum-v1"][0])
     play.main(play.Play(run, episodes=2, max_steps=40))
-    with pytest.raises(UsageError, match="--max-steps is 39; in so many steps 2 of 2 episodes of"):
+    with pytest.raises(UsageError, match="--max-steps is 39, but 2 of 2 episodes of"):
         play.main(play.Play(run, episodes=2, max_steps=39))
 
 
@@ -209,7 +181,7 @@ REFUSED = {
     "setting out of range": (lambda run: rewrite(run, gamma=2.0), "--gamma is 2.0"),
     "other sizes": (lambda run: rewrite(run, hidden=[17]), r"actor\.0\.weight is \[16, 3\]"),
     "other algorithm": (lambda run: name_module(run, "algos.nothing"), "no algos/nothing.py"),
-    "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files of algos/"),
+    "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files in algos/"),
     "code of a known name": (lambda run: name_module(run, "evil.ppo"), "evil.ppo; only files"),
     "hidden code of theirs": (lambda run: name_module(run, "algos.evil"), "no algos/evil.py"),
 }
@@ -221,7 +193,7 @@ def test_refused(run, case, monkeypatch):
     monkeypatch.syspath_prepend(os.getcwd())
     damage(run)
     with pytest.raises(UsageError, match=message) as caught:
-        play.load(run)
+        play.load_agent(run)
     assert caught.value.code == 2
     assert not Path("executed").exists()
 
@@ -229,18 +201,18 @@ def test_refused(run, case, monkeypatch):
 def test_best_is_refused_where_nothing_was_evaluated(run):
     (run / "best.pt").unlink()
     with pytest.raises(UsageError, match="--eval-every writes one"):
-        play.load(run, best=True)
+        play.load_agent(run, best=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_is_refused_where_there_is_none(trained):
     with pytest.raises(UsageError, match="no GPU here"):
-        play.load(trained["CartPole-v1"][0], device="cuda")
-    assert not next(play.load(trained["CartPole-v1"][0], device="auto").parameters()).is_cuda
+        play.load_agent(trained["CartPole-v1"][0], device="cuda")
+    assert not next(play.load_agent(trained["CartPole-v1"][0], device="auto").parameters()).is_cuda
 
 
 @pytest.mark.parametrize("name, message", [
-    ("run.gif", r"must end in \.mp4"), ("nowhere/run.mp4", "no directory that one can write in"),
+    ("run.gif", r"must end in \.mp4"), ("nowhere/run.mp4", "no directory to write in"),
 ])
 def test_refused_video(trained, name, message):
     with pytest.raises(UsageError, match=message):
@@ -274,7 +246,7 @@ def test_video_is_one_whole_episode(trained, capsys):
     play.main(play.Play(str(run), episodes=1, video="folder/mine.mp4", seed=4))
     assert os.listdir("folder") == ["mine.mp4"]     # this name, and nothing left beside it
     obs, _ = (env := gym.make("Pendulum-v1", max_episode_steps=40)).reset(seed=4)
-    agent, ret, truncated = play.load(run), 0.0, False
+    agent, ret, truncated = play.load_agent(run), 0.0, False
     while not truncated:
         obs, rew, _, truncated, _ = env.step(agent.predict(obs))
         ret += rew
@@ -336,14 +308,14 @@ def test_atari_view_ends_with_its_own_episode():
 def test_atari_video_shows_what_the_agent_sees():
     pytest.importorskip("ale_py")
     kwargs = '{"max_num_frames_per_episode": 120}'
-    cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, batch=16, minibatch=8,
-                     epochs=1, run_dir="run")
+    cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, rollout_steps=16,
+                     minibatch_size=8, epochs=1, run_dir="run")
     ppo.train(cfg)
-    module, cfg, _ = play.read_run("run")
-    agent, seen = play.load("run"), []
+    _, cfg, _ = play.read_run("run")
+    agent, seen = play.load_agent("run"), []
     act = agent.act
     agent.act = lambda obs, deterministic: seen.append(obs[0]) or act(obs, deterministic)
-    ret, length = video.record(module, cfg, agent, "pong.mp4", seed=1)
+    ret, length = video.record(agent, cfg, "pong.mp4", seed=1)
     assert length == len(seen) == 30 and ret == int(ret)
     shown = frames("pong.mp4")
     assert abs(len(shown) - 31) <= 1 and shown[0].shape == (84, 84, 3)

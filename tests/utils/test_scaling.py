@@ -49,9 +49,9 @@ def test_the_costs_of_one_process_are_found_again(scaling, monkeypatch):
         if function.__name__ == "collect":
             envs, _, steps = inputs
             return steps * (a + b * envs.num_envs)
-        if function.__name__ == "gae":
+        if function.__name__ == "compute_advantages":
             return h * len(inputs[0])
-        minibatch = agent.cfg.minibatch
+        minibatch = agent.cfg.minibatch_size
         return 10 * (128 * h + 2048 / minibatch * (c + d * minibatch))
 
     monkeypatch.setattr(scaling, "quickest", quickest)

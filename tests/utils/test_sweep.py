@@ -22,8 +22,8 @@ from tests.helpers import (
     mpiexec,
     wait_for,
 )
-from utils import checkpoint, collect, crew, play, sweep
-from utils.logger import UsageError
+from utils import checkpoint, jobs as work, play, results, sweep
+from utils.mpi import UsageError
 
 FLAKY = '''
 import os, signal
@@ -51,7 +51,7 @@ class Flaky(gym.Env):
 
 gym.register("Flaky-v0", Flaky)
 '''
-SMALL = ("batch=128", "minibatch=64", "epochs=1", "num_envs=2", "hidden=8")
+SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")
 
 
 @pytest.fixture
@@ -103,12 +103,13 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
 
 
 @pytest.mark.parametrize("changed, message", [
-    ({"algos": ("pp",)}, "--algos pp: there is no algos/pp.py, there are .*ppo"),
+    ({"algos": ("pp",)}, "--algos pp: there is no algos/pp.py, only .*ppo"),
     ({"envs": ("CartPol-v1",)}, "CartPole"),
     ({"envs": ()}, "--envs are needed"),
+    ({"set": ("batch=64",)}, "ppo has no such setting; nearest: rollout_steps"),
     ({"set": ("gama=0.9",)}, "ppo has no such setting; nearest: gamma"),
     ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),
-    ({"set": ("batch=1000",)}, "--batch is 1000"),
+    ({"set": ("rollout_steps=1001",)}, "--rollout-steps is 1001"),
     ({"set": ("lr",)}, "takes name=value"),
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
@@ -161,10 +162,10 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(flaky
         steps = [int(row["step"]) for row in rows(run / "episodes.csv")]
         assert steps == sorted(steps) and len(steps) in (62, 64)    # each process starts afresh
     # What ran is known, also of a run in two parts: both are in its log.
-    assert Path(f"{first}.log").read_text().count(collect.HASHES) == 2
-    results = [json.loads((run / "result.json").read_text()) for run in (first, second)]
-    assert results[0]["sources"] == results[1]["sources"] == collect.sources("ppo")
-    assert results[0]["steps"] == 640 and len(results[0]["eval"]) == 10
+    assert Path(f"{first}.log").read_text().count(results.HASHES) == 2
+    one, two = (json.loads((run / "result.json").read_text()) for run in (first, second))
+    assert one["sources"] == two["sources"] == results.sources("ppo")
+    assert one["steps"] == 640 and len(one["eval"]) == 10
 
 
 def test_signal_stops_the_runs_and_they_save(flaky):
@@ -178,14 +179,14 @@ def test_signal_stops_the_runs_and_they_save(flaky):
         process.send_signal(signal.SIGINT)
     out, _ = process.communicate()
     assert process.returncode == 130
-    assert "stopped; the same command goes on" in out and "the end of" not in out
+    assert "stopped; the same command continues" in out and "the end of" not in out
     run = found[0].parent
     (saved,) = run.glob("resume-*")
     assert saved.name == f"resume-{rows(run / 'progress.csv')[-1]['step']}"
     assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["seed1"]
 
 
-class FakeCrew(crew.Crew):
+class FakeCrew(work.Crew):
     """Runs nothing: seed 2 fails, the others leave a result."""
 
     def __init__(self):
@@ -199,8 +200,8 @@ class FakeCrew(crew.Crew):
             print("first line\n" * 20 + "Traceback ...\nValueError: the last line", file=log)
             return 3
         run.mkdir(exist_ok=True)
-        if "--collect" in command:
-            collect.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
+        if "--results" in command:
+            results.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
         return 0
 
 
@@ -223,14 +224,14 @@ def test_a_crash_does_not_stop_the_rest(capsys):
 def test_finished_runs_of_other_code_are_named(capsys):
     """Else seeds of two algorithms would stand in one row, unnoticed by who edits and goes on."""
     asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=3, set=("total_steps=1e3",), out="out")
-    jobs, now = sweep.plan(asked), collect.sources("ppo")
+    jobs, now = sweep.plan(asked), results.sources("ppo")
     for job, made in zip(jobs, (now, now | {"algos/ppo.py": "0"}, {})):    # {}: not known
         job.run_dir.mkdir(parents=True)
         result = {"steps": 1000, "train100": 1.0, "eval": [1.0], "sources": made}
-        collect.write_result(job.run_dir, result)
-    assert sweep.run_all(jobs[:1], 1, crew.Crew()) == 0
+        results.write_result(job.run_dir, result)
+    assert sweep.run_all(jobs[:1], 1, work.Crew()) == 0
     assert "changed since" not in capsys.readouterr().out
-    assert sweep.run_all(jobs, 1, crew.Crew()) == 0
+    assert sweep.run_all(jobs, 1, work.Crew()) == 0
     out = capsys.readouterr().out
     assert "3 runs, 3 of them finished before" in out
     assert "1 of these were made by code that has changed since" in out and "seed2;" in out
@@ -239,17 +240,17 @@ def test_finished_runs_of_other_code_are_named(capsys):
 @pytest.mark.parametrize("left", [None, 999])
 def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsys):
     """Whatever its exit status is."""
-    class Idle(crew.Crew):
+    class Idle(work.Crew):
         def call(self, command, log):
             return 0
 
-    job = crew.Job("ppo", tmp_path / "seed1", 1000, ["train"])
+    job = work.Job("ppo", tmp_path / "seed1", 1000, ["train"])
     job.run_dir.mkdir()
     if left:
         (job.run_dir / "result.json").write_text(f'{{"steps": {left}}}')
-    assert crew.run_all([job], 1, Idle()) == 1
+    assert work.run_all([job], 1, Idle()) == 1
     out = capsys.readouterr().out
-    assert "failed" in out and "it ended before its budget" in out and "done" not in out
+    assert "failed" in out and "it ended before its last step" in out and "done" not in out
 
 
 @pytest.mark.parametrize("error", [SyntaxError, FileNotFoundError])
@@ -260,11 +261,11 @@ def test_code_that_cannot_be_read_fails_one_run_and_no_other(error, tmp_path, mo
             raise error("in the middle")
         return known
 
-    jobs = [crew.Job(algo, tmp_path / algo / "seed1", 1000, ["train"]) for algo in ("bad", "ppo")]
+    jobs = [work.Job(algo, tmp_path / algo / "seed1", 1000, ["train"]) for algo in ("bad", "ppo")]
     first = FakeCrew()
-    known = collect.sources("ppo")
-    monkeypatch.setattr(crew, "sources", unreadable)
-    assert crew.run_all(jobs, 1, first) == 1
+    known = results.sources("ppo")
+    monkeypatch.setattr(work, "sources", unreadable)
+    assert work.run_all(jobs, 1, first) == 1
     out = capsys.readouterr().out
     assert out.count("done ") == 1 and "not started; the end of" in out and error.__name__ in out
     assert (tmp_path / "ppo/seed1/result.json").exists()
@@ -297,15 +298,15 @@ def test_time_left_is_by_what_ran_now(monkeypatch):
     jobs, runs = sweep.plan(asked), []
     for job in jobs[:6]:
         job.run_dir.mkdir(parents=True)
-        collect.write_result(job.run_dir, {"steps": 1000, "train100": 1.0, "eval": [1.0]})
-    monkeypatch.setattr(crew, "say_end", lambda job, trouble, seconds, start, all, left:
+        results.write_result(job.run_dir, {"steps": 1000, "train100": 1.0, "eval": [1.0]})
+    monkeypatch.setattr(work, "print_end", lambda job, trouble, seconds, start, all, left:
                         runs.append((all, left)))
     assert sweep.run_all(jobs, 1, FakeCrew()) == 0
     assert {all for all, _ in runs} == {3}
 
 
 def test_a_signal_that_comes_while_a_run_starts_reaches_it():
-    there = crew.Crew()
+    there = work.Crew()
     there.on_signal(signal.SIGTERM, None)
     with open("log", "w") as log:
         start = time.monotonic()
@@ -317,16 +318,16 @@ def test_a_run_that_begins_anew_forgets_the_code_of_the_one_before():
     asked = sweep.Sweep(("ppo",), ("CartPole-v1",), set=("total_steps=1e3",), out="out")
     (job,) = sweep.plan(asked)
     for _ in range(2):
-        crew.run_job(job, FakeCrew())
+        work.run_job(job, FakeCrew())
         shutil.rmtree(job.run_dir)
-    assert Path(f"{job.run_dir}.log").read_text().count(collect.HASHES) == 1
+    assert Path(f"{job.run_dir}.log").read_text().count(results.HASHES) == 1
 
 
 def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
     monkeypatch.setenv("PMI_SIZE", "4")
     monkeypatch.setenv("PLAINRL_PROCS", "4")
     with open("log", "w") as log:
-        crew.Crew().call([sys.executable, "-c", "import os; print(*os.environ)"], log)
+        work.Crew().call([sys.executable, "-c", "import os; print(*os.environ)"], log)
     seen = Path("log").read_text().split()
     assert "PATH" in seen and not {"PMI_SIZE", "PLAINRL_PROCS"} & set(seen)
 
@@ -335,12 +336,12 @@ def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
 
 def test_last_step():
     run = Path("run")
-    assert crew.last_step(run) == 0
+    assert work.last_step(run) == 0
     run.mkdir()
     for text, step in [("", 0), ("step,time\n", 0), ("step,time\n128,0.5\n", 128),
                        ("step,time\n" + "128,0.5\n" * 9999 + "256,0.7\n384,", 256)]:
         (run / "progress.csv").write_text(text)
-        assert crew.last_step(run) == step
+        assert work.last_step(run) == step
 
 
 class FakeTerminal(io.StringIO):
@@ -355,7 +356,7 @@ def test_a_line_a_run_on_a_terminal_and_none_elsewhere(monkeypatch):
         (job.run_dir / "progress.csv").write_text(f"step\n{100 * k}\n")
     for terminal in (FakeTerminal(), io.StringIO()):
         monkeypatch.setattr(sys, "stderr", terminal)
-        live = crew.Live(jobs)
+        live = work.Live(jobs)
         Path("seed1/progress.csv").write_text("step\n100\n600\n")
         live.show(jobs[1:])
         assert list(live.bars) == ["all", Path("seed1"), Path("seed2")]
@@ -376,7 +377,7 @@ def test_the_bar_of_all_counts_a_step_once(monkeypatch):
     monkeypatch.setattr(sys, "stderr", FakeTerminal())
     job = sweep.Job("ppo", Path("seed1"), 1000, [])
     job.run_dir.mkdir()
-    live = crew.Live([job])
+    live = work.Live([job])
     for step in (100, 300, 600):
         Path("seed1/progress.csv").write_text(f"step\n{step}\n")
         live.show([job])
@@ -387,7 +388,7 @@ def test_the_bar_of_all_counts_a_step_once(monkeypatch):
 
 def test_plain_mpiexec_is_refused(monkeypatch):
     """Each rank would run the whole sweep."""
-    monkeypatch.setattr(sweep.ranks, "size", lambda: 4)
+    monkeypatch.setattr(sweep.mpi, "size", lambda: 4)
     monkeypatch.delitem(sys.modules, "mpi4py.futures", raising=False)
     with pytest.raises(UsageError, match="-m mpi4py.futures -m utils.sweep"):
         sweep.main(sweep.Sweep(("ppo",), ("CartPole-v1",), out="out"))
@@ -446,7 +447,7 @@ def test_two_hosts_a_killed_worker_and_a_restart(flaky, tmp_path):
 @pytest.fixture
 def run():
     ppo.train(ppo.Config("CartPole-v1", '{"max_episode_steps": 30}', seed=3, total_steps=512,
-                         batch=256, minibatch=64, epochs=1, num_envs=2, hidden=(8,),
+                         rollout_steps=256, minibatch_size=64, epochs=1, num_envs=2, hidden=(8,),
                          run_dir="runs/mine"))
     return Path("runs/mine")
 
@@ -455,14 +456,14 @@ def test_result(run, capsys):
     # 150 episodes, one each 3 steps; returns 0, 1, ..., 149.
     lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    Path(f"{run}.log").write_text(f'{collect.HASHES}{{"algos/ppo.py": "abc"}}\nstep 1\n')
-    assert sweep.main(sweep.Sweep(collect="runs")) == 0
+    Path(f"{run}.log").write_text(f'{results.HASHES}{{"algos/ppo.py": "abc"}}\nstep 1\n')
+    assert sweep.main(sweep.Sweep(results="runs")) == 0
     text = (run / "result.json").read_text()
     result = json.loads(text)
     assert len(text) < 5000 and str(Path.cwd()) not in text
     assert (result["algo"], result["env"], result["seed"]) == ("ppo", "CartPole-v1", 3)
     assert result["settings"] == {
-        "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "batch": 256,
+        "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "rollout_steps": 256,
         "epochs": 1, "num_envs": 2, "hidden": [8]}
     assert (result["steps"], result["total_steps"], result["episodes"]) == (512, 512, 150)
     assert result["train100"] == np.mean(np.arange(50, 150))
@@ -478,7 +479,7 @@ def test_result(run, capsys):
     assert result["eval"] == again.round(3).tolist()
     # A second call leaves it alone.
     (run / "result.json").write_text(text.replace('"episodes": 150', '"episodes": 151'))
-    assert sweep.main(sweep.Sweep(collect="runs")) == 0
+    assert sweep.main(sweep.Sweep(results="runs")) == 0
     assert '"episodes": 151' in (run / "result.json").read_text()
 
 
@@ -487,7 +488,7 @@ def test_a_point_of_the_curve_is_the_mean_of_what_ended_since_the_one_before(run
     steps, returns = np.sort(rng.integers(1, 513, 400)), rng.exponential(size=400)
     lines = [f"{step},0.5,0,{ret},9" for step, ret in zip(steps, returns)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    curve = collect.collect(run)["curve"]
+    curve = results.make_result(run)["curve"]
     edges = np.linspace(0, 512, 101)
     expected = [(round(end), returns[(begin < steps) & (steps <= end)].mean())
                 for begin, end in zip(edges, edges[1:]) if ((begin < steps) & (steps <= end)).any()]
@@ -500,15 +501,15 @@ def test_no_point_of_the_curve_lies_beyond_the_end(run, steps, monkeypatch):
     monkeypatch.setattr(play, "read_run", lambda *args: (*read(*args)[:2],
                                                          read(*args)[2] | {"step": steps}))
     (run / "episodes.csv").write_text(f"step,time,env,ep_ret,ep_len\n{steps},0.5,0,1.0,9\n")
-    assert collect.collect(run)["curve"] == [[steps, 1.0]]
+    assert results.make_result(run)["curve"] == [[steps, 1.0]]
 
 
 def test_a_run_that_went_on_is_collected_again(run):
-    sweep.main(sweep.Sweep(collect="runs"))
+    sweep.main(sweep.Sweep(results="runs"))
     path = run / "result.json"
     result = json.loads(path.read_text())
     path.write_text(json.dumps(result | {"steps": 256, "total_steps": 256, "train100": -1.0}))
-    sweep.main(sweep.Sweep(collect="runs"))
+    sweep.main(sweep.Sweep(results="runs"))
     assert json.loads(path.read_text()) == result
 
 
@@ -518,42 +519,42 @@ def test_steps_of_a_result_are_those_that_ran(run):
     (run / "config.json").write_text(json.dumps(config))
     lines = [f"{step},0.5,0,{-4.236},9" for step in range(2, 513, 2)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    result = collect.collect(run)
+    result = results.make_result(run)
     assert (result["total_steps"], result["steps"]) == (500, 512)
     assert result["train100"] == -4.236
     assert len(result["curve"]) == 100 and result["curve"][-1][0] == 512
 
 
 def test_published_is_the_final_policy_and_not_the_best(run):
-    final = collect.collect(run)["eval"]
+    final = results.make_result(run)["eval"]
     policy = checkpoint.load_file(run / "policy.pt")
     for value in policy["agent"].values():
         value.zero_()
     checkpoint.save_file(run / "best.pt", policy)
-    assert collect.collect(run)["eval"] == final
+    assert results.make_result(run)["eval"] == final
     checkpoint.save_file(run / "policy.pt", policy)
-    assert collect.collect(run)["eval"] != final
+    assert results.make_result(run)["eval"] != final
 
 
 def test_hashes_are_of_the_code_that_ran_or_of_none(run):
     """A result that names other code than made it would never be found stale."""
     config = json.loads((run / "config.json").read_text())
     # Started by hand, and nothing is newer.
-    assert collect.sources_of(run, config) == collect.sources("ppo")
-    assert "algos/ppo.py" in collect.sources("ppo") and "utils/logger.py" in collect.sources("ppo")
-    assert collect.sources_of(run, config | {"resumed": [{"step": 256}]}) == {}
+    assert results.sources_of(run, config) == results.sources("ppo")
+    assert "algos/ppo.py" in results.sources("ppo")
+    assert results.sources_of(run, config | {"resumed": [{"step": 256}]}) == {}
     os.utime(run / "config.json", (1e9, 1e9))
-    assert collect.sources_of(run, config) == {}                      # the code is newer
+    assert results.sources_of(run, config) == {}                      # the code is newer
     log = Path(f"{run}.log")
-    log.write_text(f'{collect.HASHES}{{"a": "1"}}\ntext\n{collect.HASHES}{{"a": "1"}}\n')
-    assert collect.sources_of(run, config) == {"a": "1"}
+    log.write_text(f'{results.HASHES}{{"a": "1"}}\ntext\n{results.HASHES}{{"a": "1"}}\n')
+    assert results.sources_of(run, config) == {"a": "1"}
     for resumes, known in ((1, {"a": "1"}), (2, {})):                 # one more, by hand
-        assert collect.sources_of(run, config | {"resumed": [{"step": 256}] * resumes}) == known
-    log.write_text(log.read_text() + f'{collect.HASHES}{{"a": "2"}}\n')
-    assert collect.sources_of(run, config) == {}                      # changed before a resume
+        assert results.sources_of(run, config | {"resumed": [{"step": 256}] * resumes}) == known
+    log.write_text(log.read_text() + f'{results.HASHES}{{"a": "2"}}\n')
+    assert results.sources_of(run, config) == {}                      # changed before a resume
 
 
-def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):
+def test_results_pass_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):
     for name in ("short", "broken", "torn"):
         subprocess.run(["cp", "-r", run, run.parent / name], check=True)
     config = json.loads((run / "config.json").read_text())
@@ -561,36 +562,54 @@ def test_collect_passes_over_what_is_not_finished_and_names_what_is_damaged(run,
     (run.parent / "short/config.json").write_text(json.dumps(config))
     (run.parent / "broken/policy.pt").write_bytes(b"PK")
     (run.parent / "torn/episodes.csv").write_text("step,ep_ret\n12,\n")
-    assert sweep.main(sweep.Sweep(collect="runs")) == 1
+    assert sweep.main(sweep.Sweep(results="runs")) == 1
     out, err = capsys.readouterr()
     assert "512 of 1,024 steps, not finished" in out
     assert "broken" in err and "torn is damaged" in err
     assert [path.parent.name for path in Path("runs").rglob("result.json")] == ["mine"]
     with pytest.raises(UsageError, match="there is no run in it"):
-        sweep.main(sweep.Sweep(collect="elsewhere"))
+        sweep.main(sweep.Sweep(results="elsewhere"))
 
 
 @pytest.mark.parametrize("name, data", [
     ("policy.pt", b"PK"), ("episodes.csv", b"step,ep_ret\n1,\n"), ("config.json", b"{")])
 def test_status_of_one_damaged_run(run, name, data, capsys):
     (run / name).write_bytes(data)
-    assert sweep.main(sweep.Sweep(collect="runs")) == 1
+    assert sweep.main(sweep.Sweep(results="runs")) == 1
 
 
-def test_a_change_of_any_helper_is_seen():
-    there = {path.name for path in (collect.ROOT / "utils").glob("*.py")}
-    named = {Path(name).name for name in collect.sources("ppo") if name.startswith("utils/")}
-    assert there - named == {"play.py", "video.py", "sweep.py", "crew.py", "collect.py",
-                             "__init__.py"}
+def test_the_code_behind_a_result_is_the_file_and_its_arithmetic():
+    """A change of the console table makes no result stale; one of the optimizers makes all."""
+    for algo in ("ppo", "sac"):
+        assert list(results.sources(algo)) == [f"algos/{algo}.py", "utils/mpi.py", "utils/envs.py"]
+    now = results.sources("ppo")
+    assert results.changed_sources(now, now) == []
+    assert results.changed_sources(now | {"utils/logger.py": "0"}, now) == []
+    for name in now:
+        assert results.changed_sources(now | {name: "0"}, now) == [name]
+        without = {other: made for other, made in now.items() if other != name}
+        assert results.changed_sources(without, now) == [name]
+
+
+def test_settings_of_earlier_versions_get_their_present_names():
+    """Where a name meant two things, the algorithm's own settings decide."""
+    old = {"batch": 64, "minibatch": 32, "lr": 0.1}
+    for more, expected in [
+            ({"algo": "ppo"}, {"rollout_steps": 64, "minibatch_size": 32, "lr": 0.1}),
+            ({"algo": "sac"}, {"batch_size": 64, "minibatch": 32, "lr": 0.1}),
+            ({"algo": "gone"}, old), ({"algo": "ppo", "library": "peer"}, old)]:
+        results.write_result(Path(), {"settings": old} | more)
+        assert results.read_result(Path("result.json"))["settings"] == expected
+    assert "gamma" in results.setting_names("ppo") and "seed" not in results.setting_names("ppo")
 
 
 def test_hash_is_of_the_code_alone():
     code = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
     same = '"""Module."""\ndef f(x):\n\n    """Other."""\n    return (x +\n            1)\n'
-    assert collect.code_hash(code) == collect.code_hash(same)
+    assert results.code_hash(code) == results.code_hash(same)
     for old, new in (("+", "-"), ("1", "2"), ("x + 1", "x + 1.0"), ("return", "yield")):
-        assert collect.code_hash(code) != collect.code_hash(code.replace(old, new))
-    assert collect.code_hash("x = 'a'\n") != collect.code_hash("x = 'b'\n")
+        assert results.code_hash(code) != results.code_hash(code.replace(old, new))
+    assert results.code_hash("x = 'a'\n") != results.code_hash("x = 'b'\n")
 
 
 def test_one_thread_parses_at_a_time(monkeypatch):
@@ -605,7 +624,7 @@ def test_one_thread_parses_at_a_time(monkeypatch):
         return parse(text)
 
     parse = ast.parse
-    monkeypatch.setattr(collect.ast, "parse", slow_parse)
+    monkeypatch.setattr(results.ast, "parse", slow_parse)
     with ThreadPoolExecutor(4) as pool:
-        hashes = list(pool.map(collect.code_hash, ["x = 1\n"] * 8))
+        hashes = list(pool.map(results.code_hash, ["x = 1\n"] * 8))
     assert len(set(hashes)) == 1 and most == [1] * 8
