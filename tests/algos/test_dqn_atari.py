@@ -137,9 +137,14 @@ def test_a_saved_buffer_takes_the_room_of_its_filled_rows_and_no_copy():
 
 
 @every_kind
-def test_samples_are_live_rows_each_as_often_as_another(kind):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_samples_are_live_rows_each_as_often_as_another(kind, resumed):
     buffer = new_buffer(kind, 3, 20)
     fill(buffer, 30, 3, kind)
+    if resumed:
+        state = buffer.state_dict()
+        buffer = new_buffer(kind, 3, 20)
+        buffer.load_state_dict(state)
     drawn, gather = [], buffer.gather
     buffer.gather = lambda rows, envs: drawn.append((rows, envs)) or gather(rows[:1], envs[:1])
     buffer.sample(20_000)
