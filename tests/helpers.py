@@ -400,6 +400,11 @@ def dqn_loss(algo):
     return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
 
 
+def dqn_interact(algo):
+    """The function of the file that steps the environments."""
+    return algo.step_envs if name_of(algo) == "dqn_atari" else algo.interact
+
+
 class Film(gym.Env):
     """The script of tests/envs.py with vectors, images or stacks of frames as observations.
 
@@ -462,7 +467,7 @@ def film_logs(algo, buffer, steps, num_envs, kind):
     """Fill a buffer with steps of new environments. Return the log of each environment."""
     agent, envs, plain, obs = film_envs(algo, num_envs, kind)
     for _ in range(steps):
-        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
+        obs = dqn_interact(algo)(agent, envs, buffer, obs, agent.act(obs))
     return [env.log for env in plain]
 
 
