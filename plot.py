@@ -435,12 +435,16 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
     count = len(groups) + bool(compared)
     columns = min(count, 3)
     rows = -(-count // columns)
-    figure = Figure(figsize=(4.6 * columns, 3.5 * rows + 0.4), layout="constrained")
+    figure = Figure(figsize=(3.5 * columns, 3 * rows + 0.3), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for ax, (panel, lines) in zip(axes, groups.items()):
+    label = ""
+    for k, (ax, (panel, lines)) in enumerate(zip(axes, groups.items())):
         for line, runs in lines.items():
             draw_line(ax, runs, line, looks[line], plot.aggregate, f"{panel}, {line}")
-        ax.set(title=panel, xlabel=X_AXES[plot.x], ylabel=y_label(lines, plot))
+        ax.set(title=panel, xlabel=X_AXES[plot.x])
+        if k % columns == 0 or y_label(lines, plot) != label:   # not again beside the same one
+            label = y_label(lines, plot)
+            ax.set_ylabel(label)
         if plot.x == "steps":
             ax.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
     for name, (share, low, high) in compared.items():

@@ -1,316 +1,296 @@
 """Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
 
-Q(s, a) is what action a in s is worth: its reward, and after it the best Q of where it leads. DQN
-moves a network towards just that. Two things keep it from chasing its own tail: samples are drawn
-from a long memory, so that a batch is not one stretch of one episode; and what it moves towards
-comes from a copy of the network, Q_targ, that stands still for `target_every` steps at a time.
+The problem. Q(s, a) is the expected discounted sum of rewards if the agent
+takes action a in state s and the best actions from then on. Once Q is known,
+the best policy takes the action with the highest Q. Q-learning finds Q from
+Bellman's equation: Q(s, a) equals the reward plus gamma times the highest Q
+in the next state s'. After every step it moves Q(s, a) towards that target.
 
-s' is the true successor of s, also where a time limit cuts the episode, since what would have
-followed has a value; "terminated" is a true end.
+With a table for Q this converges. With a neural network it often does not,
+for two reasons. Successive steps are similar, so a network trained on the
+latest ones forgets the rest. And the target is computed by the network that
+is being trained, so every gradient step also moves the target, and errors can
+reinforce themselves. DQN has one remedy for each:
 
-    y    = r + gamma (1 - terminated) q'                                                   (1)
-    q'   = Q_targ(s', argmax_a Q(s', a)),   or max_a Q_targ(s', a) if not `double`         (2)
-    L(Q) = mean h(Q(s, a) - y),   h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                (3)
-    Q    = V(s) + A(s, a) - mean_a A(s, a),   if `dueling`                                 (4)
-    a    = argmax_a Q(s, a), or with probability eps one of all actions                    (5)
-    eps  = max(eps_end, 1 - (1 - eps_end) t / eps_steps),   t environment steps so far     (6)
+- A replay buffer keeps many past transitions (s, a, r, s'), and every update
+  uses a random batch from it.
+- A target network Q_targ, a copy of Q, computes the targets. It is updated
+  every `target_every` environment steps and stays fixed in between.
 
-(2) is Double DQN (van Hasselt et al. 2016, arXiv:1509.06461): the largest of several noisy numbers
-is too large as a rule, unless one network picks the action and another says what it is worth. (4)
-is the dueling network (Wang et al. 2016, arXiv:1511.06581): what all actions of a state have in
-common is learned from each of them. (3) is half the squared error, its gradient cut to [-1, 1] as
-in the paper, so that one surprise does not undo what many samples have taught.
+The target (1) needs only r, s' and the best next action, not the action that
+the agent took next. So Q can learn from transitions that older versions of
+the policy collected: DQN is off-policy.
 
-Nothing is normalised but pixels, to [0, 1]; Atari's rewards are clipped to [-1, 1].
+Notation. If a time limit cuts an episode off, s' is its last state, and we
+still bootstrap from it. `terminated` is 1 if the environment reached a
+terminal state. t counts environment steps, `mean` is over the batch.
 
-Departs from the papers: Adam, with a step size that falls to zero at the end; the two streams of
-(4) share all hidden layers, with no gradient rescaled or cut where they meet; Atari's episodes end
-with the game, not with a life; copies of the network are `target_every` environment steps apart,
-not so many updates; eps falls from the first step on, also before anything is learned.
+    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
+    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+            max_a Q_targ(s', a)                otherwise                   (2)
+    L(Q)  = mean h(Q(s, a) - y),
+            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
+    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 --eps-steps 40000
-              --target-every 1000
-Atari         python -m algos.dqn --env ALE/Pong-v5 --total-steps 2.5e6 --buffer-size 1000000
-              --start-steps 80000 --update-every 4 --target-every 1000 --batch 32 --lr 1e-4
-              --eps-steps 250000 --eps-end 0.01
-Reproduce     python -m algos.dqn --num-envs 4    (benchmarks/README.md: return, seeds)
+Why each piece is there:
+
+(2) The maximum of noisy estimates is too high on average, because it selects
+an action whose error happens to be positive. Double DQN (van Hasselt et al.
+2016, arXiv:1509.06461) lets Q select the action and Q_targ, whose errors
+differ, evaluate it.
+(3) The Huber loss h. Its gradient is at most 1, so a single surprising reward
+cannot undo what many samples have taught.
+(4) The dueling network (Wang et al. 2016, arXiv:1511.06581). In many states
+all actions are worth nearly the same. V(s) learns this common part from every
+sample, whichever action was taken. Subtracting the mean of the advantages A
+makes the split unique.
+(5) An action that is never tried never gets a better estimate.
+
+Departures from the papers. Adam, with a learning rate that decreases to zero,
+replaces RMSProp. V and A in (4) share all hidden layers, and their gradients
+are not rescaled. `target_every` counts environment steps, not updates. eps
+decreases from the first step on, even before learning starts. Pixels are
+divided by 255; nothing else is normalised.
+
+Defaults: learning starts after 1,000 steps. Then every second environment
+step is followed by one update on a batch of 128, 24,500 in all, and the
+target network is updated after every 125 of them. In a healthy run `q` rises
+steadily and stays below the highest possible discounted return. On CartPole
+that is 1 / (1 - gamma) = 100, and `q` ends near 70 to 85. `q_loss` stays
+bounded; here it is 0.1 to 0.5.
+
+For Atari use algos/dqn_atari.py, which needs an eighth of the memory.
+
+Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5
+              --eps-steps 40000 --target-every 1000
+Reproduce     python -m algos.dqn --num-envs 4
+              (learning curves: benchmarks/README.md)
 """
 
 import copy
-import math
-import os
 from dataclasses import dataclass
-from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
 
 from utils import mpi
-from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
+from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
-Choice = Int64[Tensor, "B"]  # numbers of actions
-PerAction = Float32[Tensor, "B k"]  # one number for each of k actions
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
+Choices = Int64[Tensor, "B"]  # indices of actions
+Scalar = Float32[Tensor, ""]
 
 
-# ============================================ config ============================================
+# ======================================= config =======================================
 @dataclass(frozen=True)
-class Config:
-    env: str = "CartPole-v1"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
-    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
-    seed: int = 1  # of everything random in the run
-    total_steps: float = 5e4  # environment steps; rounded up to whole reports
-    num_envs: int = 1  # environments stepped together, over all processes
-    num_procs: int = 1  # MPI processes that share the environments, the buffer and each batch
-    hidden: tuple[int, ...] = (128, 128)  # widths of the hidden layers (vector observations)
-    gamma: float = 0.99  # discount factor
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile loss and gradient: quicker steps, a slower start
-    torch_threads: int = 1  # threads of PyTorch in each process
-    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
-    resume: bool = False  # go on from the last checkpoint of the run directory
-    init_from: str = ""  # a run whose weights to start from
-    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "CartPole-v1"  # Gymnasium id
+    total_steps: float = 5e4  # environment steps
+    num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 50_000  # rows kept, one a transition and a few an episode, of all processes
-    start_steps: int = 1000  # environment steps before anything is learned
-    update_every: int = 2  # environment steps for each update
-    target_every: int = 250  # environment steps between copies of the network into its target
-    batch: int = 128  # samples of an update, over all processes
-    lr: float = 1e-3  # Adam's step size at the start
-    anneal_lr: bool = True  # linearly to zero at the end of the run
-    eps_end: float = 0.04  # share of random actions once it has fallen from 1
-    eps_steps: int = 8000  # environment steps in which it falls
-    double: bool = True  # Double DQN: the action of Eq. (2) is the network's, not the target's
-    dueling: bool = True  # Eq. (4)
+    buffer_size: int = 50_000  # transitions in the replay buffer
+    start_steps: int = 1000  # environment steps before learning starts
+    update_every: int = 2  # environment steps per update
+    target_every: int = 250  # environment steps between updates of Q_targ
+    batch_size: int = 128  # samples per update (usually 32 to 512)
+    lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
+    anneal_lr: bool = True  # decrease the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
+    eps_steps: int = 8000  # environment steps in which eps decreases to eps_end
+    double: bool = True  # Double DQN, Eq. (2)
+    dueling: bool = True  # dueling network, Eq. (4)
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch eps_steps", 1)
-        check_range(self, "report_every update_every target_every", 1)
-        check_range(self, "buffer_size", 8 * self.num_envs)  # room for a stack of up to 7
-        check_range(self, "seed eval_every start_steps", 0)
-        check_range(self, "gamma eps_end", 0, 1)
-        check_range(self, "hidden lr", above=0)
-        check_divides(self, "num_envs/num_procs batch/num_procs buffer_size/num_procs")
+        check_settings(self, fractions="eps_end", counts="eps_steps")
 
 
-# ============================================ agent =============================================
+# ======================================= agent ========================================
 def relu_mlp(*sizes: int) -> nn.Sequential:
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
-
-
-def nature_cnn(c: int, h: int, w: int) -> nn.Sequential:
-    """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
-    conv = nn.Sequential(nn.Conv2d(c, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-                         nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
-    return nn.Sequential(*conv, nn.Linear(conv(torch.zeros(1, c, h, w)).shape[1], 512), nn.ReLU())
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class QNetwork(nn.Module):
-    """Raw observations [B, ...] -> Q(s, a) of each of k actions, [B, k]."""
+    """Raw observations [B, ...] -> Q(s, a) for each of k actions, [B, k]."""
 
-    def __init__(self, shape: tuple[int, ...], num_acts: int, cfg: Config):
+    def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
-        self.images, self.dueling = len(shape) == 3, cfg.dueling
-        self.register_buffer("to_q", dueling_matrix(num_acts), persistent=False)
-        self.channels_last = self.images and shape[2] < shape[0]  # fewer channels than rows
-        chw = (shape[2], *shape[:2]) if self.channels_last else shape
-        self.encoder = nature_cnn(*chw) if self.images else None
-        sizes = (512,) if self.images else (*shape, *cfg.hidden)
-        self.head = relu_mlp(*sizes, num_acts + cfg.dueling)  # V comes before the advantages
-
-    def forward(self, obs: Tensor) -> Tensor:
+        self.dueling = cfg.dueling
+        self.images = is_image(obs_space)
         if self.images:
-            obs = self.encoder((obs.movedim(-1, -3) if self.channels_last else obs).float() / 255)
-        out = self.head(obs)
-        return out @ self.to_q if self.dueling else out  # Eq. (4)
+            self.encoder = nature_cnn(obs_space)  # it has 512 features
+            sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
+        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
+        self.head = relu_mlp(*sizes, num_outputs)
+
+    def forward(self, obs: Tensor) -> PerAction:
+        if self.images:
+            obs = image_to_float(obs)
+        out = self.head(self.encoder(obs.float()))
+        if not self.dueling:
+            return out
+        return dueling_q(out[:, :1], out[:, 1:])
 
 
 class Agent(nn.Module):
-    """The network, its target, the share of random actions: its state dict is the whole agent."""
+    """Q, its target network and eps, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
         check_spaces(obs_space, act_space, obs="vector image", act="discrete")
-        self.cfg, self.images, self.num_acts = cfg, len(obs_space.shape) == 3, int(act_space.n)
-        self.critic = QNetwork(obs_space.shape, self.num_acts, cfg)
+        self.cfg = cfg
+        self.num_acts = int(act_space.n)
+        self.critic = QNetwork(obs_space, self.num_acts, cfg)
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
-        self.register_buffer("eps", torch.ones(()))
+        self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], the best ones or those of Eq. (5)."""
-        best = self.critic(self.as_tensor(obs)).argmax(-1)
-        return best if deterministic else epsilon_greedy(best, self.num_acts, self.eps)
-
-    def as_tensor(self, obs: Tensor | np.ndarray) -> Tensor:
-        """As it is stored: bytes of an image, other numbers as float32."""
-        dtype = torch.uint8 if self.images else torch.float32
-        return torch.as_tensor(obs, dtype=dtype, device=self.eps.device)
+        """Raw observations [N, ...] -> actions [N]: by Eq. (5), or the best."""
+        best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
+        if deterministic:
+            return best
+        return epsilon_greedy(best, self.num_acts, self.eps)
 
     def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
         return act.cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.integer:
-        """One raw observation -> the deterministic action, for a plain environment's `step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
-
-# ============================================= data =============================================
-def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
-    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
-    if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
-        kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
+    def update_target(self) -> None:
+        """Copy the weights of Q to Q_targ."""
+        self.critic_targ.load_state_dict(self.critic.state_dict())
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
-
-
+# ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
-    rew: Batch
-    next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # 1 at a true end; time limits leave no mark
+    act: Shaped[Tensor, "B *act"]
+    rew: PerSample
+    next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
-class FrameBuffer:
-    """The last transitions, each observation once: it is the next_obs of the row before as well.
+class ReplayBuffer:
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
-    Each environment has a ring of rows, in main memory even with a GPU: a million of Atari are 7
-    GB. A row holds an observation, of stacked frames the newest, and what the action there brought;
-    the next row holds next_obs. An episode begins with its whole first stack and ends with a row
-    for where it led. A transition is `live` while all its frames are there; no other is sampled.
-    """
+    def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
+        """`obs` and `act` are examples, which give the shapes and types to store."""
+        num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        self.capacity = capacity
+        self.device = device
+        self.columns = {
+            "obs": obs.new_empty(capacity, *obs.shape, device=device),
+            "act": act.new_empty(capacity, *act.shape, device=device),
+            "rew": torch.empty(capacity, device=device),
+            "next_obs": obs.new_empty(capacity, *obs.shape, device=device),
+            "terminated": torch.empty(capacity, device=device)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
 
-    def __init__(self, size: int, num_procs: int, num_envs: int, stack: int, obs: Tensor):
-        """`size` rows over all ranks, `num_envs` of this one; an observation of `stack` frames."""
-        self.rows, self.num_envs = mpi.share(size, "buffer_size", num_procs) // num_envs, num_envs
-        self.stack, self.written, self.begins = stack, [0] * num_envs, [True] * num_envs
-        self.device, frame = obs.device, obs.unflatten(0, (stack, -1))[-1].cpu().numpy()
-        kinds = {"frame": frame, "act": np.int64(), "rew": np.float32(), "terminated": np.float32()}
-        need = sum(kind.nbytes for kind in kinds.values()) * size + size  # live: a byte a row
-        have = math.inf  # Windows does not say
-        if hasattr(os, "sysconf"):
-            have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        mpi.say(f"replay buffer: {size:,} rows, {need / 1e9:.2f} GB when full")
-        if need > have:
-            raise mpi.UsageError(f"--buffer-size is {size}, which takes {need / 1e9:.2f} GB; "
-                                 f"there are {have / 1e9:.2f} GB of memory")
-        self.columns = {name: np.empty((self.rows * num_envs, *kind.shape), kind.dtype)
-                        for name, kind in kinds.items()}
-        self.columns["live"] = np.zeros(self.rows * num_envs, bool)
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
+        for name, column in self.columns.items():
+            value = torch.as_tensor(transition[name])
+            assert value.shape == (num_envs, *column.shape[1:]), name
+            column[rows] = value.to(column.device, column.dtype)
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
 
-    def add(self, obs: np.ndarray, act: np.ndarray, rew: np.ndarray, next_obs: np.ndarray,
-            terminated: np.ndarray, done: np.ndarray) -> None:
-        """One step of each environment, [N, ...]; next_obs is where it led, the last one too."""
-        for i, begins in enumerate(self.begins):
-            if begins:  # else all but what the step brings is there already
-                self.write(i, obs[i])
-            row = {"act": act[i], "rew": rew[i], "terminated": terminated[i], "live": True}
-            for name, value in row.items():
-                self.columns[name][self.newest(i)] = value
-            self.write(i, next_obs[i][-(len(next_obs[i]) // self.stack):])  # the newest frame
-        self.begins = done.tolist()
-
-    def newest(self, i: int, on: int = 0) -> int:
-        """The row that environment i wrote last, or the one `on` rows further."""
-        return (self.written[i] - 1 + on) % self.rows * self.num_envs + i
-
-    def write(self, i: int, frames: np.ndarray) -> None:
-        for frame in frames.reshape(-1, *self.columns["frame"].shape[1:]):
-            self.written[i] += 1
-            self.columns["frame"][self.newest(i)] = frame
-        # Overwritten: this row's transition and those of the next stack - 1 rows, the oldest, whose
-        # first frames stood here. A first stack's other rows died when the last episode ended.
-        self.columns["live"][[self.newest(i, on) for on in range(self.stack)]] = False
-
-    def sample(self, batch: int) -> Transitions:
-        filled = min(max(self.written), self.rows) * self.num_envs
-        at = torch.randint(filled, (batch,)).numpy()
-        while (dead := ~self.columns["live"][at]).any():
-            at[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
-        return self.gather(at)
-
-    def gather(self, at: Int64[np.ndarray, "B"]) -> Transitions:
-        """The transitions in these rows; obs and next_obs share all but their outer frames."""
-        around = at[:, None] + self.num_envs * np.arange(1 - self.stack, 2)
-        frames = self.columns["frame"].take(around, axis=0, mode="wrap")
-        parts = frames, *(self.columns[name][at] for name in ("act", "rew", "terminated"))
-        frames, act, rew, terminated = (torch.from_numpy(part).to(self.device) for part in parts)
-        obs, next_obs = frames[:, :-1].flatten(1, 2), frames[:, 1:].flatten(1, 2)
-        return Transitions(obs, act, rew, next_obs, terminated)
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
+        # index_select(0, rows) is column[rows], in a quarter of the time.
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """Of the filled rows; without a copy, which would take as much memory again."""
-        filled = min(max(self.written), self.rows) * self.num_envs
-        columns = {name: torch.from_numpy(column[:filled]) for name, column in self.columns.items()}
-        return {"columns": columns, "written": list(self.written)}
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
 
-    def load_state_dict(self, saved: dict) -> None:
-        """Environments, when resumed, begin new episodes."""
-        self.written, self.begins = list(saved["written"]), [True] * self.num_envs
-        for name, column in saved["columns"].items():
-            self.columns[name][:len(column)] = column.numpy()
-
-
-def take_step(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer, obs: np.ndarray,
-              act: Tensor) -> tuple[np.ndarray, list]:
-    """One step of all environments, stored -> next obs, ended episodes (env, ep_ret, ep_len)."""
-    next_obs, rew, terminated, truncated, infos = envs.step(act := agent.env_act(act))
-    done = terminated | truncated
-    led_to = true_next_obs(next_obs, done, infos)
-    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):  # obs: of resets
-        raise FloatingPointError("NaN or infinity from the environment")
-    buffer.add(obs, act, rew, led_to, terminated, done)
-    stats = infos.get("episode")
-    return next_obs, [(i, stats["r"][i], stats["l"][i]) for i in np.flatnonzero(done)]
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
+        for name, column in self.columns.items():
+            column[: self.num_stored] = state["columns"][name]
 
 
-# ========================================= mathematics ==========================================
-def td_target(rew: Batch, terminated: Batch, next_q: Batch, gamma: float) -> Batch:
-    """Eq. (1). A terminal state has no future; a time limit ends the episode, not the future."""
-    assert rew.shape == terminated.shape == next_q.shape
-    return rew + gamma * (1 - terminated) * next_q
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
-def best_q(q_targ: PerAction, judge: PerAction) -> Batch:
-    """Eq. (2). The target's word on the action that the judge, Q or Q_targ, likes best."""
-    assert q_targ.shape == judge.shape
-    return q_targ.gather(-1, judge.argmax(-1, keepdim=True)).squeeze(-1)
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments and store the transitions. Return the next obs."""
+    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
+    return next_obs
 
 
-def huber(q: Batch, target: Batch) -> Batch:
+# ==================================== mathematics =====================================
+def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
+              gamma: float) -> PerSample:
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    assert rew.shape == terminated.shape == next_val.shape
+    return rew + gamma * (1 - terminated) * next_val
+
+
+def q_of(q: PerAction, act: Choices) -> PerSample:
+    """Q(s, a) of one action per sample, for Eqs. (2), (3)."""
+    return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
+
+
+def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
+    """Eq. (2): `q` chooses the action, `q_targ` says what it is worth."""
+    assert q_targ.shape == q.shape
+    return q_of(q_targ, q.argmax(-1))
+
+
+def huber(q: PerSample, target: PerSample) -> PerSample:
     """Eq. (3), before the mean."""
-    assert q.shape == target.shape  # [B] against [B, 1] would compare each with all
-    return nn.functional.smooth_l1_loss(q, target, reduction="none")
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    return smooth_l1_loss(q, target, reduction="none")
 
 
-def dueling_matrix(num_acts: int) -> Float32[Tensor, "m k"]:
-    """Eq. (4) as the matrix that takes (V, A_1, ..., A_k) to Q: quicker than term by term."""
-    return torch.cat([torch.ones(1, num_acts), torch.eye(num_acts) - 1 / num_acts])
+def dueling_q(val: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
+    """Eq. (4). The mean of Q over actions is V."""
+    return val + adv - adv.mean(-1, keepdim=True)
 
 
-def epsilon_greedy(best: Choice, num_acts: int, eps: Tensor) -> Choice:
-    """Eq. (5). Each environment draws for itself; one of all actions may be the best one again."""
-    random = torch.rand(best.shape, device=best.device) < eps
-    return torch.where(random, torch.randint_like(best, num_acts), best)
+def epsilon_greedy(best: Choices, num_acts: int, eps: Scalar) -> Choices:
+    """Eq. (5), independently per environment. A random action can be the best one."""
+    explore = torch.rand(best.shape, device=best.device) < eps
+    return torch.where(explore, torch.randint_like(best, num_acts), best)
 
 
 def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
@@ -318,91 +298,70 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
     return max(eps_end, 1 - (1 - eps_end) * step / eps_steps)
 
 
-# ============================================ update ============================================
-def dqn_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Choice, rew: Batch,
-                 next_obs: Tensor, terminated: Batch) -> tuple[Tensor, ...]:
-    """flat.grad becomes the gradient of Eq. (3) over one batch -> q_loss, q."""
+# ======================================= update =======================================
+def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
     with torch.no_grad():
-        q_targ = agent.critic_targ(next_obs)
-        judge = agent.critic(next_obs) if agent.cfg.double else q_targ
-        target = td_target(rew, terminated, best_q(q_targ, judge), agent.cfg.gamma)
-    q = agent.critic(obs).gather(-1, act.unsqueeze(-1)).squeeze(-1)  # [B, 1] -> [B]
+        q_targ = agent.critic_targ(batch.next_obs)
+        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        next_val = greedy_value(q_targ, q_next)  # Eq. (2)
+        target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+    q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
-    flat.grad.zero_()
-    loss.backward()  # adds to each parameter's .grad, a part of flat.grad
-    return loss.detach(), q.detach()
+    return loss, {"q_loss": loss, "q": q}
 
 
-def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float,
-           gradient=dqn_gradient) -> dict:
-    """One step on one batch -> metrics; the target stays as it is."""
-    q_loss, q = gradient(agent, optimizer.flat, batch.obs, batch.act, batch.rew, batch.next_obs,
-                         batch.terminated)
-    mpi.average(optimizer.flat.grad)  # over ranks, in place
-    optimizer.step(lr)
-    return {"q_loss": q_loss, "q": q}
+def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+    """Update Q once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
+    return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 
 
-# =========================================== evaluate ===========================================
-def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
-    envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
-    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
-    while not ended.all():
-        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
-        if "episode" in infos:
-            first = infos["_episode"] & ~ended
-            returns[first], ended = infos["episode"]["r"][first], ended | first
-    envs.close()
-    return returns
-
-
-# ============================================ train =============================================
-def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` steps, however many environments step at once."""
+# ======================================= train ========================================
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
-    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
-    obs = agent.as_tensor(np.zeros(envs.single_observation_space.shape))
-    stack = len(obs) if "ALE/" in cfg.env else 1  # of Atari's frames each is stored once
-    buffer = FrameBuffer(cfg.buffer_size, cfg.num_procs, envs.num_envs, stack, obs)
-    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
-    # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
-    optimizer = mpi.Adam(flat)
-    gradient = mpi.compiled(dqn_gradient, cfg.compile)
-    with Logger(cfg, agent, optimizer=optimizer, buffer=buffer) as log:  # may load a run
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []  # log.step stays that of the last report
-        while log.step < cfg.total_steps:
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of that run
+        envs = make_envs(cfg, run.num_envs)
+        obs_space = envs.single_observation_space
+        agent = Agent(obs_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent.critic)
+        obs_dtype = torch.uint8 if is_image(obs_space) else torch.float32
+        obs_example = torch.zeros(obs_space.shape, dtype=obs_dtype)
+        act_example = torch.zeros((), dtype=torch.int64)
+        buffer = ReplayBuffer(run.buffer_size, obs_example, act_example, run.device)
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizer=optimizer, buffer=buffer)
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
-            obs, ended = take_step(agent, envs, buffer, obs, agent.act(obs))
-            # (t, env, ...): by t, steps of all since the report, the log knows the episode's step.
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
-            left = max(0.0, 1 - step / cfg.total_steps)  # the last report may go beyond the end
-            lr = cfg.lr * left if cfg.anneal_lr else cfg.lr
-            for _ in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
-                batch = buffer.sample(mpi.share(cfg.batch, "batch"))  # P is known since launch
-                log.store(**update(agent, optimizer, batch, lr, gradient))
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            updates_before = updates_due(step, cfg)
             step += cfg.num_envs
-            if step % cfg.target_every < cfg.num_envs:  # a multiple of it is among the last steps
-                targ.data.copy_(flat.data)
-            if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
-                continue
-            if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
-            log.report(step - log.step, episodes, eps=agent.eps, lr=lr)  # saves; moves log.step
-            episodes = []
+            for _ in range(updates_due(step, cfg) - updates_before):
+                batch = buffer.sample(run.batch_size)
+                metrics = update(agent, optimizer, batch, lr)
+                run.store(**metrics)
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
+                agent.update_target()
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
     return agent
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Config, description=__doc__))
+    main(train, Config, __doc__)

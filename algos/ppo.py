@@ -2,20 +2,20 @@
 
 The problem. The policy gradient is an expectation under the current policy,
 so, strictly, a batch of data can be used for only one gradient step. PPO takes
-many steps on each batch. Its loss compares the new policy with the one that
-collected the data, and stops rewarding changes to an action's probability
-once they exceed a set range. The loop: collect a rollout, compute advantages,
-take several passes of minibatch steps over the rollout, throw it away.
+many gradient steps on each batch. Its loss compares the new policy with the
+one that collected the data, and stops rewarding a change in an action's
+probability once the ratio of new to old leaves a fixed interval. The loop:
+collect a rollout, compute advantages, pass over it several times, discard it.
 
-Notation. The critic is V. s' is the state reached by an action; at the end of
-an episode it is the final state, not the first state of the next episode.
-`terminated` means that the environment reached a terminal state, `done` that
-the episode ended, by termination or by a time limit. A time limit is not a
-terminal state, so there we bootstrap from V(s'). The advantage A says how
-much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V, lam = 1 every
-reward up to the end of the episode or rollout. (1) and (2) are generalized
-advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -27,8 +27,8 @@ advantage estimation (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-R is the critic's target; mean, var and var(G) run over all data so far. Now
-PPO itself. pi_old is the policy that collected the data, c is `clip_ratio`:
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
+PPO's own equations, where pi_old collected the data and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
@@ -36,8 +36,8 @@ PPO itself. pi_old is the policy that collected the data, c is `clip_ratio`:
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 At pi = pi_old the gradient of mean(ratio A) is the policy gradient, and near
-pi_old mean(ratio A) estimates how much better pi is. Far away it is
-unreliable, because the states still come from pi_old. The effect of clipping:
+pi_old mean(ratio A) estimates how much better pi is than pi_old. Farther away
+it is unreliable, as the states still come from pi_old. The effect of clipping:
 
     A > 0, ratio > 1 + c   already likely enough: no gradient
     A < 0, ratio < 1 - c   already unlikely enough: no gradient
@@ -49,28 +49,28 @@ Clipping does not keep ratios inside the range: all samples share one network,
 so gradients from other samples can push a ratio further out. Watch `kl` and
 `clip_frac`, the fraction of ratios outside, or set `target_kl`.
 
-Before the first gradient step every ratio must be 1, so observation
-statistics must not change between acting and the end of the update. No mean
-is subtracted from rewards, since that can change the optimal policy. On vector
-observations actor and critic share no weights, and Adam is nearly invariant
-to gradient scale, so `vf_coef` matters mainly through the joint clipping of
-the gradient norm.
+pi_old must be the policy that acted, so the observation statistics must stay
+fixed from the start of a rollout to the end of the update. Rewards are scaled
+but not centred: a constant added to every reward changes how much a longer
+episode is worth. On vector observations actor and critic share no weights,
+and Adam is nearly invariant to gradient scale, so `vf_coef` acts mainly
+through the clipping of the norm of the joint gradient.
 
 These details matter, and each can be switched off: norm_obs (6), scale_rew
 (7), norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Most come from
 OpenAI Baselines; see Engstrom et al. 2020, Andrychowicz et al. 2021 and "The
-37 Implementation Details of PPO" (Huang et al. 2022). (12): Schulman 2020.
+37 Implementation Details of PPO" (2022). (12) is Schulman's estimator (2020).
 
-Departures. Advantages and targets are recomputed every epoch with the current
-critic, since those of an older critic are worse (benchmarks/NOTES.md,
-"Variants on MuJoCo"). tanh maps a Gaussian action into the action bounds. The
-Jacobian of tanh does not depend on the policy, so it cancels in (9).
+Departures from the paper. Advantages and targets are recomputed every epoch,
+as the critic has changed (benchmarks/NOTES.md, "Variants on MuJoCo"). Gaussian
+actions are squashed by tanh and rescaled to the action bounds. The Jacobian
+of tanh depends only on the action, so it cancels in (9), though not in (4).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
-32 minibatches of 64 make 320 gradient steps. In a healthy run `kl` ends at
-0.005 to 0.05, `clip_frac` at 0.05 to 0.3, and `explained_variance` nears 1.
+32 minibatches of 64 make 320 gradient steps. After a healthy update `kl` is
+0.005 to 0.05 and `clip_frac` 0.05 to 0.3; both shrink with the learning rate.
 
-Read after    algos/a2c.py, to see the changes:  diff algos/a2c.py algos/ppo.py
+Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
 Reproduce     python -m algos.ppo    (learning curves: benchmarks/README.md)
 """
@@ -103,11 +103,11 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
-    anneal_lr: bool = True  # decrease the learning rate linearly to zero
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # end the update once the KL (12) exceeds this; 0: off
+    target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -119,7 +119,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio")  # refuses values out of range
+        check_settings(self, positive="clip_ratio")  # or an error
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -133,7 +133,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """A small last layer makes the initial policy nearly the same in every state."""
+    """Small last weights make the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -155,14 +155,14 @@ class RunningStats(nn.Module):
         """Merge the moments of a batch into those so far (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        new = count / self.count  # the fraction of all samples that is new
+        new = count / self.count  # the weight of this batch
         delta = mean - self.mean
         self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
         self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics, all saved in the state dict."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -180,7 +180,7 @@ class Agent(nn.Module):
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared; it has 512 features
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
             sizes = (512,)
         else:
             self.encoder = nn.Identity()
@@ -191,7 +191,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the latest G, later [N]
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -268,7 +268,7 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the next observations."""
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
@@ -283,13 +283,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N] on -> G of every step, and where the next starts."""
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -300,7 +300,7 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The sum stops at the end of an episode, of either kind."""
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -341,7 +341,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10): clipping can limit an improvement but never a deterioration."""
+    """Eqs. (9), (10). The minimum may hide an improvement, never a deterioration."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -370,7 +370,7 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
     v_loss = value_loss(val, minibatch.ret)
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (11)
-    if cfg.ent_coef > 0:  # saves time
+    if cfg.ent_coef > 0:
         loss = loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
@@ -388,12 +388,12 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
-@torch.no_grad()  # gradients are computed inside `minimize` only
+@torch.no_grad()  # only `minimize` computes gradients
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
     """Run all epochs on one rollout. Return metrics; `run.report` averages each.
 
-    `minimize` calls the loss, backpropagates, averages the gradient over processes,
-    clips its norm and takes one Adam step. It returns the loss's metrics, detached.
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), clips its norm, takes one Adam step and returns the metrics.
     """
     cfg = agent.cfg
     rew = rollout.rew

@@ -1,136 +1,156 @@
-"""Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477, Algorithm 1.
+"""Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477,
+Algorithm 1.
 
-DDPG moves its policy towards whatever its critic overrates, and the targets hand the error on. TD3
-keeps that error small in three ways: two critics, of which the lower one is believed; noise on the
-target's action, so that a narrow peak of Q cannot be exploited; a policy slower than its critics.
-(It climbs the first of them alone, as in the paper.)
+The problem. The actor of DDPG seeks the action with the highest Q. All values
+of Q are estimates with errors, and the highest of them is on average too high.
+The target bootstraps from it, so the error spreads to the states before it.
+TD3 limits this error in three ways: it uses the lower of two critics in the
+target, it adds noise to the target's action, and it updates the actor and the
+target networks less often than the critics.
 
-As in DDPG, but for two critics and the delay in (5). s' is the true successor of s, also where a
-time limit cuts the episode, since what would have followed has a value; "terminated" is a true end.
-q' is what the targets make of s'; w is every weight of a network, eps a number for each dimension
-and sample from N(0, 1).
+Notation. s' is the state that follows s. If a time limit cuts an episode off,
+s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Every transition goes into a replay
+buffer, and every update uses a random batch from it. Most of these transitions
+were collected by older versions of the policy, so TD3 is off-policy. The
+targets y use slowly moving copies of all networks, so they change only a
+little with each update. w are a network's weights, `mean` is over the batch.
 
-    y       = r + gamma (1 - terminated) q'                                                (1)
-    L(Q)    = mean (Q(s, a) - y)^2,   of each critic, summed                               (2)
-    w_targ <- w_targ + tau (w - w_targ)                                                    (3)
-    a       = clip(pi(s) + sigma eps, -1, 1),   sigma = noise                              (4)
-    L(pi)   = -mean Q_1(s, pi(s)),   every `policy_delay` critic steps, and then (3)       (5)
+    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
+    L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
+    w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-TD3's own:
+What is specific to TD3. sigma, sigma_targ and c are the settings act_noise,
+target_noise and noise_clip; eps is a standard normal sample, new for each use:
 
-    q'      = min_i Q_i_targ(s', a')                                                       (6)
-    a'      = clip(pi_targ(s') + clip(target_noise eps, -c, c), -1, 1),  c = noise_clip    (7)
+    a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
+    a'      = clip(pi_targ(s') + clip(sigma_targ eps, -c, c), -1, 1)       (5)
+    V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a'))                      (6)
+    L(pi)   = -mean Q_1(s, pi(s))                                          (7)
 
-Actions are those of a box from -1 to 1: so the policy gives them, so they are stored, and so the
-critics see them. The environment gets them stretched to its own box, dimension by dimension.
-Nothing is normalised. Every `update_every` environment steps there is one step of the critics; the
-first `start_steps` steps take random actions, and nothing is learned.
+Every update takes a step on (2). Every second one, by the default of
+`policy_delay`, also takes a step on (7) and then moves all targets by (3).
 
-Departs from the paper: layers of 256 and 256 units and batches of 256, as in the authors' later
-code, where the paper has 400, 300 and 100; actions and target actions are cut to the box, as there;
-10,000 random steps, where the paper has 1,000 but for HalfCheetah and Ant.
+Why each piece is there:
 
-Read after    algos/ddpg.py:  diff algos/ddpg.py algos/td3.py
-Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4 --start-steps 1000
-Reproduce     python -m algos.td3 --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
+(4) A deterministic policy never tries anything else, so noise is added while
+collecting. The buffer stores the noisy action, since r and s' followed from
+it. Evaluation uses no noise.
+(5) Similar actions should have similar values, so a narrow peak of Q_targ is
+probably an error. The noise averages the target over the neighbourhood of the
+policy's action, and c keeps it there.
+(6) Both critics learn the same targets, but their initial weights differ and
+so do their errors. Their minimum is too high only where both are too high. It
+may be too low, but this does not spread: the actor avoids such actions.
+(7) By the chain rule its gradient in the actor's weights w is
+-mean dQ_1/da dpi/dw, and only the actor learns from it. One critic is enough
+to point the way. The delay lets the critics reduce their errors before actor
+and targets follow them.
+
+Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
+environment's bounds just before `env.step`. Observations and rewards are not
+normalised.
+
+Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300)
+and batches 256 samples (100), and both actions are clipped to [-1, 1]: all
+three as in the authors' later code. The paper takes 10,000 random steps on
+HalfCheetah and Ant and 1,000 elsewhere.
+
+Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
+if that is less). Then every environment step is followed by one update of the
+critics on a batch of 256, and every second update includes the actor and all
+targets. In a healthy run `q1` and `q2` stay close together, and `critic_loss`
+stays bounded. Unlike in DDPG, `q1` does not run ahead of the mean reward per
+step divided by 1 - gamma.
+
+Read after    algos/ddpg.py, for the changes:  diff algos/ddpg.py algos/td3.py
+Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
+Reproduce     python -m algos.td3    (learning curves: benchmarks/README.md)
 """
 
 import copy
 import math
-import os
 from dataclasses import dataclass
-from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+from utils.envs import check_memory, make_envs
+from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-Batch = Float32[Tensor, "B"]  # one number a sample: never [B, 1]
-Actions = Float32[Tensor, "B d"]  # from -1 to 1, as the policy gives them; or noise
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+Actions = Float32[Tensor, "B d"]  # in [-1, 1]
+Scalar = Float32[Tensor, ""]
 
 
-# ============================================ config ============================================
+# ======================================= config =======================================
 @dataclass(frozen=True)
-class Config:
-    env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
-    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
-    seed: int = 1  # of everything random in the run
-    total_steps: float = 1e6  # environment steps; rounded up to whole reports
-    num_envs: int = 1  # environments stepped together, over all processes
-    num_procs: int = 1  # MPI processes that share the environments, the buffer and each batch
-    hidden: tuple[int, ...] = (256, 256)  # widths of the hidden layers
-    gamma: float = 0.99  # discount factor
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the CPU, as all input is vectors
-    compile: bool = False  # torch.compile losses and gradients: quicker steps, a slower start
-    torch_threads: int = 1  # threads of PyTorch in each process
-    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
-    resume: bool = False  # go on from the last checkpoint of the run directory
-    init_from: str = ""  # a run whose weights to start from
-    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
+    total_steps: float = 1e6  # environment steps
+    num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 1_000_000  # transitions kept, over all processes; the oldest go first
-    start_steps: int = 10_000  # environment steps with random actions, before anything is learned
-    update_every: int = 1  # environment steps for each update
-    batch: int = 256  # samples of an update, over all processes
-    lr: float = 1e-3  # Adam's step size
-    tau: float = 0.005  # share of the new weights in a target step
-    noise: float = 0.1  # sigma in Eq. (4), while training
-    target_noise: float = 0.2  # deviation of the noise on the target's action
-    noise_clip: float = 0.5  # c in Eq. (7)
-    policy_delay: int = 2  # critic steps for each step of the policy and of the targets
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
+    update_every: int = 1  # environment steps per update
+    batch_size: int = 256  # samples per update (usually 64 to 512)
+    lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
+    act_noise: float = 0.1  # sigma, the exploration noise in Eq. (4) (0.05 to 0.3)
+    target_noise: float = 0.2  # sigma_targ, the noise in Eq. (5) (0.1 to 0.3)
+    noise_clip: float = 0.5  # c, the limit of the noise in Eq. (5) (0.3 to 0.5)
+    policy_delay: int = 2  # updates of the critics per update of the actor (1 to 3)
+    hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch", 1)
-        check_range(self, "report_every update_every policy_delay", 1)
-        check_range(self, "buffer_size", self.num_envs)  # a step of all environments fits in
-        check_range(self, "seed eval_every start_steps noise target_noise noise_clip", 0)
-        check_range(self, "gamma tau", 0, 1)
-        check_range(self, "hidden lr", above=0)
-        check_divides(self, "num_envs/num_procs batch/num_procs buffer_size/num_procs")
+        check_settings(self, nonnegative="act_noise target_noise noise_clip")
 
 
-# ============================================ agent =============================================
+# ======================================= agent ========================================
 def relu_mlp(*sizes: int) -> nn.Sequential:
-    pairs = zip(sizes[:-1], sizes[1:], strict=True)
-    layers = [layer for pair in pairs for layer in (nn.Linear(*pair), nn.ReLU())]
-    return nn.Sequential(*layers[:-1])
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class Critic(nn.Module):
-    """Observations [B, k], actions [B, d] -> Q(s, a) [B]."""
+    """Observations [B, obs_dim], actions [B, act_dim] -> Q(s, a) [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
         self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
 
-    def forward(self, obs: Tensor, act: Tensor) -> Batch:
-        return self.net(torch.cat([obs, act], -1)).squeeze(-1)  # [B, 1] -> [B]
+    def forward(self, obs: Tensor, act: Tensor) -> PerSample:
+        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
 
 
 class TwinCritic(nn.Module):
-    """Two critics with different initial weights: Q_1(s, a), Q_2(s, a), each [B]."""
+    """Two critics with different initial weights -> Q_1(s, a), Q_2(s, a), each [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
-        self.q1, self.q2 = (Critic(obs_dim, act_dim, hidden) for _ in range(2))
+        self.q1 = Critic(obs_dim, act_dim, hidden)
+        self.q2 = Critic(obs_dim, act_dim, hidden)
 
-    def forward(self, obs: Tensor, act: Tensor) -> tuple[Batch, Batch]:
+    def forward(self, obs: Tensor, act: Tensor) -> tuple[PerSample, PerSample]:
         return self.q1(obs, act), self.q2(obs, act)
 
 
 class Agent(nn.Module):
-    """Policy, critics and the targets of all: its state dict is the whole agent."""
+    """Actor, two critics and the targets of all, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector", act="box")  # or exit; finite bounds
-        self.cfg, self.obs_dim, self.act_dim = cfg, *obs_space.shape, math.prod(act_space.shape)
+        check_spaces(obs_space, act_space, obs="vector", act="box")
+        self.cfg = cfg
+        self.obs_dim = obs_space.shape[0]
+        self.act_dim = math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
         self.actor = relu_mlp(self.obs_dim, *cfg.hidden, self.act_dim).append(nn.Tanh())
@@ -140,248 +160,219 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, k] -> actions from -1 to 1, [N, d]; in training with noise."""
-        act = self.actor(torch.as_tensor(obs, dtype=torch.float32, device=self.low.device))
-        return act if deterministic else explore(act, torch.randn_like(act), self.cfg.noise)
+        """Observations -> actions [N, d]: with noise by Eq. (4), or pi(obs)."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
+        act = self.actor(obs)
+        if deterministic:
+            return act
+        return add_noise(act, self.cfg.act_noise)
 
     def random_act(self, num_envs: int) -> Tensor:
-        """Actions [N, d] from everywhere in the box, for the start."""
+        """Uniformly random actions [N, d], for the first steps."""
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions from -1 to 1 are stretched to the environment's box, dimension by dimension."""
-        share = act.view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in the box's dtype
-        return torch.lerp(self.low, self.high, share).cpu().numpy()  # low + share (high - low)
+        """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
+        act = act.view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the deterministic action, for a plain environment's `step`."""
+        """One observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
-# ============================================= data =============================================
-def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
-    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
-    if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
-        kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
-
-
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
-
-
+# ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as it was taken, exploring or not
-    rew: Batch
-    next_obs: Shaped[Tensor, "B *obs"]  # where the action led, never the next episode's first
-    terminated: Batch  # 1 at a true end; time limits leave no mark
+    obs: Float32[Tensor, "B obs_dim"]
+    act: Actions
+    rew: PerSample
+    next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
-    """This rank's last transitions, those of all its environments in one ring."""
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
-    def __init__(self, size: int, num_procs: int, obs: Tensor, act: Tensor):
-        """`size` over all ranks; one observation and one action tell shape, dtype and device."""
-        number = torch.zeros((), device=obs.device)
-        kinds = dict(obs=obs, act=act, rew=number, next_obs=obs, terminated=number)
-        self.rows, self.filled, self.next = mpi.share(size, "buffer_size", num_procs), 0, 0
-        need = sum(kind.nbytes for kind in kinds.values()) * self.rows * num_procs
-        have = math.inf  # Windows does not say
-        if obs.is_cuda:
-            have = torch.cuda.mem_get_info(obs.device)[0] * num_procs  # as if each had a GPU
-        elif hasattr(os, "sysconf"):
-            have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        mpi.say(f"replay buffer: {size:,} transitions, {need / 1e9:.2f} GB when full")
-        if need > have:
-            raise mpi.UsageError(f"--buffer-size is {size}, which takes {need / 1e9:.2f} GB; "
-                                 f"there are {have / 1e9:.2f} GB of memory")
-        self.columns = {name: kind.new_empty(self.rows, *kind.shape)
-                        for name, kind in kinds.items()}
+    def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
+        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        self.capacity = capacity
+        self.device = device
+        self.columns = {
+            "obs": torch.empty(capacity, obs_dim, device=device),
+            "act": torch.empty(capacity, act_dim, device=device),
+            "rew": torch.empty(capacity, device=device),
+            "next_obs": torch.empty(capacity, obs_dim, device=device),
+            "terminated": torch.empty(capacity, device=device)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
 
-    def add(self, **parts: np.ndarray | Tensor) -> None:
-        """One step of N environments: for each column of `Transitions` its rows, [N, ...]."""
-        n = len(parts["rew"])
-        at = (self.next + torch.arange(n)) % self.rows
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
-            rows = torch.as_tensor(parts[name]).to(column)  # floats are stored as float32
-            assert rows.shape == (n, *column.shape[1:]), name
-            column[at] = rows
-        self.next, self.filled = (self.next + n) % self.rows, min(self.filled + n, self.rows)
+            value = torch.as_tensor(transition[name])
+            assert value.shape == (num_envs, *column.shape[1:]), name
+            column[rows] = value.to(column.device, column.dtype)
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
 
-    def sample(self, batch: int) -> Transitions:
-        at = torch.randint(self.filled, (batch,), device=self.columns["rew"].device)
-        # index_select takes a quarter of the time of column[at].
-        parts = {name: column.index_select(0, at) for name, column in self.columns.items()}
-        return Transitions(**parts)
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
+        # index_select(0, rows) is column[rows], in a quarter of the time.
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """Clones, since a slice would be saved with all of the memory that it is a part of."""
-        columns = {name: column[:self.filled].clone() for name, column in self.columns.items()}
-        return {"columns": columns, "filled": self.filled, "next": self.next}
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
 
-    def load_state_dict(self, saved: dict) -> None:
-        self.filled, self.next = saved["filled"], saved["next"]
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
         for name, column in self.columns.items():
-            column[:self.filled] = saved["columns"][name]
+            column[: self.num_stored] = state["columns"][name]
 
 
-def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer, obs: np.ndarray,
-             act: Tensor) -> tuple[np.ndarray, list]:
-    """One step of all environments, stored -> next obs, ended episodes (env, ep_ret, ep_len)."""
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    done = terminated | truncated
-    led_to = true_next_obs(next_obs, done, infos)
-    if not all(np.isfinite(part).all() for part in (obs, rew, led_to)):  # obs: of resets
-        raise FloatingPointError("NaN or infinity from the environment")
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=led_to, terminated=terminated)
-    stats = infos.get("episode")
-    return next_obs, [(i, stats["r"][i], stats["l"][i]) for i in np.flatnonzero(done)]
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
+    return next_obs
 
 
-# ========================================= mathematics ==========================================
-def td_target(rew: Batch, terminated: Batch, next_q: Batch, gamma: float) -> Batch:
-    """Eq. (1). A terminal state has no future; a time limit ends the episode, not the future."""
-    assert rew.shape == terminated.shape == next_q.shape
-    return rew + gamma * (1 - terminated) * next_q
+# ==================================== mathematics =====================================
+def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
+              gamma: float) -> PerSample:
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    assert rew.shape == terminated.shape == next_val.shape
+    return rew + gamma * (1 - terminated) * next_val
 
 
-def q_loss(q: Batch, target: Batch) -> Float32[Tensor, ""]:
-    """Eq. (2)."""
-    assert q.shape == target.shape  # [B] against [B, 1] would compare each with all
+def q_loss(q: PerSample, target: PerSample) -> Scalar:
+    """Eq. (2) for one critic."""
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
     return (q - target).square().mean()
 
 
 @torch.no_grad()
-def follow(targ: Float32[Tensor, "W"], flat: Float32[Tensor, "W"], tau: float) -> None:
-    """Eq. (3), in place, for all weights of a network at once."""
-    targ.lerp_(flat, tau)
+def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Eq. (3), in place: move the target's weights towards the source's."""
+    for w_targ, w in zip(target.parameters(), source.parameters()):
+        w_targ.lerp_(w, tau)  # w_targ + tau (w - w_targ)
 
 
-def explore(act: Actions, eps: Actions, sigma: float) -> Actions:
-    """Eq. (4)."""
-    return (act + sigma * eps).clamp(-1, 1)
+def add_noise(act: Actions, sigma: float) -> Actions:
+    """Eq. (4): independent noise in every dimension, within the bounds."""
+    return (act + sigma * torch.randn_like(act)).clamp(-1, 1)
 
 
-def smoothed(act: Actions, eps: Actions, sigma: float, clip: float) -> Actions:
-    """Eq. (7). Noise that could leave the neighbourhood, or the box, is cut."""
-    return (act + (sigma * eps).clamp(-clip, clip)).clamp(-1, 1)
+def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
+    """Eq. (5): as above, but with noise of at most `limit`."""
+    noise = (sigma * torch.randn_like(act)).clamp(-limit, limit)
+    return (act + noise).clamp(-1, 1)
 
 
-def dpg_loss(q: Batch) -> Float32[Tensor, ""]:
-    """Eq. (5): by the chain rule the gradient with respect to the action reaches the policy."""
-    return -q.mean()
-
-
-# ============================================ update ============================================
-def td3_critic_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Actions, rew: Batch,
-                        next_obs: Tensor, terminated: Batch, eps: Actions) -> tuple[Tensor, ...]:
-    """flat.grad becomes the gradient of Eq. (2) with the targets' Eq. (6) -> q_loss, q1, q2."""
+# ======================================= update =======================================
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (2). Both critics regress on the same target, without gradient."""
     cfg = agent.cfg
     with torch.no_grad():
-        next_act = smoothed(agent.actor_targ(next_obs), eps, cfg.target_noise, cfg.noise_clip)
-        next_q = torch.min(*agent.critic_targ(next_obs, next_act))  # Eq. (6)
-        target = td_target(rew, terminated, next_q, cfg.gamma)
-    q1, q2 = agent.critic(obs, act)
+        next_act = agent.actor_targ(batch.next_obs)
+        next_act = add_clipped_noise(next_act, cfg.target_noise, cfg.noise_clip)
+        next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
+        next_val = torch.min(next_q1, next_q2)  # Eq. (6)
+        target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
+    q1, q2 = agent.critic(batch.obs, batch.act)
     loss = q_loss(q1, target) + q_loss(q2, target)
-    flat.grad.zero_()
-    loss.backward()  # adds to each parameter's .grad, a part of flat.grad
-    return loss.detach(), q1.detach(), q2.detach()
+    return loss, {"critic_loss": loss, "q1": q1, "q2": q2}
 
 
-def td3_actor_gradient(agent: Agent, flat: nn.Parameter, obs: Tensor) -> tuple[Tensor, ...]:
-    """flat.grad becomes the gradient of Eq. (5) -> pi_loss."""
-    loss = dpg_loss(agent.critic.q1(obs, agent.actor(obs)))
-    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))  # none for the critic
-    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))
-    return (loss.detach(),)
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (7). The gradient reaches the actor through `act`."""
+    act = agent.actor(batch.obs)
+    loss = -agent.critic.q1(batch.obs, act).mean()
+    return loss, {"actor_loss": loss}
 
 
-def update(agent: Agent, optimizers: dict, targets: list, batch: Transitions,
-           gradients=(td3_critic_gradient, td3_actor_gradient), count: int = 0) -> dict:
-    """Critic step `count` + 1; each `policy_delay`-th moves actor and `targets`, too -> metrics."""
-    cfg, actor_opt, critic_opt = agent.cfg, *optimizers.values()
-    critic_gradient, actor_gradient = gradients  # compiled they would draw other noise: drawn here
-    loss, q1, q2 = critic_gradient(agent, critic_opt.flat, batch.obs, batch.act, batch.rew,
-                                   batch.next_obs, batch.terminated, torch.randn_like(batch.act))
-    mpi.average(critic_opt.flat.grad)
-    critic_opt.step(cfg.lr)
-    if (count + 1) % cfg.policy_delay:
-        return {"q_loss": loss, "q1": q1, "q2": q2}
-    (pi_loss,) = actor_gradient(agent, actor_opt.flat, batch.obs)
-    mpi.average(actor_opt.flat.grad)
-    actor_opt.step(cfg.lr)
-    for targ, flat in targets:
-        follow(targ, flat, cfg.tau)
-    return {"q_loss": loss, "q1": q1, "q2": q2, "pi_loss": pi_loss}
+def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
+           count: int) -> dict:
+    """Update the critics and, when due, actor and all targets. Return the metrics.
+
+    `count` is the number of earlier updates, which decides whether the actor is due.
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
+    cfg = agent.cfg
+    metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
+    if (count + 1) % cfg.policy_delay == 0:
+        metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=cfg.lr)
+        polyak_update(agent.actor_targ, agent.actor, cfg.tau)  # Eq. (3)
+        polyak_update(agent.critic_targ, agent.critic, cfg.tau)
+    return metrics
 
 
-# =========================================== evaluate ===========================================
-def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
-    envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
-    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
-    while not ended.all():
-        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
-        if "episode" in infos:
-            first = infos["_episode"] & ~ended
-            returns[first], ended = infos["episode"]["r"][first], ended | first
-    envs.close()
-    return returns
+# ======================================= train ========================================
+def num_start_steps(cfg: Config) -> int:
+    """How many steps are random. Nothing is learned until they are over."""
+    if cfg.start_steps is not None:
+        return cfg.start_steps
+    return min(10_000, int(cfg.total_steps / 10))
 
 
-# ============================================ train =============================================
-def updates_by(step: int, cfg: Config) -> int:
-    """How many updates belong to the first `step` steps, however many environments step at once."""
-    return max(0, step - cfg.start_steps) // cfg.update_every
+def num_updates(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - num_start_steps(cfg)) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
-    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    device = mpi.choose_device(cfg, images=False)  # and sets --torch-threads
-    agent.to(device)
-    rows = torch.zeros(agent.obs_dim, device=device), torch.zeros(agent.act_dim, device=device)
-    buffer = ReplayBuffer(cfg.buffer_size, cfg.num_procs, *rows)
-    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
-    # Rank 0's weights, for all. A network's weights and .grad are views of one vector, sent as one.
-    actor, critic = mpi.flatten(agent.actor), mpi.flatten(agent.critic)
-    targets = [(mpi.flatten(agent.actor_targ), actor), (mpi.flatten(agent.critic_targ), critic)]
-    optimizers = {"actor_opt": mpi.Adam(actor), "critic_opt": mpi.Adam(critic)}
-    gradients = tuple(mpi.compiled(gradient, cfg.compile)
-                      for gradient in (td3_critic_gradient, td3_actor_gradient))
-    with Logger(cfg, agent, **optimizers, buffer=buffer) as log:  # loads --resume, --init-from
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        step, episodes = log.step, []  # log.step stays that of the last report
-        while log.step < cfg.total_steps:
-            act = agent.act(obs) if step >= cfg.start_steps else agent.random_act(len(obs))
-            obs, ended = interact(agent, envs, buffer, obs, act)
-            # (t, env, ...): by t, steps of all since the report, the log knows the episode's step.
-            episodes += [((step - log.step) // cfg.num_envs, *end) for end in ended]
-            for count in range(updates_by(step, cfg), updates_by(step + cfg.num_envs, cfg)):
-                batch = buffer.sample(mpi.share(cfg.batch, "batch"))  # P is known since launch
-                log.store(**update(agent, optimizers, targets, batch, gradients, count))
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of that run
+        envs = make_envs(cfg, run.num_envs)
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizers = mpi.Optimizers(
+            critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
+        buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizers=optimizers, buffer=buffer)
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            if step < num_start_steps(cfg):
+                act = agent.random_act(run.num_envs)
+            else:
+                act = agent.act(obs)
+            obs = interact(agent, envs, buffer, obs, act)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs
-            if step % cfg.report_every >= cfg.num_envs:  # no multiple of it among the last steps
-                continue
-            if log.eval_due(step - log.step) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
-            log.report(step - log.step, episodes)  # t dates them; adds to log.step; saves if due
-            episodes = []
+            for count in range(updates_before, num_updates(step, cfg)):
+                batch = buffer.sample(run.batch_size)
+                metrics = update(agent, optimizers, batch, count)
+                run.store(**metrics)
+            run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Config, description=__doc__))
+    main(train, Config, __doc__)

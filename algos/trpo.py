@@ -1,436 +1,524 @@
-"""Trust Region Policy Optimization (TRPO).  Schulman et al. 2015, arXiv:1502.05477.
+"""Trust Region Policy Optimization (TRPO).  Schulman et al. 2015,
+arXiv:1502.05477.
 
-A step of VPG has a length in parameters, and nobody knows what it does to the policy: one too long
-spoils the next batch as well, and the policy with it. TRPO measures a step by what it changes, the
-divergence KL of the new policy from the old over the states of the batch, and takes the best step
-with KL <= delta. Near the old policy KL is (x' F x) / 2 for a step x of the parameters, F being the
-Fisher matrix; of all steps of one KL that along x = F^-1 g, the natural gradient, gains most. A
-line search then sees to it that the true KL, not that estimate, keeps to delta, and that something
-is gained.
+The problem. VPG's learning rate limits how far the weights move, but equal
+steps of the weights can change the policy a little or completely. A policy
+that is ruined also collects useless data. TRPO limits the change of the policy
+instead: maximise the estimated improvement S subject to KL <= max_kl, where KL
+is the divergence between the old and the new policy.
 
-What it shares with other policy gradients. s' is the true successor of s, also where a time limit
-cuts the episode, since what would have followed has a value; "terminated" is a true end, "done" an
-end of any kind. (1) and (2) are GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+For a small step x of the weights, S is about g' x and KL about x' F x / 2. g
+is the gradient of S, and F, the Fisher matrix, holds the second derivatives of
+KL. Under the constraint, S is largest along F^-1 g: the natural gradient. It
+stretches the step in directions in which the policy hardly changes and
+shortens it in those in which it changes much. These are approximations, so a
+line search then tests S and KL themselves.
 
-    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)                              (1)
-    A_t     = delta_t + gamma lam (1 - done_t) A_{t+1},   R_t = A_t + V(s_t)               (2)
-    log pi  = -sum_i (((a_i - mu_i(s)) / sigma_i)^2 / 2 + log sigma_i + log(2 pi) / 2)     (3)
-    H       = sum_i (log sigma_i + log(2 pi e) / 2),  or  -mean sum_a pi(a|s) log pi(a|s)  (4)
-    L_V     = mean (V(s) - R)^2                                                            (5)
-    x      <- clip((x - mean) / sqrt(var + 1e-8), -10, 10),   of observations              (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1};   r <- clip(r / sd(G), -10, 10)        (7)
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
-TRPO's own, pi_old being the policy that acted:
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
+    H       = entropy of pi(. | s), averaged over the batch                (4)
+    L_V     = mean (V(s) - R)^2                                            (5)
+    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-    S       = mean (pi(a | s) / pi_old(a | s) - 1) A,   g = grad S at pi_old               (8)
-    KL      = mean over s of sum_i (sigma_old_i^2 + (mu_old_i - mu_i)^2) / (2 sigma_i^2)
-              - 1/2 + log(sigma_i / sigma_old_i),
-              or  mean sum_a pi_old(a|s) (log pi_old(a|s) - log pi(a|s))                   (9)
-    F v     = grad (v' grad KL) + damping v                                               (10)
-    F x     = g,   by cg_steps of the conjugate gradient, which asks for F v alone        (11)
-    step    = 0.8^k sqrt(2 delta / x' F x) x,   k = 0, 1, ...: the first with KL <= delta
-              and S > 0; where there is none the policy stays as it was                   (12)
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
+TRPO's own equations, where pi_old collected the data and v is any vector with
+a number for each weight of the policy:
 
-F is never made: it would have a row for each parameter. (10) differentiates the gradient of KL once
-more, in one direction. sigma's parameters are the policy's, like all others. KL sums over the
-dimensions of an action; where it is averaged over d of them, as in some libraries, the same delta
-allows d times as much. The unit of A does not matter, since delta decides how far a step goes.
+    S       = mean (pi(a | s) / pi_old(a | s) - 1) A,  g = grad S          (8)
+    KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
+    F v     = grad (v' grad KL) + damping v                               (10)
+    F x     = g, by the conjugate gradient method; r = g - F x            (11)
+    step    = 0.8^k sqrt(2 max_kl / (x' F x)) x, with the first k of 0, 1, ...
+              for which S > 0 and KL <= max_kl; none: no step at all      (12)
 
-The value function is fitted as in VPG, by v_steps of Adam, after the policy. With images both look
-through one encoder, which is the policy's: value steps leave it as it is, since they would move the
-policy without regard to delta.
+Gradients in (8) and (10) are taken at pi = pi_old. There grad KL is zero, but
+its derivative F is not. F has a row for each weight and is never built: (11)
+needs only products F v, and (10) computes one by differentiating the scalar v'
+grad KL. For k = 0 the square root makes the approximate KL of the step exactly
+max_kl. `damping` keeps F invertible. It is part of x' F x, so it also shortens
+the step. KL is a sum over the dimensions of an action. Libraries that average
+over d dimensions allow d times as much KL with the same number. Advantages are
+not normalised, since (12) does not depend on their scale.
 
-Departs from the paper: GAE; delta is 0.04, not 0.01; x' F x holds the damping too, which turns a
-step and shortens it, the more so the smaller F is; statistics that (6) gathers move the policy,
-too; tanh takes an action a to the bounds of the environment (tanh's Jacobian, which (3) lacks, is
-the same in both policies of (8) and (9), and cancels).
+The critic is fitted after the policy's step, by `v_steps` steps on (5) with
+random minibatches. With images, actor and critic share an encoder. The critic
+does not train it, since that would move the policy, whatever max_kl says.
 
-Read after    algos/vpg.py:  diff algos/vpg.py algos/trpo.py
+Departures from the paper. GAE estimates the advantages. max_kl is 0.04 instead
+of 0.01. (6) and (7) come from OpenAI Baselines; when the statistics of (6) are
+updated, the policy changes slightly too. Gaussian actions are squashed by tanh
+and rescaled to the action bounds. The Jacobian of tanh depends only on the
+action, so it cancels in (8) and (9).
+
+Defaults: 256 steps in each of 8 environments give 2,048 samples for one step
+of the policy and 80 of the critic. In a healthy run on MuJoCo `kl` is 0.4 to
+0.9 times max_kl, `backtracks` is mostly 0, `improvement` is close to
+`improvement_expected`, `cg_residual` grows from 0.01 to about 0.5,
+`explained_variance` rises above 0.9 and `entropy` falls.
+
+Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
-Reproduce     python -m algos.trpo --env HalfCheetah-v4    (benchmarks/README.md: return, seeds)
+Reproduce     python -m algos.trpo    (learning curves: benchmarks/README.md)
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-import tyro
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from utils import mpi
-from utils.logger import Logger, check_divides, check_range, check_spaces, env_errors, open_run
+from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
+from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
-Steps = Float32[Tensor, "T N"]  # one number for each of T steps of N environments
-Batch, Vector = Float32[Tensor, "B"], Float32[Tensor, "P"]  # one number a sample; a parameter
+PerStep = Float32[Tensor, "T N"]  # one number per step and environment
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+Scalar = Float32[Tensor, ""]
+Vector = Float32[Tensor, "P"]  # one number per parameter of the policy
 
 
-# ============================================ config ============================================
+# ======================================= config =======================================
 @dataclass(frozen=True)
-class Config:
-    env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
-    env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
-    seed: int = 1  # of everything random in the run
-    total_steps: float = 1e6  # environment steps; rounded up to whole rollouts
-    num_envs: int = 8  # environments stepped together, over all processes
-    num_procs: int = 1  # MPI processes that share the environments and each batch
-    hidden: tuple[int, ...] = (64, 64)  # widths of the hidden layers (vector observations)
-    gamma: float = 0.99  # discount factor
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images if there, else CPU
-    compile: bool = False  # torch.compile the value gradient: quicker steps, a slower start
-    torch_threads: int = 1  # threads of PyTorch in each process
-    run_dir: str = ""  # where the run is kept; default runs/<env>/<algo>/seed<k>
-    resume: bool = False  # go on from the last checkpoint of the run directory
-    init_from: str = ""  # a run whose weights and statistics to start from; all else begins anew
-    eval_every: int = 0  # steps between evaluations, deterministic and at reports; 0: none
-    batch: int = 2048  # steps collected for each update, over all environments
-    minibatch: int = 256  # samples of a value step, over all processes
-    v_steps: int = 80  # value steps an update
-    delta: float = 0.04  # what KL of an update may be at most
-    cg_steps: int = 15  # iterations of the conjugate gradient at most
-    damping: float = 0.1  # added to the Fisher matrix's diagonal
-    backtracks: int = 10  # steps that the line search tries, each 0.8 times the one before
-    v_lr: float = 1e-3  # step size of the value function's Adam, all the time
-    lam: float = 0.95  # GAE: from most bias (0) to most variance (1)
-    std_init: float = 1.0  # sigma at the start
-    norm_obs: bool = True  # vector observations to mean 0, deviation 1, by running statistics
-    scale_rew: bool = True  # divide rewards by the running deviation of discounted returns
-    orthogonal_init: bool = True  # else PyTorch's default
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
+    total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
+    num_envs: int = 8  # N, parallel environments (usually 1 to 64)
+    rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
+    minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
+    v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
+    v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
+    max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
+    cg_steps: int = 15  # conjugate gradient steps at most (10 to 20)
+    damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
+    backtracks: int = 10  # step lengths that the line search tries (5 to 20)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    norm_obs: bool = True  # normalise vector observations, Eq. (6)
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_range(self, "total_steps num_envs num_procs torch_threads batch minibatch v_steps", 1)
-        check_range(self, "seed eval_every damping", 0)
-        check_range(self, "gamma lam", 0, 1)
-        check_range(self, "hidden delta cg_steps backtracks v_lr std_init", above=0)
-        check_range(self, "minibatch", high=self.batch)
-        check_divides(self, "batch/num_envs num_envs/num_procs minibatch/num_procs")
+        counts = "cg_steps backtracks"
+        check_settings(self, positive="max_kl", nonnegative="damping", counts=counts)
+        check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
-# ============================================ agent =============================================
+# ======================================= agent ========================================
 def mlp(*sizes: int) -> nn.Sequential:
-    layers = [layer for pair in zip(sizes, sizes[1:]) for layer in (nn.Linear(*pair), nn.Tanh())]
-    return nn.Sequential(*layers[:-1])
+    """Linear layers of these sizes with tanh between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
-def nature_cnn(c: int, h: int, w: int) -> nn.Sequential:
-    """Images [B, C, H, W] -> features [B, 512]: the network of Mnih et al. 2015 (Nature)."""
-    conv = nn.Sequential(nn.Conv2d(c, 32, 8, 4), nn.ReLU(), nn.Conv2d(32, 64, 4, 2), nn.ReLU(),
-                         nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten())
-    return nn.Sequential(*conv, nn.Linear(conv(torch.zeros(1, c, h, w)).shape[1], 512), nn.ReLU())
+def init_orthogonal(agent: nn.Module) -> None:
+    """Small last weights make the initial policy nearly the same in every state."""
+    for layer in agent.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows so far, on all ranks, merged group by group in float64."""
+    """Running mean and variance of all samples seen so far, by all processes."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
-        for name, start in (("count", 0.0), ("mean", 0.0), ("var", 1.0)):  # count shaped as mean
-            self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        count, mean, var = mpi.moments(rows)  # of all ranks together; var with ddof 0
-        share, delta = count / self.count.add_(count), mean - self.mean
-        self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
-        self.mean += share * delta
+        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
+        self.count += count
+        new = count / self.count  # the weight of this batch
+        delta = mean - self.mean
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Policy, value function and the statistics they rest on: its state dict is the whole agent."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")  # finite box
-        shape, self.cfg, self.log_std = obs_space.shape, cfg, None
-        self.images, self.discrete = len(shape) == 3, isinstance(act_space, gym.spaces.Discrete)
-        self.channels_last = self.images and shape[2] < shape[0]  # fewer channels than rows
-        num_outputs = int(act_space.n) if self.discrete else math.prod(act_space.shape)
-        if not self.discrete:
-            self.log_std = nn.Parameter(torch.full((num_outputs,), math.log(cfg.std_init)))
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
+        self.cfg = cfg
+        self.images = is_image(obs_space)
+        self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        if self.discrete:
+            num_outputs = int(act_space.n)  # a logit per action
+            self.log_std = None
+        else:
+            num_outputs = math.prod(act_space.shape)  # a mean per dimension
+            log_std = torch.full((num_outputs,), math.log(cfg.std_init))
+            self.log_std = nn.Parameter(log_std)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        chw = (shape[2], *shape[:2]) if self.channels_last else shape
-        self.encoder = nature_cnn(*chw) if self.images else nn.Identity()
-        sizes = (512,) if self.images else (*shape, *cfg.hidden)
-        self.actor, self.critic = mlp(*sizes, num_outputs), mlp(*sizes, 1)
-        gains = {self.actor[-1]: 0.01, self.critic[-1]: 1.0}  # at first no action is preferred
-        for layer in self.modules() if cfg.orthogonal_init else ():
-            if isinstance(layer, nn.Linear | nn.Conv2d):  # sqrt(2): for ReLU; with tanh a custom
-                nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
-                nn.init.zeros_(layer.bias)
-        self.obs_stats, self.ret_stats = RunningStats(shape), RunningStats(())
-        self.ret_sum = torch.zeros(())  # G of Eq. (7), [N]; not saved: environments begin anew
-
-    def normalize(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take, float32: vectors or [..., C, H, W]."""
         if self.images:
-            return (obs.movedim(-1, -3) if self.channels_last else obs).float() / 255
-        mean, var = self.obs_stats.mean, self.obs_stats.var
-        return standardize(obs.float(), mean, var) if self.cfg.norm_obs else obs.float()
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
+            sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
+        self.actor = mlp(*sizes, num_outputs)
+        self.critic = mlp(*sizes, 1)
+        if cfg.orthogonal_init:
+            init_orthogonal(self)
+        self.obs_stats = RunningStats(obs_space.shape)
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
+
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
+        if self.images:
+            return image_to_float(obs)
+        if not self.cfg.norm_obs:
+            return obs.float()
+        return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
+
+    def policy_parameters(self) -> list[nn.Parameter]:
+        """All but the critic's. With images, the encoder belongs to the policy."""
+        named = self.named_parameters()
+        return [param for name, param in named if not name.startswith("critic.")]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions of the policy, [N] or [N, d], not yet bounded."""
-        obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
-        out = self.actor(self.encoder(self.normalize(obs)))
-        if self.discrete:  # the largest of logits + Gumbel noise is a sample of their softmax
-            gumbel = 0 if deterministic else -torch.empty_like(out).exponential_().log()
-            return (out + gumbel).argmax(-1)
-        return out if deterministic else out + self.log_std.exp() * torch.randn_like(out)
+        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
+        if deterministic:
+            return actor_out.argmax(-1) if self.discrete else actor_out
+        if self.discrete:
+            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """tanh takes actions to [-1, 1], which is stretched to the box, dimension by dimension."""
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
         if self.discrete:
             return act.cpu().numpy()
-        share = act.tanh().view(-1, *self.low.shape).to(self.low) / 2 + 0.5  # in the box's dtype
-        return torch.lerp(self.low, self.high, share).cpu().numpy()
+        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, for a plain environment's `step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
-    def observe(self, rollout: "Rollout") -> None:
-        """The one place where statistics change: after learning, which needs those that acted."""
-        ret, self.ret_sum = running_returns(rollout.rew, rollout.done, self.ret_sum, self.cfg.gamma)
-        self.ret_stats.update(ret.flatten())
+    def update_stats(self, rollout: "Rollout") -> None:
+        """Called after `update`, which must use the old statistics."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
+        self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
 
-# ============================================= data =============================================
-def make_envs(cfg: Config, num_envs: int) -> gym.vector.VectorEnv:
-    """In all files: a last step also resets, perhaps in the array it returned: obs are copied."""
-    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
-    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
-    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
-    if atari := "ALE/" in cfg.env:  # in C++: 4 frames, 84 x 84, grey; the log shows the true score
-        kwargs = same_step | {"reward_clipping": False}
-    with env_errors(cfg) as env_kwargs:  # JSON -> dict; registers ALE
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    envs = gym.wrappers.vector.RecordEpisodeStatistics(envs)
-    return gym.wrappers.vector.ClipReward(envs, -1, 1) if atari else envs
-
-
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...]: at the end of an episode not the next one's first."""
-    return np.stack([infos["final_obs"][i] if end else next_obs[i] for i, end in enumerate(done)])
-
-
+# ======================================== data ========================================
 @dataclass(frozen=True)
 class Rollout:
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
-    rew: Steps  # unscaled (ALE: clipped); `update` scales a copy
-    next_obs: Shaped[Tensor, "T N *obs"]
-    terminated: Steps
-    done: Steps
+    rew: PerStep
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
 
 
-def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray, steps: int) -> tuple:
-    """T = `steps` from `obs` on -> rollout, next obs, ended episodes (t, env, ep_ret, ep_len)."""
-    rows, episodes = [], []
-    for t in range(steps):
+@dataclass(frozen=True)
+class Batch:
+    obs: Float32[Tensor, "B *obs"]
+    act: Shaped[Tensor, "B *act"]
+    adv: PerSample
+
+
+@dataclass(frozen=True)
+class OldPolicy:
+    actor_out: ActorOut
+    log_std: Tensor | None
+    logp: PerSample
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
+    steps = []
+    for _ in range(num_steps):
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        rows.append((obs, act.cpu(), rew, true_next_obs(next_obs, done, infos), terminated, done))
-        if not all(np.isfinite(part).all() for part in (obs, rew, rows[-1][3])):
-            raise FloatingPointError(f"NaN or infinity from the environment, step {t} of a rollout")
-        for i in np.flatnonzero(done):
-            episodes.append((t, i, infos["episode"]["r"][i], infos["episode"]["l"][i]))
+        s_prime = true_next_obs(next_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": s_prime, "terminated": terminated, "done": done})
         obs = next_obs
-    columns = [torch.as_tensor(np.stack(column), device=act.device) for column in zip(*rows)]
-    as_is = (torch.uint8, torch.int64)  # images, discrete actions
-    return Rollout(*(c if c.dtype in as_is else c.float() for c in columns)), obs, episodes
+    return Rollout(**stack_steps(steps, act.device)), obs
 
 
-# ========================================= mathematics ==========================================
+# ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eq. (6), and (7) with mean 0. Cut, since while statistics are young a rare value is huge."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
-def running_returns(rew: Steps, done: Steps, last: Tensor, gamma: float) -> tuple[Steps, Tensor]:
-    """Eq. (7) from `last` on, [N], and what goes on into the next rollout, [N]."""
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
-    for rew_t, done_t in zip(rew, done, strict=True):
-        sums.append(rew_t + gamma * last)
-        last = sums[-1] * (1 - done_t)
-    return torch.stack(sums), last
+    for rew, done in zip(rollout.rew, rollout.done):
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
 
 
-def gae(rew: Steps, val: Steps, next_val: Steps, terminated: Steps, done: Steps,
-        gamma: float, lam: float) -> tuple[Steps, Steps]:
-    """Eqs. (1), (2). A terminal state has no future; any end of an episode ends the sum."""
-    delta = rew + gamma * (1 - terminated) * next_val - val  # Eq. (1)
-    adv, last = [], torch.zeros_like(rew[0])
-    for delta_t, decay_t in zip(delta.flip(0), (gamma * lam * (1 - done)).flip(0), strict=True):
-        last = torch.addcmul(delta_t, decay_t, last)  # Eq. (2), fused: delta_t + decay_t * last
-        adv.append(last)
-    adv = torch.stack(adv).flip(0)
+def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
+                       gamma: float, lam: float) -> tuple[PerStep, PerStep]:
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
+    decay = gamma * lam * (1 - rollout.done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    adv = np.zeros_like(delta)
+    next_adv = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
+        next_adv = adv[t]
+    adv = torch.as_tensor(adv, device=val.device)
     return adv, adv + val
 
 
-def log_prob(out: Float32[Tensor, "B k"], log_std: Tensor | None, act: Tensor) -> Batch:
-    """Eq. (3) of actions as they were drawn, [B, k]; without deviations logits, actions [B]."""
+def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
+    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
     if log_std is None:
-        return out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - out) / log_std.exp()
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def entropy(out: Float32[Tensor, "B k"], log_std: Tensor | None) -> Float32[Tensor, ""]:
-    """Eq. (4) in nats; of the normal distribution, before tanh."""
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (4) in nats; of continuous actions before tanh."""
     if log_std is None:
-        return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
-def value_loss(val: Batch, ret: Batch) -> Float32[Tensor, ""]:
-    assert val.shape == ret.shape  # [B] against [B, 1] would compare each with all
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
     return (val - ret).square().mean()  # Eq. (5)
 
 
-def surrogate(logp: Batch, logp_old: Batch, adv: Batch) -> Float32[Tensor, ""]:
+def surrogate(logp: PerSample, logp_old: PerSample, adv: PerSample) -> Scalar:
+    """The estimated improvement over the old policy."""
     assert logp.shape == logp_old.shape == adv.shape
-    return ((logp - logp_old).expm1() * adv).mean()  # Eq. (8): its gain over the old policy
+    ratio = (logp - logp_old).exp()
+    return ((ratio - 1) * adv).mean()  # Eq. (8)
 
 
-def kl_divergence(old: Float32[Tensor, "B k"], log_std_old: Tensor | None,
-                  out: Float32[Tensor, "B k"], log_std: Tensor | None) -> Float32[Tensor, ""]:
-    """Eq. (9), KL(pi_old, pi) in nats: of the distributions, not an estimate from actions."""
+def kl_divergence(old_out: ActorOut, old_log_std: Tensor | None,
+                  actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (9) in nats, from the distributions: not an estimate from sampled actions."""
     if log_std is None:
-        return (old.softmax(-1) * (old.log_softmax(-1) - out.log_softmax(-1))).sum(-1).mean()
-    var_ratio, z = (2 * (log_std_old - log_std)).exp(), (old - out) / log_std.exp()
-    return (0.5 * (var_ratio + z.square() - 1) + log_std - log_std_old).sum(-1).mean()
+        log_ratio = old_out.log_softmax(-1) - actor_out.log_softmax(-1)
+        return (old_out.softmax(-1) * log_ratio).sum(-1).mean()
+    var_ratio = (2 * (old_log_std - log_std)).exp()
+    z = (old_out - actor_out) / log_std.exp()
+    kl = 0.5 * (var_ratio + z.square() - 1) + log_std - old_log_std
+    return kl.sum(-1).mean()
 
 
-def fisher_product(kl_grad: Vector, params: list, damping: float, v: Vector) -> Vector:
-    """Eq. (10). `kl_grad` still has the graph by which it follows from `params`."""
-    parts = torch.autograd.grad(kl_grad, params, v, retain_graph=True)
-    return mpi.average(torch.cat([part.flatten() for part in parts])) + damping * v
+def to_vector(gradients: tuple[Tensor, ...]) -> Vector:
+    """One gradient per parameter tensor -> one vector, for Eqs. (8), (10)."""
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
-def conjugate_gradient(product: partial, g: Vector, steps: int) -> tuple[Vector, Tensor]:
-    """Eq. (11) -> x, and what is left, |g - F x| / |g|, by its recursion."""
-    x, r, p = torch.zeros_like(g), g, g
-    while steps > 0 and r.norm() > 1e-6 * g.norm():  # below that x gains no more in float32
-        Fp, steps = product(p), steps - 1
-        alpha = r @ r / (p @ Fp)  # the best step along p
-        x, r, r_old = x + alpha * p, r - alpha * Fp, r
-        p = r + r @ r / (r_old @ r_old) * p  # p' F p_old = 0: undoes none of the steps before
+def fisher_product(kl_grad: Vector, params: list[nn.Parameter], damping: float,
+                   v: Vector) -> Vector:
+    """Eq. (10). `kl_grad` is grad KL with its graph, so it can be differentiated."""
+    product = torch.autograd.grad(kl_grad, params, v, retain_graph=True)
+    return mpi.average(to_vector(product)) + damping * v
+
+
+def conjugate_gradient(product: partial, g: Vector,
+                       steps: int) -> tuple[Vector, Scalar]:
+    """Eq. (11): solve F x = g, where F v = product(v) -> x, |g - F x| / |g|."""
+    x = torch.zeros_like(g)
+    r = g  # the residual g - F x
+    p = g  # the next search direction
+    for _ in range(steps):
+        if r.norm() <= 1e-6 * g.norm():  # as close as float32 gets
+            break
+        Fp = product(p)
+        step_size = r @ r / (p @ Fp)  # the best one along p
+        x = x + step_size * p
+        old_r = r
+        r = r - step_size * Fp
+        p = r + r @ r / (old_r @ old_r) * p  # p' F p_old = 0: no step undoes another
     return x, r.norm() / (g.norm() + 1e-30)  # g may be 0
 
 
-# ============================================ update ============================================
-def v_gradient(agent: Agent, flat: nn.Parameter, features: Tensor, ret: Batch) -> Tensor:
-    """flat.grad becomes the gradient of Eq. (5), 0 outside of the critic's part -> v_loss."""
-    v_loss = value_loss(agent.critic(features).squeeze(-1), ret)  # [B, 1] -> [B]
-    flat.grad.zero_()
-    v_loss.backward()
-    return v_loss.detach()
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
-def estimate(agent: Agent, data: Rollout) -> tuple[Steps, Steps, Steps]:
-    """val, adv and ret of normalised data, by the critic as it is now."""
-    cfg, val = agent.cfg, agent.critic(agent.encoder(data.obs.flatten(0, 1))).view_as(data.rew)
-    ends, next_val = data.done > 0, val.roll(-1, 0)  # the value of the next row, ...
-    ends[-1] = True  # ... but where an episode or the rollout ends that of the true successor
-    next_val[ends] = agent.critic(agent.encoder(data.next_obs[ends])).squeeze(-1)
-    return val, *gae(data.rew, val, next_val, data.terminated, data.done, cfg.gamma, cfg.lam)
+# ======================================= update =======================================
+def surrogate_and_kl(agent: Agent, batch: Batch,
+                     old: OldPolicy) -> tuple[Scalar, Scalar]:
+    """Eqs. (8), (9), of the current policy against the old one."""
+    actor_out = agent.actor(agent.encoder(batch.obs))
+    logp = log_prob(actor_out, agent.log_std, batch.act)
+    kl = kl_divergence(old.actor_out, old.log_std, actor_out, agent.log_std)
+    return surrogate(logp, old.logp, batch.adv), kl
 
 
-def policy_step(agent: Agent, flat: nn.Parameter, obs: Tensor, act: Tensor, adv: Batch) -> dict:
-    """Eq. (12). Moves the policy's part of `flat`, or leaves it to the bit -> metrics."""
-    cfg, log_std = agent.cfg, agent.log_std
-    params = [*agent.parameters()][:-len([*agent.critic.parameters()])]  # the critic's come last
-    with torch.enable_grad():
-        out = agent.actor(agent.encoder(obs))
-        old = out.detach(), None if agent.discrete else log_std.detach().clone()  # flat moves
-        logp, kl = log_prob(out, log_std, act), kl_divergence(*old, out, log_std)
-        grad = torch.autograd.grad(surrogate(logp, logp.detach(), adv), params, retain_graph=True)
-        kl_grad = torch.autograd.grad(kl, params, create_graph=True)  # 0 here; F: how it grows
-        g, kl_grad = (torch.cat([part.flatten() for part in parts]) for parts in (grad, kl_grad))
-    g, product = mpi.average(g), partial(fisher_product, kl_grad, params, cfg.damping)
-    direction, left = conjugate_gradient(product, g, cfg.cg_steps)
-    step = (2 * cfg.delta / (direction @ product(direction) + 1e-30)).sqrt() * direction
-    start = flat.data[:len(g)].clone()  # the policy comes first in flat: to write there moves it
-    for k in range(cfg.backtracks):
-        flat.data[:len(g)] = start + 0.8**k * step
-        out = agent.actor(agent.encoder(obs))
-        gain = surrogate(log_prob(out, log_std, act), logp, adv)  # logp: of the old policy
-        found = mpi.average(torch.stack([gain, kl_divergence(*old, out, log_std)]))
-        if found[0] > 0 and found[1] <= cfg.delta:
-            break
-    else:
-        k, found, step = cfg.backtracks, torch.zeros(2), torch.zeros_like(step)
-        flat.data[:len(g)] = start
-    return {"kl": found[1], "improvement": found[0], "improvement_expected": 0.8**k * (g @ step),
-            "backtracks": k, "cg_residual": left, "grad_norm": g.norm(), "entropy": entropy(*old)}
+@torch.enable_grad()
+def natural_gradient_step(agent: Agent, batch: Batch,
+                          old: OldPolicy) -> tuple[Vector, Vector, Scalar]:
+    """Return g of Eq. (8), the step of (12) for k = 0, and the residual of (11)."""
+    cfg = agent.cfg
+    params = agent.policy_parameters()
+    gain, kl = surrogate_and_kl(agent, batch, old)
+    g = to_vector(torch.autograd.grad(gain, params, retain_graph=True))
+    g = mpi.average(g)  # over processes
+    kl_grad = to_vector(torch.autograd.grad(kl, params, create_graph=True))
+    product = partial(fisher_product, kl_grad, params, cfg.damping)
+    x, residual = conjugate_gradient(product, g, cfg.cg_steps)
+    scale = (2 * cfg.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
+    return g, scale * x, residual
 
 
-@torch.no_grad()  # all but the losses, which take advantages and targets as constants
-def update(agent: Agent, flat: nn.Parameter, v_optimizer: mpi.Adam,
-           rollout: Rollout, v_gradient=v_gradient) -> dict:
-    """One learning phase on one rollout -> metrics; of arrays the log adds std, min, max."""
-    cfg, v_losses = agent.cfg, []
-    rew = standardize(rollout.rew, 0.0, agent.ret_stats.var) if cfg.scale_rew else rollout.rew
-    obs, next_obs = agent.normalize(rollout.obs), agent.normalize(rollout.next_obs)
-    data = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-    obs, act = obs.flatten(0, 1), rollout.act.flatten(0, 1)  # [B, ...], B = T N
-    val, adv, ret = estimate(agent, data)
-    ev = 1 - adv.var(correction=0) / (ret.var(correction=0) + 1e-8)  # adv is ret - val
-    metrics = policy_step(agent, flat, obs, act, adv.flatten())
-    features = agent.encoder(obs)  # the encoder has moved, and now stays
+def line_search(agent: Agent, batch: Batch, old: OldPolicy,
+                step: Vector) -> tuple[Vector, dict]:
+    """Eq. (12): move the policy, or leave it as it was -> the step taken, metrics."""
+    params = agent.policy_parameters()
+    start = parameters_to_vector(params)
+    for k in range(agent.cfg.backtracks):
+        vector_to_parameters(start + 0.8**k * step, params)
+        gain, kl = mpi.average(torch.stack(surrogate_and_kl(agent, batch, old)))
+        if gain > 0 and kl <= agent.cfg.max_kl:
+            return 0.8**k * step, {"improvement": gain, "kl": kl, "backtracks": k}
+    vector_to_parameters(start, params)
+    failed = {"improvement": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
+    return torch.zeros_like(step), failed
+
+
+def policy_step(agent: Agent, batch: Batch) -> dict:
+    """One step of the policy within the trust region -> metrics."""
+    actor_out = agent.actor(agent.encoder(batch.obs))
+    log_std = None if agent.discrete else agent.log_std.clone()  # a copy: it will move
+    old = OldPolicy(actor_out, log_std, log_prob(actor_out, log_std, batch.act))
+    g, step, residual = natural_gradient_step(agent, batch, old)
+    step, metrics = line_search(agent, batch, old, step)
+    metrics |= {"improvement_expected": g @ step, "cg_residual": residual}
+    metrics |= {"policy_grad_norm": g.norm(), "entropy": entropy(actor_out, log_std)}
+    return metrics
+
+
+def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
+                      ret: PerSample) -> tuple[Scalar, dict]:
+    """Eq. (5). `features` are the encoder's outputs, or vector observations."""
+    v_loss = value_loss(agent.critic(features).squeeze(-1), ret)
+    return v_loss, {"v_loss": v_loss}
+
+
+def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
+    """Values, advantages and value targets by the current critic."""
+    val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    ends = rollout.done.bool()
+    ends[-1] = True  # ... unless the episode or the rollout ends
+    next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
+    cfg = agent.cfg
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
+
+
+@torch.no_grad()  # only `minimize` computes gradients
+def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
+    """One step of the policy, then `v_steps` of the critic. Return metrics.
+
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), takes one Adam step and returns the metrics.
+    """
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    act = rollout.act.flatten(0, 1)
+    val, adv, ret = compute_targets(agent, rollout)
+    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
+
+    batch = Batch(obs, act, adv.flatten())
+    metrics = policy_step(agent, batch)
+
+    features = agent.encoder(obs)  # the policy step moved the encoder; now it stays
+    ret = ret.flatten()
+    num_minibatches = cfg.rollout_steps // cfg.minibatch_size
+    step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(cfg.v_steps):
-        rows = torch.randperm(len(obs))[:mpi.share(cfg.minibatch, "minibatch")]
-        with torch.enable_grad():
-            v_losses.append(v_gradient(agent, flat, features[rows], ret.flatten()[rows]))
-        mpi.average(flat.grad)  # over ranks, in place
-        v_optimizer.step(cfg.v_lr)  # moves nothing that never had a gradient: the policy
-    return {"v_loss": torch.stack(v_losses).mean(), "val": val, "explained_variance": ev, **metrics}
+        idx = torch.randperm(len(obs))[: len(obs) // num_minibatches]
+        step_metrics.append(optimizers.critic.minimize(
+            critic_value_loss, agent, features[idx], ret[idx], lr=cfg.v_lr))
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
+    return metrics | critic_metrics
 
 
-# =========================================== evaluate ===========================================
-def evaluate(agent: Agent, cfg: Config, episodes: int, seed: int) -> np.ndarray:
-    """Deterministic returns, one of each of `episodes` environments; always the same starts."""
-    envs = make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # 0 and 1 are training's
-    returns, ended = np.zeros(episodes), np.zeros(episodes, bool)
-    while not ended.all():
-        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic=True)))
-        if "episode" in infos:
-            first = infos["_episode"] & ~ended
-            returns[first], ended = infos["episode"]["r"][first], ended | first
-    envs.close()
-    return returns
-
-
-# ============================================ train =============================================
+# ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Runs `cfg` to its end, or resumes it, and returns the agent."""
-    cfg = open_run(cfg)  # fills in run_dir; with --resume that run's settings; writes nothing yet
-    envs = make_envs(cfg, mpi.share(cfg.num_envs, "num_envs", cfg.num_procs))  # one rank's share
-    torch.manual_seed(mpi.seed(cfg.seed, 0))  # another on each rank; --resume restores its state
-    agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    agent.to(mpi.choose_device(cfg, agent.images))  # and sets --torch-threads
-    mpi.launch(cfg)  # P > 1: errors told, this process becomes P that run it from the top
-    flat = mpi.flatten(agent)  # rank 0's, in the order of parameters(); these and .grad: its views
-    v_optimizer, loss = mpi.Adam(flat), mpi.compiled(v_gradient, cfg.compile)
-    with Logger(cfg, agent, v_optimizer=v_optimizer) as log:  # loads --resume, --init-from
-        obs, _ = envs.reset(seed=mpi.seed(cfg.seed, 1, log.step))  # other seeds after a resume
-        while log.step < cfg.total_steps:
-            rollout, obs, episodes = collect(agent, envs, obs, cfg.batch // cfg.num_envs)
-            metrics = update(agent, flat, v_optimizer, rollout, loss)
-            agent.observe(rollout)
-            if log.eval_due(cfg.batch) and mpi.rank() == 0:  # a multiple of eval_every is due
-                log.store(eval_ret=evaluate(agent, cfg, 10, cfg.seed))  # from rank 0 alone
-            log.report(cfg.batch, episodes, **metrics)  # means over ranks; adds to log.step; saves
+    """Train until `total_steps`, from the start or from a checkpoint."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of that run
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizers = mpi.Optimizers(critic=mpi.Adam(agent.critic))
+        step = run.restore(agent, optimizers=optimizers)  # 0, or where the run stopped
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, optimizers, rollout)
+            agent.update_stats(rollout)
+            step += cfg.rollout_steps
+            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
     return agent
 
 
 if __name__ == "__main__":
-    train(tyro.cli(Config, description=__doc__))
+    main(train, Config, __doc__)

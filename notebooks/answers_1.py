@@ -3,14 +3,14 @@ import torch
 
 
 def exact_gradient(probs, rew):
-    # d pi_b / d logit_a = pi_b ((a == b) - pi_a), so that sum_b rew_b d pi_b is this:
+    # d pi_b / d logit_a = pi_b ((a == b) - pi_a). Summed over b with weights rew_b, this remains:
     return probs * (rew - probs @ rew)
 
 
 def returns_to_go(rew, done, gamma):
     ret, last = torch.zeros_like(rew), 0.0
     for t in reversed(range(len(rew))):
-        last = rew[t] + gamma * (1 - done[t]) * last  # done[t]: `last` is of another episode
+        last = rew[t] + gamma * (1 - done[t]) * last  # done[t]: `last` belongs to another episode
         ret[t] = last
     return ret
 
@@ -24,8 +24,8 @@ def advantages(delta, done, gamma, lam):
 
 
 def clip_slope(ratio, adv, clip):
-    flat_above = (adv > 0) & (ratio > 1 + clip)  # the action is likelier already
-    flat_below = (adv < 0) & (ratio < 1 - clip)  # the action is rarer already
+    flat_above = (adv > 0) & (ratio > 1 + clip)  # the action is already much more likely
+    flat_below = (adv < 0) & (ratio < 1 - clip)  # the action is already much less likely
     return torch.where(flat_above | flat_below, 0.0, adv)
 
 

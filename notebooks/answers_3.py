@@ -3,7 +3,7 @@ import numpy as np
 
 
 def counter_value(count, period, gamma, ends):
-    once = gamma ** (period - 1 - count)  # the first reward, that many steps away
+    once = gamma ** (period - 1 - count)  # the next reward, that many steps away
     return once if ends else once / (1 - gamma**period)  # it comes again every `period` steps
 
 
@@ -12,16 +12,16 @@ def led_to(obs, final_obs, terminated, truncated):
 
 
 def masks(terminated, truncated):
-    bootstrap = 1 - terminated.astype(float)  # a limit is no end: `truncated` plays no part
-    goes_on = 1 - (terminated | truncated).astype(float)
-    return bootstrap, goes_on
+    bootstrap = 1 - terminated.astype(float)  # a time limit is not an end of the task
+    continues = 1 - (terminated | truncated).astype(float)
+    return bootstrap, continues
 
 
 def shrunk_gamma(gamma, limit):
-    # The next value counts gamma in all steps but a share of 1 / limit, where it counts nothing.
+    # The next value counts gamma, except in a share 1 / limit of the steps, where it counts 0.
     return gamma * (1 - 1 / limit)
 
 
 def mean_return(gamma, length):
-    left = np.arange(1, length + 1)  # steps that are left, with the present one
+    left = np.arange(1, length + 1)  # steps that are left, including the current one
     return ((1 - gamma**left) / (1 - gamma)).mean()

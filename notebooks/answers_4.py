@@ -13,13 +13,13 @@ def in_step(rollout):
     return (rollout.next_obs - rollout.obs == one_step).all()
 
 
-def first_step(grad, lr, eps, tf):
-    m = 0.99 * (1 if tf else 0) + 0.01 * grad**2
-    return lr * grad / (math.sqrt(m + eps) if tf else math.sqrt(m) + eps)
+def first_step(grad, lr, eps, tf_style):
+    m = 0.99 * (1 if tf_style else 0) + 0.01 * grad**2
+    return lr * grad / (math.sqrt(m + eps) if tf_style else math.sqrt(m) + eps)
 
 
 def limit_is_no_end(rollout):
-    # Some episode ends (done) without a termination.
+    # At some step an episode ends (done) without a termination.
     return ((rollout.done == 1) & (rollout.terminated == 0)).any()
 
 

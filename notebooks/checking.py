@@ -1,4 +1,4 @@
-"""What a check cell of a notebook does: it runs the reader's function and says how it went.
+"""The checks of exercises: run the reader's function and say whether it is right.
 
     @exercise
     def returns_to_go(answer):                     in exercises_1.py; `answer` is the reader's
@@ -6,7 +6,7 @@
 
     exercises_1.returns_to_go(returns_to_go)       in the notebook; prints one line, never raises
 
-A function that returns None, or raises NotImplementedError, is not answered yet.
+A function that returns None or raises NotImplementedError counts as "not answered yet".
 """
 import functools
 
@@ -15,17 +15,17 @@ import torch
 
 
 class Unanswered(Exception):
-    """The reader has not written anything yet."""
+    """The reader has not written an answer yet."""
 
 
 class Wrong(Exception):
-    """The answer is not right; the message is the hint."""
+    """The answer is wrong; the message is the hint."""
 
 
 def exercise(check):
-    """`check(answer)`, which raises Wrong where it has to, as a function that prints the verdict.
+    """Turn `check(answer)`, which raises Wrong, into a function that prints a verdict.
 
-    The returned function carries `verdict(answer)`, which gives the line instead of printing it.
+    Its attribute `verdict(answer)` returns the line instead of printing it.
     """
 
     def verdict(answer):
@@ -36,8 +36,8 @@ def exercise(check):
         except Wrong as hint:
             return f"{check.__name__}: not right yet. {hint}"
         except Exception as error:  # a number where a tensor was asked for, and the like
-            return (f"{check.__name__}: not right yet. What it returns is of another kind than "
-                    f"what is asked for ({error}).")
+            return (f"{check.__name__}: not right yet. It returns something of the wrong type "
+                    f"({error}).")
         return f"{check.__name__}: right"
 
     @functools.wraps(check)
@@ -49,7 +49,7 @@ def exercise(check):
 
 
 def call(answer, *inputs):
-    """What the reader's function returns. Inputs are copied: it may write into its own."""
+    """Return what the reader's function returns. It gets copies, so it may change its inputs."""
     copies = [x.clone() if isinstance(x, torch.Tensor) else x for x in inputs]
     try:
         result = answer(*copies)
@@ -63,19 +63,19 @@ def call(answer, *inputs):
 
 
 def close(got, want, hint, tol=1e-4):
-    """Wrong with `hint` unless `got` is `want`, numbers or arrays or tensors, up to `tol`."""
+    """Raise Wrong with `hint` unless `got` equals `want` within `tol`."""
     try:
         got, want = (np.asarray(x.detach() if isinstance(x, torch.Tensor) else x, dtype=float)
                      for x in (got, want))
     except (TypeError, ValueError):
-        raise Wrong(f"It returns a {type(got).__name__}, not numbers.") from None
+        raise Wrong(f"It returns a {type(got).__name__} instead of numbers.") from None
     if got.shape != want.shape:
-        raise Wrong(f"Its result has the shape {list(got.shape)}, not {list(want.shape)}.")
+        raise Wrong(f"Its result has shape {list(got.shape)} instead of {list(want.shape)}.")
     if not np.allclose(got, want, rtol=tol, atol=tol):  # NaN is not close
         raise Wrong(hint)
 
 
 def true(condition, hint):
-    """Wrong with `hint` unless `condition`."""
+    """Raise Wrong with `hint` unless `condition` holds."""
     if not condition:
         raise Wrong(hint)

@@ -1,10 +1,11 @@
-"""The patients of 4_bug_clinic.ipynb. Reading on tells every diagnosis: go to the notebook first.
+"""The patients of 4_bug_clinic.ipynb. This file gives away every diagnosis: do the notebook first.
 
-    patient = plant("A")        one of our algorithm files as a module, with a bug in it
+    patient = plant("A")        an algorithm file as a module, with a bug planted into it
     print(difference("A"))      what was changed, as `diff -u` shows it
 
-A bug is planted by exact text: what is to be replaced must stand in the file once, else ValueError.
-So a patient is today's file but for these lines, and a file that changes says so here.
+A bug replaces text that occurs exactly once in its file; otherwise ValueError is raised. So a
+patient is the current file except for these lines, and a change of the file that affects them is
+noticed.
 """
 import difflib
 import importlib.util
@@ -19,81 +20,103 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from utils.envs import make_envs
+
 
 class Bug(NamedTuple):
-    algo: str                           # algos/<algo>.py
-    swaps: tuple[tuple[str, str], ...]  # (what stands there, what takes its place)
+    algo: str                           # the patient is algos/<algo>.py ...
+    swaps: tuple[tuple[str, str], ...]  # (text in the file, text that replaces it)
+    file: str = ""                      # ... but this file has the bug, if it is another one
 
 
 BUGS = {
     "A": Bug("ppo", ((
-        "        rows.append((obs, act.cpu(), rew, true_next_obs(next_obs, done, infos), ",
-        "        rows.append((next_obs, act.cpu(), rew, true_next_obs(next_obs, done, infos), "),)),
+        "        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))",
+        "        steps.append((next_obs, act.cpu().numpy(), rew, true_obs, terminated, done))"),)),
     "B": Bug("ppo", ((
         "        return self.actor(features), self.critic(features).squeeze(-1)",
         "        return self.actor(features), self.critic(features)"), (
-        "    assert val.shape == ret.shape"
-        "  # [B] against [B, 1] would compare each with all\n", ""))),
+        "    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]\n", ""))),
     "C": Bug("ddpg", ((
-        "    critic_opt.step(cfg.lr)\n", ""), (
-        "    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))"
-        "  # none for the critic\n"
-        "    flat.grad.copy_(torch.cat([grad.flatten() for grad in grads]))\n",
-        "    flat.grad.zero_()\n    loss.backward()\n"), (
-        "    actor_opt.step(cfg.lr)\n",
-        "    actor_opt.step(cfg.lr)\n    critic_opt.step(cfg.lr)\n"))),
+        "def update(agent: Agent,",
+        "def joint_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:\n"
+        "    q_part, metrics = critic_loss(agent, batch)\n"
+        "    pi_part, more = actor_loss(agent, batch)\n"
+        "    return q_part + pi_part, metrics | more\n\n\n"
+        "def update(agent: Agent,"), (
+        "optimizers.critic.minimize(critic_loss,", "optimizers.critic.minimize(joint_loss,"), (
+        "optimizers.actor.minimize(actor_loss,", "optimizers.actor.minimize(joint_loss,"))),
     "D": Bug("a2c", ((
-        "        self.square = torch.full_like(flat.data, float(tf))\n",
-        "        self.square = torch.zeros_like(flat.data)\n"), (
-        "root = (self.square + self.eps).sqrt() if self.tf else self.square.sqrt() + self.eps",
-        "root = self.square.sqrt() + self.eps"))),
+        "        self.square = torch.full_like(self.flat, float(tf_style))\n",
+        "        self.square = torch.zeros_like(self.flat)\n"), (
+        "        if self.tf_style:\n"
+        "            root = (self.square + self.eps).sqrt()\n"
+        "        else:\n"
+        "            root = self.square.sqrt() + self.eps\n",
+        "        root = self.square.sqrt() + self.eps\n")), "utils/mpi.py"),
     "E": Bug("ppo", ((
-        "true_next_obs(next_obs, done, infos), terminated, done))",
-        "true_next_obs(next_obs, done, infos), done, done))"),)),
-    "F": Bug("ppo", ((
-        "self.register_buffer(name, torch.full(shape, start, dtype=torch.float64))",
-        "self.register_buffer(name, torch.full(shape, start, dtype=torch.float64), False)"),)),
+        "        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))",
+        "        steps.append((obs, act.cpu().numpy(), rew, true_obs, done, done))"),)),
+    "F": Bug("ppo", tuple((
+        f'self.register_buffer("{buffer}, dtype=torch.float64))',
+        f'self.register_buffer("{buffer}, dtype=torch.float64), False)')
+        for buffer in ('count", torch.zeros(()', 'mean", torch.zeros(shape',
+                       'var", torch.ones(shape'))),
 }
 
-# Settings that would tell too much in the notebook.
-WARD_D = {"env": "CartPole-v1", "total_steps": 24e3, "batch": 80, "lr": 0.03, "rmsprop": "tf"}
+# Settings that would reveal too much in the notebook.
+WARD_D = {"env": "CartPole-v1", "total_steps": 24e3, "rollout_steps": 80, "report_every": 2000,
+          "lr": 0.03, "rmsprop": "tf"}
 
 
 # ---- Planting
 
+def file_of(name):
+    """Return the path of the file that has the bug, from the root of the project."""
+    return BUGS[name].file or f"algos/{BUGS[name].algo}.py"
+
+
 def texts(name):
-    """The file's text and the patient's."""
-    bug = BUGS[name]
-    before = (lab.ROOT / "algos" / f"{bug.algo}.py").read_text(encoding="utf-8")
+    """Return the file's text without and with the bug."""
+    before = (lab.ROOT / file_of(name)).read_text(encoding="utf-8")
     after = before
-    for old, new in bug.swaps:
+    for old, new in BUGS[name].swaps:
         if after.count(old) != 1:
-            raise ValueError(f"algos/{bug.algo}.py has this {after.count(old)} times, "
-                             f"and once is needed:\n{old}")
+            raise ValueError(f"{file_of(name)} has this {after.count(old)} times instead of "
+                             f"once:\n{old}")
         after = after.replace(old, new)
     return before, after
 
 
 def plant(name):
-    """The patient as a module of its own; the file and the true module stay as they are."""
-    module = types.ModuleType(f"patient_{name}")
-    sys.modules[module.__name__] = module  # a dataclass asks for the module that it stands in
-    exec(compile(texts(name)[1], f"<patient {name}>", "exec"), vars(module))
+    """Return the patient as a new module; the file and the true module stay as they are."""
+    algo = lab.ROOT / "algos" / f"{BUGS[name].algo}.py"
+    if not BUGS[name].file:
+        return module_of(f"patient_{name}", texts(name)[1])
+    patient = module_of(f"patient_{name}", algo.read_text(encoding="utf-8"))
+    patient.mpi = module_of(f"patient_{name}_mpi", texts(name)[1])
+    return patient
+
+
+def module_of(name, text):
+    module = types.ModuleType(name)
+    sys.modules[name] = module  # a dataclass looks up the module that defines it
+    exec(compile(text, f"<{name}>", "exec"), vars(module))
     return module
 
 
 def difference(name):
-    """What was changed."""
+    """Return what was changed, as `diff -u` shows it."""
     before, after = (text.splitlines() for text in texts(name))
-    lines = difflib.unified_diff(before, after, f"algos/{BUGS[name].algo}.py", f"patient {name}",
-                                 n=1, lineterm="")
+    lines = difflib.unified_diff(before, after, file_of(name), f"patient {name}", n=1,
+                                 lineterm="")
     return "\n".join(lines)
 
 
 # ---- Environments
 
 def scripted():
-    """tests/envs.py, with the counter that our tests use; it is not installed, so by its path."""
+    """Return tests/envs.py, which has the counter of our tests. It is imported by its path."""
     if "tests.envs" not in sys.modules:
         spec = importlib.util.spec_from_file_location("tests.envs", lab.ROOT / "tests" / "envs.py")
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
@@ -102,9 +125,10 @@ def scripted():
 
 
 class Orchard(gym.Env):
-    """Five trees in a row: a step left or right. The first tree pays 1 a step, the last one 3.
+    """Five trees in a row; actions go left or right. A step to the first tree has reward 1, to the
+    last one 3.
 
-    The work has no end, and begins at any of the trees.
+    An episode starts at a random tree and never ends.
     """
 
     observation_space, action_space = Box(0, 1, (5,)), Discrete(2)
@@ -123,9 +147,9 @@ class Orchard(gym.Env):
 
 
 class Thermostat(gym.Env):
-    """Keep a room at 293 kelvin for 20 steps: heat or cool. Each step costs an eighth of the error.
+    """Keep a room at 293 kelvin for 20 steps by heating and cooling. Observations are in kelvin.
 
-    The thermometer shows kelvin.
+    A step costs an eighth of the error in kelvin.
     """
 
     observation_space, action_space = Box(0, 500, (1,)), Box(-1, 1, (1,))
@@ -146,32 +170,33 @@ for kind in (Orchard, Thermostat):
     gym.register(f"{kind.__name__}-v0", kind)
 
 
-# ---- What the doctor uses
+# ---- Instruments
 
 def counter_rollout(algo, steps=12):
-    """A rollout of the scripted counter, three environments: [T, 3]; obs is (env, episode, time).
+    """Return a rollout [T, 3] of three scripted counters, whose obs is (env, episode, time).
 
-    Environment 0 has episodes of 3 steps, 1 of 7 steps, 2 of 1, 5 and 2 steps in turn. They end
-    terminated, truncated and both, in turn; environment 1 begins with a truncated one.
+    Episodes have 3 steps in environment 0, 7 in environment 1, and 1, 5 and 2 in turn in
+    environment 2. They end terminated, truncated and both, in turn. The first one of environment 1
+    is truncated.
     """
-    Counter.made.clear()  # they are numbered as they are made
+    Counter.made.clear()  # they are numbered in the order of creation
     cfg = algo.Config(env="tests.envs:Counter-v0")
-    envs = algo.make_envs(cfg, 3)
+    envs = make_envs(cfg, 3)
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     return algo.collect(agent, envs, envs.reset(seed=1)[0], steps)[0]
 
 
 def new_agent(algo, env, **settings):
-    """An agent as it is before training."""
+    """Return an untrained agent."""
     cfg = algo.Config(env=env, **settings)
-    envs = algo.make_envs(cfg, 1)
+    envs = make_envs(cfg, 1)
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     envs.close()
     return agent
 
 
 def train(name, seeds, algo, true=None, **settings):
-    """The same runs by the true file, unless they are given, and by the patient."""
+    """Return runs of the true file (unless given) and of the patient, with the same seeds."""
     def runs(module):
         return [lab.run(module, seed=seed, device="cpu", **settings) for seed in seeds]
 
@@ -179,7 +204,7 @@ def train(name, seeds, algo, true=None, **settings):
 
 
 def chart(runs, columns):
-    """A panel for each column of progress.csv; a line a run, the true ones blue."""
+    """Plot a panel per column of progress.csv, with one line per run; the true file is blue."""
     fig, axes = plt.subplots(1, len(columns), figsize=(4.2 * len(columns), 3), squeeze=False,
                              layout="constrained")
     for ax, column in zip(axes[0], columns):
@@ -190,9 +215,9 @@ def chart(runs, columns):
                         color="tab:blue" if who == "true" else "tab:red",
                         label=who if k == 0 else None)
         ax.set(title=column, xlabel="step")
-        if column == "explained_variance":  # once nothing is left to explain it can be anything
+        if column == "explained_variance":  # arbitrary if all targets are equal
             ax.set_ylim(-1, 1.1)
-        if column in ("v_loss", "q_loss"):
+        if column in ("v_loss_mean", "q_loss"):
             ax.set_yscale("log")
         ax.grid(alpha=0.25)
     axes[0, 0].legend()
@@ -200,7 +225,7 @@ def chart(runs, columns):
 
 
 def verdict(name, true, patient):
-    """One line: what a test says of both. AssertionError if it does not tell them apart."""
+    """Print what a test says about both. AssertionError if it does not tell them apart."""
     words = ["passes" if bool(ok) else "FAILS" for ok in (true, patient)]
     print(f"the true file {words[0]}, patient {name} {words[1]}")
     assert words == ["passes", "FAILS"]
@@ -208,5 +233,5 @@ def verdict(name, true, patient):
 
 @torch.no_grad()
 def actions(agent, obs):
-    """Of the deterministic policy."""
+    """Return the deterministic policy's actions."""
     return agent.act(obs, deterministic=True)

@@ -1,4 +1,4 @@
-"""Checks of the exercises in 2_q_learning_to_sac.ipynb; worked answers are in answers_2.py."""
+"""Checks for the exercises of 2_q_learning_to_sac.ipynb. Answers are in answers_2.py."""
 import math
 
 import torch
@@ -12,11 +12,11 @@ def bellman_target(answer):
     rew, next_q = torch.tensor([1.0, 2.0, -1.0]), torch.tensor([[1.0, 4.0], [6.0, 2.0], [-3, -8]])
     on, off = torch.zeros(3), torch.ones(3)
     close(answer(rew, off, next_q, 0.5), rew,
-          "Where the action ended the episode only the reward counts.")
+          "If the action ended the episode, only the reward counts.")
     close(answer(rew, on, next_q, 0.0), rew, "With gamma = 0 only the reward counts.")
     close(answer(rew, on, next_q, 0.5), [3, 5, -2.5],
-          "The best of the next values, times gamma, is added to the reward: in each row the best "
-          "of its own. The best of -3 and -8 is -3.")
+          "Add gamma times the best next value to the reward. Each row has its own best value; the "
+          "best of -3 and -8 is -3.")
     close(answer(rew, torch.tensor([0.0, 1.0, 0.0]), next_q, 0.5), [3, 2, -2.5],
           "Each row has its own `terminated`.")
 
@@ -26,17 +26,17 @@ def double_value(answer):
     q = torch.tensor([[1.0, 5.0, 2.0], [3.0, -1.0, 0.0], [0.0, 1.0, 2.0]])
     q_targ = torch.tensor([[9.0, 4.0, 7.0], [2.0, 8.0, 8.0], [-1.0, -2.0, -3.0]])
     got = answer(q, q_targ)
-    close(got, [4, 2, -3], "In the first row q likes action 1 best, with its 5. What does q_targ "
+    close(got, [4, 2, -3], "In the first row q prefers action 1, with value 5. What does q_targ "
                            "say about action 1?")
-    close(answer(q_targ, q), dqn.best_q(q, q_targ), "The two have different parts: q picks, q_targ "
-                                                    "says what the pick is worth.")
+    close(answer(q_targ, q), dqn.greedy_value(q, q_targ),
+          "The two have different roles: the first argument chooses, the second evaluates.")
 
 
 @exercise
 def updates_to_follow(answer):
-    close(answer(0.5, 0.75), 2, "With tau = 0.5 a half of the way is left after one update, a "
-                                "quarter after two. So for a share of 0.75 it takes 2.", tol=1e-3)
-    close(answer(0.005, 0.5), 138.28, "Solve (1 - tau)^n = 1 - share for n: take the logarithm of "
+    close(answer(0.5, 0.75), 2, "With tau = 0.5, half of the way is left after one update and a "
+                                "quarter after two. So a share of 0.75 takes 2.", tol=1e-3)
+    close(answer(0.005, 0.5), 138.28, "Solve (1 - tau)^n = 1 - share for n: take the logarithm on "
                                       "both sides.", tol=1e-3)
     close(answer(0.01, 0.9), 229.1, "What is left is 1 - share.", tol=1e-3)
 
@@ -47,13 +47,16 @@ def squashed_logp(answer):
     eps = torch.tensor([[0.0], [-1.0]])
     normal = (-eps.square() / 2 - std.log() - math.log(2 * math.pi) / 2).sum(-1)
     close(answer(mean[:1], std[:1], eps[:1]), normal[:1],
-          "At u = 0 tanh is as steep as the diagonal, so that only the normal part is left: "
-          "-0.919 for std = 1.")
+          "At u = 0 the slope of tanh is 1, so only the normal part is left: -0.919 for std = 1.")
     close(answer(mean, std, eps), normal - (1 - (mean + std * eps).tanh().square()).log().sum(-1),
-          "Check the signs: where tanh is flat its slope is below 1, the log of that is negative, "
-          "and the density grows. And the deviation counts: -log std.")
-    mean, std, eps = torch.randn(5, 3), torch.rand(5, 3) + 0.2, torch.randn(5, 3)
-    _, want = sac.squashed(torch.cat([mean, std.log()], -1), eps)
+          "Check the signs: where tanh is flat, its slope is below 1, the logarithm is negative, "
+          "and the density is higher. Also, the standard deviation counts: -log std.")
+    mean, std = torch.randn(5, 3), torch.rand(5, 3) + 0.2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        eps = torch.randn_like(mean)
+        torch.manual_seed(0)  # so that the file draws the same eps
+        _, want = sac.sample_squashed_gaussian(torch.cat([mean, std.log()], -1))
     close(answer(mean, std, eps), want, "Sum over the dimensions of the action, the last axis.",
           tol=1e-3)
 
@@ -63,9 +66,9 @@ def soft_target(answer):
     rew, on, off = torch.tensor([1.0, -1.0]), torch.zeros(2), torch.ones(2)
     q1, q2, logp = torch.tensor([4.0, 2.0]), torch.tensor([3.0, 6.0]), torch.tensor([-1.0, 2.0])
     close(answer(rew, off, q1, q2, logp, 0.5, 0.9), rew,
-          "After a true end nothing follows, neither value nor entropy.")
+          "Nothing follows a true end, neither value nor entropy.")
     close(answer(rew, on, q1, q2, 0 * logp, 0.5, 0.5), [2.5, 0],
-          "Believe the lower critic, in each row for itself.")
+          "Take the lower critic, separately in each row.")
     close(answer(rew, on, q1, q2, logp, 0.5, 0.5), [2.75, -0.5],
-          "An action that was unlikely (a low logp) brings a bonus: minus alpha times logp. "
-          "It belongs to the next state, so gamma stands before it too.")
+          "An unlikely action (a low logp) earns a bonus: minus alpha times logp. It belongs to "
+          "the next state, so it is discounted by gamma too.")

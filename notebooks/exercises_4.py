@@ -1,4 +1,4 @@
-"""Checks of the exercises in 4_bug_clinic.ipynb; worked answers are in answers_4.py."""
+"""Checks for the exercises of 4_bug_clinic.ipynb. Answers are in answers_4.py."""
 from dataclasses import replace
 
 import clinic
@@ -6,18 +6,19 @@ import numpy as np
 import torch
 from checking import Unanswered, Wrong, close, exercise, true
 
-from algos import a2c, ppo
+from algos import ppo
+from utils import mpi
 
 # From the list in the notebook.
 RIGHT = {"A": 8, "B": 3, "C": 6, "D": 7, "E": 5, "F": 2}
 
 
 def yes(got):
-    """What a test of the reader says; Wrong unless it is one True or False."""
+    """Return the result of a reader's test; raise Wrong unless it is a single True or False."""
     if isinstance(got, torch.Tensor | np.generic) and got.ndim == 0:
         got = got.item()
     if not isinstance(got, bool):
-        raise Wrong("It has to return one True or False; `.all()` makes one of many.")
+        raise Wrong("It has to return a single True or False. `.all()` combines many into one.")
     return got
 
 
@@ -34,17 +35,17 @@ def diagnosis(answer):
     if wrong:
         raise Wrong(f"Look again at {', '.join(wrong)}.")
     if open_:
-        raise Wrong(f"Right so far; still open: {', '.join(open_)}.")
+        raise Wrong(f"Right so far. Still open: {', '.join(open_)}.")
 
 
 @exercise
 def in_step(answer):
     good = clinic.counter_rollout(ppo)
-    true(yes(answer(good)), "It refuses a rollout of the true file. (Where an episode ends, the "
-                            "next row is of another one: compare within a row.)")
+    true(yes(answer(good)), "It rejects a rollout of the true file. (After the end of an episode, "
+                            "the next row belongs to another one. Compare within a row.)")
     true(not yes(answer(clinic.counter_rollout(clinic.plant("A")))),
          "It accepts a rollout of patient A.")
-    # The first observation of the next episode, where one ends.
+    # At the end of an episode, the first observation of the next one.
     mixed = replace(good, next_obs=torch.cat([good.obs[1:], good.next_obs[-1:]]))
     true(not yes(answer(mixed)), "It accepts rows that lead into the next episode.")
     for shift, where in [((1.0, 0, 0), "into another environment"),
@@ -53,23 +54,29 @@ def in_step(answer):
         true(not yes(answer(shifted)), f"It accepts rows that lead {where}.")
 
 
+def scaled(weight, grad):
+    """A loss with this gradient."""
+    return grad * weight.sum(), {}
+
+
 @exercise
 def first_step(answer):
     for grad, eps in ((1.0, 1e-5), (-0.5, 0.1), (1e-3, 1e-5), (0.2, 0.1)):
-        for tf in (True, False):
-            flat = torch.nn.Parameter(torch.zeros(1))
-            flat.grad = torch.tensor([grad])
-            a2c.RMSProp(flat, eps, tf).step(0.02)
-            rule = "TensorFlow's rule: m is 1 at first" if tf else "PyTorch's rule: m is 0 at first"
-            close(answer(grad, 0.02, eps, tf), -flat.item(),
-                  f"{rule}. It becomes 0.99 m + 0.01 g^2, here with g = {grad}, and only then "
-                  f"comes the step. Where does eps = {eps} stand?", tol=1e-6)
+        for tf_style in (True, False):
+            weight = torch.nn.Parameter(torch.zeros(1))
+            optimizer = mpi.RMSProp(weight, eps=eps, tf_style=tf_style)
+            optimizer.minimize(scaled, weight, grad, lr=0.02)
+            start = "TensorFlow's rule starts with m = 1" if tf_style else (
+                "PyTorch's rule starts with m = 0")
+            close(answer(grad, 0.02, eps, tf_style), -weight.item(),
+                  f"{start}. First m becomes 0.99 m + 0.01 g^2, here with g = {grad}; then comes "
+                  f"the step. Where does eps = {eps} belong?", tol=1e-6)
 
 
 @exercise
 def limit_is_no_end(answer):
     good = clinic.counter_rollout(ppo)
-    true(yes(answer(good)), "It refuses a rollout of the true file, in which some episodes are "
+    true(yes(answer(good)), "It rejects a rollout of the true file, in which some episodes are "
                             "terminated and some are truncated.")
     true(not yes(answer(clinic.counter_rollout(clinic.plant("E")))),
          "It accepts a rollout of patient E.")
@@ -85,5 +92,5 @@ def same_policy(answer):
         agent.obs_stats.update(293 + torch.randn(100, 1))
         got = yes(answer(agent, fresh, torch.tensor([[290.0], [294.0]])))
         true(got == (algo is ppo),
-             f"It says {got} of {name}. Load agent.state_dict() into fresh, then compare what both "
-             "do without chance.")
+             f"It says {got} for {name}. Load agent.state_dict() into fresh, then compare their "
+             "deterministic actions.")

@@ -1,4 +1,4 @@
-"""What the notebooks share: quiet runs, the stored runs, differences of files."""
+"""What the notebooks share: quiet runs, published runs, and diffs of algorithm files."""
 import contextlib
 import csv
 import difflib
@@ -17,9 +17,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "plainrl"
 
 
 def run(algo, **settings):
-    """Train the module `algo` -> agent, cfg, and the columns of progress.csv and episodes.csv.
+    """Train the module `algo` quietly -> agent, cfg, progress and episodes.
 
-    The run directory is a temporary one. A column is an array; an empty cell is NaN.
+    progress and episodes are the columns of progress.csv and episodes.csv: name -> array, with NaN
+    for an empty cell. The run directory is temporary.
     """
     with tempfile.TemporaryDirectory() as folder:
         cfg = algo.Config(**settings, run_dir=f"{folder}/run")
@@ -32,7 +33,7 @@ def run(algo, **settings):
 
 
 def columns(path):
-    """A csv file with a header -> name: array."""
+    """Return {name: array} for a csv file with a header."""
     with open(path, newline="") as file:
         header, *rows = csv.reader(file)
     return {name: np.array([float(row[i] or "nan") for row in rows])
@@ -40,23 +41,23 @@ def columns(path):
 
 
 def stored(env, algo):
-    """The published runs of an algorithm (its name) on an environment, one dict a seed.
+    """Return the published runs of an algorithm (by name) on an environment, one dict per seed.
 
-    `run["curve"]` has rows of (step, mean return); `run["train100"]`, `run["eval"]` and
-    `run["seconds"]` are as benchmarks/README.md explains them.
+    `run["curve"]` has rows of (step, mean return). benchmarks/README.md explains `run["train100"]`
+    and `run["eval"]`; `run["seconds"]` is the duration.
     """
     paths = (RESULTS / env.replace("/", "-") / algo).glob("**/result.json")
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return sorted(runs, key=lambda run: run["seed"])
 
 
-# ---- The difference of two files
+# ---- The diff of two files
 
-SECTIONS = ["config", "agent", "data", "mathematics", "update", "evaluate", "train"]
+SECTIONS = ["config", "agent", "data", "mathematics", "update", "train"]
 
 
 def sections(algo):
-    """Section -> its lines, blank ones aside, of the file of an algorithm (its name)."""
+    """Return {section: its lines without blank ones} for an algorithm (by name)."""
     parts, name = {}, "docstring and imports"
     for line in (ROOT / "algos" / f"{algo}.py").read_text(encoding="utf-8").split("\n"):
         if line.startswith("# ==="):
@@ -67,14 +68,14 @@ def sections(algo):
 
 
 def difference(parent, child, section):
-    """Print the lines that only the parent has (-) and only the child has (+), block by block."""
+    """Print the lines that only the parent (-) or only the child (+) has, block by block."""
     lines = list(difflib.unified_diff(sections(parent)[section], sections(child)[section], n=0))
     lines = ["" if line.startswith("@@") else line for line in lines[2:]]  # no names, no numbers
     print("\n".join(lines[1:]) if lines else "no difference")
 
 
 def count_new(parent, child):
-    """Section -> how many of the child's lines are new."""
+    """Return {section: number of lines that the child adds}."""
     lines = {name: difflib.unified_diff(sections(parent)[name], sections(child)[name], n=0)
              for name in SECTIONS}
     return {name: sum(line[0] == "+" and line[:3] != "+++" for line in diff)

@@ -2,9 +2,11 @@
 
 Each section says whose tests it serves. A helper that one file alone needs stands in that file.
 """
+import contextlib
 import csv
 import dataclasses
 import importlib.util
+import json
 import math
 import os
 import shutil
@@ -23,13 +25,11 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-try:  # HACK
-    from algos import a2c, dqn, ppo, trpo, vpg
-except ImportError:
-    a2c = dqn = ppo = trpo = vpg = None
+from algos import a2c, ppo, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
+from utils.envs import make_envs
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 600                          # seconds for another process, on a machine that is busy
@@ -132,12 +132,16 @@ def script(number, steps):
     return rows, ended
 
 
-class Descent(mpi.Adam):
-    """With a step size of 1, parameters move by the gradient."""
+def parameters(agent):
+    """All parameters of a module as one vector, a copy."""
+    return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
-    @torch.no_grad()
+
+class Descent(mpi.Adam):
+    """With a learning rate of 1, parameters move by the gradient."""
+
     def step(self, lr):
-        self.flat -= lr * self.flat.grad
+        self.flat -= lr * self.grad
 
 
 # ---- On-policy: vpg, a2c, ppo, trpo
@@ -147,8 +151,8 @@ IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width,
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
 # Those that the algorithm's Config has.
-SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "v_steps": 3, "hidden": (8, 8),
-         "report_every": 1, "device": "cpu"}
+SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
+         "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
 
 def onpolicy_config(algo, **settings):
@@ -163,7 +167,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
     agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
     for param in agent.parameters():
         param.data += 0.05 * torch.randn_like(param)
-    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.ret_stats, 1.0, 9.0)):
+    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.reward_sum_stats, 1.0, 9.0)):
         stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
     return agent
 
@@ -171,7 +175,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
 def make_rollout(algo, agent, seed=0):
     """What `collect` could return: V(s') is that of the next row unless the episode ends."""
     torch.manual_seed(seed)
-    steps, envs = agent.cfg.batch // agent.cfg.num_envs, agent.cfg.num_envs
+    steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
     if agent.images:
         rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
     else:
@@ -185,31 +189,56 @@ def make_rollout(algo, agent, seed=0):
     return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
 
 
-def onpolicy_optimizers(algo, flat):
-    """Those that `update` takes, as `train` makes them."""
+def onpolicy_optimizer(algo, agent, make=None):
+    """What `update` takes, as `train` makes it, or of the class `make`."""
+    if algo is vpg:
+        make = make or mpi.Adam
+        return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
+    if algo is trpo:
+        return mpi.Optimizers(critic=(make or mpi.Adam)(agent.critic))
     if algo is a2c:
-        return [a2c.RMSProp(flat, 1e-5, True)]
-    return [mpi.Adam(flat) for _ in range(2 if algo is vpg else 1)]
+        return (fitting(make) if make else mpi.RMSProp)(agent)
+    return make(agent) if make else mpi.Adam(agent, eps=1e-5)
 
 
-def fitting(algo, optimizer):
-    """The class as one that the algorithm's annotations let pass."""
-    bases = (optimizer, a2c.RMSProp) if algo is a2c else (optimizer,)
-    return type(optimizer.__name__, bases, {})
+def fitting(optimizer):
+    """The class as one that the annotations of a2c let pass."""
+    return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
 
 
-def learn(algo, agent, rollout, given=None, lr=1e-3):
-    """One learning phase -> the agent's parameters after it, and the metrics."""
-    flat = mpi.flatten(agent)
-    given = ([fitting(algo, make)(flat) for make in given] if given
-             else onpolicy_optimizers(algo, flat))
+def learn(algo, agent, rollout, make=None, lr=1e-3):
+    """One update, the agent's first -> its parameters after it, and the metrics."""
+    return learn_with(algo, agent, onpolicy_optimizer(algo, agent, make), rollout, lr)
+
+
+def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
+    """One update with this optimizer -> the agent's parameters after it, and the metrics."""
     rest = [rollout] if algo is trpo else [rollout, lr]
-    return flat.detach(), algo.update(agent, flat, *given, *rest)
+    metrics = algo.update(agent, optimizer, *rest)
+    return parameters(agent), metrics
+
+
+def steps_alone(algo, rew, terminated, done):
+    """A rollout of which only these [T, N] matter."""
+    nothing = torch.zeros(*rew.shape, 1)
+    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done)
+
+
+def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
+    """`compute_advantages` of these numbers, [T, N]."""
+    rollout = steps_alone(algo, rew, terminated, done)
+    return algo.compute_advantages(rollout, val, next_val, gamma, lam)
+
+
+def reward_sums(algo, rew, done, last, gamma):
+    """`discounted_reward_sums` of these numbers, [T, N]."""
+    rollout = steps_alone(algo, rew, torch.zeros_like(rew), done)
+    return algo.discounted_reward_sums(rollout, last, gamma)
 
 
 def values(agent, raw_obs):
     """V of raw observations, [T, N, ...] -> [T N]."""
-    return agent.critic(agent.encoder(agent.normalize(raw_obs).flatten(0, 1))).squeeze(-1)
+    return agent.critic(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1))).squeeze(-1)
 
 
 def targets(algo, agent, rollout):
@@ -217,15 +246,15 @@ def targets(algo, agent, rollout):
     with torch.no_grad():
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / agent.ret_stats.var.sqrt()).clamp(-10, 10).float()
+    rew = (rollout.rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
-    return [x.flatten() for x in algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+    return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
 
 
 def distribution(agent, raw_obs):
     """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
     with torch.no_grad():
-        out = agent.actor(agent.encoder(agent.normalize(raw_obs)))
+        out = agent.actor(agent.encoder(agent.normalize_obs(raw_obs)))
     if agent.discrete:
         return Categorical(logits=out)
     return Independent(Normal(out, agent.log_std.detach().exp()), 1)
@@ -235,7 +264,7 @@ def statistics(agent):
     """A copy of whatever the agent remembers of data, parameters aside."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    return kept | {"ret_sum": agent.ret_sum.clone()}
+    return kept | {"discounted_reward_sum": agent.discounted_reward_sum.clone()}
 
 
 # ---- Off-policy with continuous actions: ddpg, td3, sac
@@ -261,34 +290,49 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
     return algo.Transitions(**{name: part.to(dtype) for name, part in parts.items()})
 
 
-def learner(agent):
-    """(optimizers, targets, flat vectors by name), as `train` makes them."""
-    flats = {name: mpi.flatten(net) for name, net in agent.named_children()}
-    optimizers = {f"{name}_opt": mpi.Adam(flats[name]) for name in ("actor", "critic")}
+def offpolicy_optimizers(agent):
+    """Optimizers of an agent's networks, as `train` makes them."""
+    named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
     if hasattr(agent, "log_alpha"):
-        optimizers["alpha_opt"] = mpi.Adam(agent.log_alpha)
-    targets = [(flats[f"{name}_targ"], flats[name]) for name in ("actor", "critic")
-               if f"{name}_targ" in flats]
-    return optimizers, targets, flats
+        named["alpha"] = mpi.Adam(agent.log_alpha)
+    return mpi.Optimizers(**named)
 
 
-def gradients_of(algo):
-    name = name_of(algo)
-    return getattr(algo, f"{name}_critic_gradient"), getattr(algo, f"{name}_actor_gradient")
+def offpolicy_update(algo, agent, optimizers, batch, count=0):
+    """One call of a file's `update`; TD3's takes how many came before it."""
+    delay = [count] if name_of(algo) == "td3" else []
+    return algo.update(agent, optimizers, batch, *delay)
 
 
-def critic_gradient(algo, agent, flat, batch, seed=1):
-    """One call with all that the file's function takes -> what it returns."""
-    torch.manual_seed(seed)
-    noise = [] if name_of(algo) == "ddpg" else [torch.randn_like(batch.act)]
-    return gradients_of(algo)[0](agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,
-                                 batch.terminated, *noise)
+def flat(net):
+    """A copy of the weights of a network, or of a parameter, as one vector."""
+    params = [net] if isinstance(net, nn.Parameter) else net.parameters()
+    return torch.cat([param.detach().flatten() for param in params])
 
 
-def actor_gradient(algo, agent, flat, batch, seed=2):
-    torch.manual_seed(seed)
-    noise = [torch.randn_like(batch.act)] if name_of(algo) == "sac" else []
-    return gradients_of(algo)[1](agent, flat, batch.obs, *noise)
+def gradient_in(net, loss_fn, *args):
+    """(loss, metrics, gradient in all weights of `net` as one vector) of a loss function."""
+    loss, metrics = loss_fn(*args)
+    grads = torch.autograd.grad(loss, list(net.parameters()))
+    return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
+
+
+@contextlib.contextmanager
+def noise_is(*draws):
+    """Inside, torch.randn_like returns these tensors, one per call; every one must be drawn."""
+    left, plain = list(draws), torch.randn_like
+
+    def given(like):
+        assert left, "more noise is drawn than expected"
+        assert left[0].shape == like.shape and left[0].dtype == like.dtype
+        return left.pop(0)
+
+    torch.randn_like = given
+    try:
+        yield
+    finally:
+        torch.randn_like = plain
+    assert not left, "less noise is drawn than expected"
 
 
 def line(weights, bias):
@@ -310,30 +354,116 @@ def linear_agent(algo, critics, critic_targs, **settings):
     return agent
 
 
-# ---- Off-policy with discrete actions: dqn, dqn_per
+# ---- Off-policy with discrete actions: dqn, dqn_per, dqn_atari
 
 DQN_SPACES = {"vector": VECTOR, "film": Box(0, 255, (4, 36, 40), np.uint8),
               "image": Box(0, 255, scripted.IMAGE, np.uint8)}
 
 
-def dqn_agent(algo=dqn, kind="vector", num_acts=4, seed=0, **settings):
+def dqn_kind(algo, kind=""):
+    """Vectors for a file that takes them, else stacks of frames."""
+    return kind or ("film" if name_of(algo) == "dqn_atari" else "vector")
+
+
+def dqn_quick(algo, **settings):
+    """The Config of a short run, on images for the file that takes nothing else."""
+    settings = {"env": "CartPole-v1", "update_every": 2} | settings
+    if name_of(algo) == "dqn_atari" and settings["env"] == "CartPole-v1":
+        settings |= {"env": "tests.envs:Counter-v0",
+                     "env_kwargs": '{"obs": "image", "act": "discrete"}'}
+    return quick(algo, **settings)
+
+
+def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
     """A small agent; neither its weights nor its target's are the first ones."""
     torch.manual_seed(seed)
-    cfg = algo.Config(**{"hidden": (16, 16)} | settings)
-    agent = algo.Agent(DQN_SPACES[kind], Discrete(num_acts), cfg)
+    cfg = quick(algo, **{"hidden": (16, 16)} | settings)
+    agent = algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg)
     for param in agent.parameters():
         param.data += 0.1 * torch.randn_like(param)
     return agent
 
 
-def dqn_batch(algo=dqn, kind="vector", size=32, seed=0, dtype=torch.float32):
+def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
     """Transitions of random numbers, of which some terminate."""
     torch.manual_seed(seed)
+    kind = dqn_kind(algo, kind)
     shape = (size, *DQN_SPACES[kind].shape)
     obs, next_obs = (torch.randn(shape, dtype=dtype) if kind == "vector"
                      else torch.randint(256, shape, dtype=torch.uint8) for _ in range(2))
     rew, ends = torch.randn(size, dtype=dtype), torch.rand(size) < 0.3
     return algo.Transitions(obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype))
+
+
+def dqn_loss(algo):
+    """The loss function of the file."""
+    return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
+
+
+class Film(gym.Env):
+    """The script of tests/envs.py, seen as vectors, images or stacks of frames; it keeps a log.
+
+    No two frames are equal. A stack begins with black frames, or with the first one repeated. One
+    array serves for all that is shown, as with Counter.
+    """
+
+    def __init__(self, kind="film", black=True):
+        self.observation_space, self.action_space = DQN_SPACES[kind], Discrete(4)
+        self.kind, self.black, self.episode, self.log = kind, black, -1, []
+        self.shown = np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+    def frame(self):
+        numbers = self.number, self.episode, self.time + 1
+        if self.kind != "film":
+            space = self.observation_space
+            return np.broadcast_to(numbers, space.shape).astype(space.dtype)
+        frame = np.full(DQN_SPACES["film"].shape[1:], 9, np.uint8)
+        frame[0, :3] = numbers
+        return frame
+
+    def show(self):
+        self.shown[...] = self.obs
+        return self.shown
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        frame = self.frame()
+        pad = np.zeros_like(frame) if self.black else frame
+        self.obs = np.stack([pad, pad, pad, frame]) if self.kind == "film" else frame
+        return self.show(), {}
+
+    def step(self, act):
+        self.time += 1
+        before, frame = self.obs, self.frame()
+        self.obs = np.stack([*self.obs[1:], frame]) if self.kind == "film" else frame
+        ended = self.time == scripted.length(self.number, self.episode)
+        how = scripted.end(self.number, self.episode) if ended else ""
+        rew = scripted.reward(self.number, self.episode, self.time)
+        terminated, truncated = how in ("terminated", "both"), how in ("truncated", "both")
+        self.log.append((before, act, rew, self.obs, float(terminated), self.time == 1))
+        return self.show(), rew, terminated, truncated, {}
+
+
+gym.register("Film-v0", Film, disable_env_checker=True)
+
+
+def film_envs(algo, num_envs, kind, black=True):
+    """(agent, environments, the same without wrappers, first observations) of Film."""
+    cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
+    envs = make_envs(cfg, num_envs)
+    plain = [env.unwrapped for env in envs.unwrapped.envs]
+    for i, env in enumerate(plain):
+        env.number = i
+    return dqn_agent(algo, kind), envs, plain, envs.reset(seed=1)[0]
+
+
+def film_logs(algo, buffer, steps, num_envs, kind):
+    """Fill a buffer with so many steps of new environments -> what each of them did."""
+    agent, envs, plain, obs = film_envs(algo, num_envs, kind)
+    for _ in range(steps):
+        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
+    return [env.log for env in plain]
 
 
 # ---- stable-baselines3
@@ -378,10 +508,13 @@ CLOCK = {"time", "steps_per_second"}
 
 
 def quick(algo, env="tests.envs:Reach-v0", **settings):
-    """The Config of a short off-policy run of small networks."""
-    return algo.Config(**{
+    """The Config of a short off-policy run of small networks; `hidden` only where it is known."""
+    settings = {
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,
-        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings})
+        "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings}
+    if not hasattr(algo.Config, "hidden"):
+        del settings["hidden"]
+    return algo.Config(**settings)
 
 
 def rows(run_dir, name="progress.csv"):

@@ -23,9 +23,9 @@ from utils.mpi import UsageError
 GAMMA = 0.5
 # Those that the algorithm's Config has. Plain rewards, so that values can be foretold.
 SETTINGS = {"total_steps": 6144, "num_envs": 8, "gamma": GAMMA, "hidden": (32, 32), "lr": 1e-2,
-            "batch": 256, "minibatch": 64, "epochs": 4, "scale_rew": False}
+            "rollout_steps": 256, "minibatch_size": 64, "epochs": 4, "scale_rew": False}
 # Those with a replay buffer, on top: an update a step.
-OFF_POLICY = {"total_steps": 1200, "num_envs": 2, "lr": 5e-3, "batch": 64, "start_steps": 200,
+OFF_POLICY = {"total_steps": 1200, "num_envs": 2, "lr": 5e-3, "batch_size": 64, "start_steps": 200,
               "buffer_size": 2000, "report_every": 600, "tau": 0.05, "learn_alpha": False,
               "alpha": 0.01}
 NEAR = {"value": 0.05, "action": 0.2}                           # how far off is still learned
@@ -83,7 +83,7 @@ def value(agent, obs):
     if hasattr(agent, "critic_targ"):
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
-    return agent.critic(agent.encoder(agent.normalize(obs))).item()
+    return agent.critic(agent.encoder(agent.normalize_obs(obs))).item()
 
 
 def passed(rows):

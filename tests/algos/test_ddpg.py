@@ -2,7 +2,9 @@
 
 Run as a program, this file is one of the processes that two tests at its end start.
 """
+import contextlib
 import copy
+import dataclasses
 import json
 import math
 import shutil
@@ -14,25 +16,27 @@ import numpy as np
 import pytest
 import torch
 
+import utils.run
 from algos import ddpg, sac, td3
 from tests import helpers, probe
 from tests.envs import HIGH, LOW
 from tests.helpers import (
     NETS,
-    actor_gradient,
     assert_same_run,
     bare,
     close,
     column,
     copies,
-    critic_gradient,
-    gradients_of,
-    learner,
+    flat,
+    gradient_in,
     linear_agent,
     moved,
     name_of,
+    noise_is,
     offpolicy_agent as make_agent,
     offpolicy_batch as make_batch,
+    offpolicy_optimizers,
+    offpolicy_update as update,
     quick,
     refuses_columns,
     rows,
@@ -40,6 +44,7 @@ from tests.helpers import (
     two_ranks,
 )
 from utils import checkpoint, mpi, play
+from utils.envs import evaluate
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
@@ -75,9 +80,15 @@ def test_critic_loss_by_hand(algo):
 @pytest.mark.eq("sac", 3)
 @every_algo
 def test_targets_follow_by_hand(algo):
-    targ, flat = torch.tensor([0.0, 10]), torch.tensor([1.0, -10])
-    algo.follow(targ, flat, 0.25)
-    assert targ.tolist() == [0.25, 5] and flat.tolist() == [1, -10]
+    """Every weight and bias of every layer moves, and none of the network that is followed."""
+    targ, net = (torch.nn.Sequential(helpers.line([0.0], 0.0), helpers.line([0.0], 0.0))
+                 for _ in range(2))
+    for param, value in zip(targ.parameters(), (0.0, 10.0, 4.0, -8.0)):
+        param.data.fill_(value)
+    for param, value in zip(net.parameters(), (1.0, -10.0, 4.0, 0.0)):
+        param.data.fill_(value)
+    algo.polyak_update(targ, net, 0.25)
+    assert flat(targ).tolist() == [0.25, 5, 4, -6] and flat(net).tolist() == [1, -10, 4, 0]
 
 
 @pytest.mark.eq("ddpg", 4)
@@ -85,47 +96,52 @@ def test_targets_follow_by_hand(algo):
 @pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
 def test_exploration_by_hand(algo):
     act, eps = torch.tensor([[0.5, -0.9], [0.2, 1.0]]), torch.tensor([[1.0, -2], [0, 30]])
-    close(algo.explore(act, eps, 0.1), [[0.6, -1], [0.2, 1]])
+    with noise_is(eps):
+        close(algo.add_noise(act, 0.1), [[0.6, -1], [0.2, 1]])
 
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 3.0)
 REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 1])
+BATCH = ddpg.Transitions(S, A, REW, NEXT, ENDS)
 
 
-@pytest.mark.eq("ddpg", 6)
-def test_critic_gradient_by_hand():
-    """Targets: the action 0.5 everywhere, Q_targ = 2 s + 4 a + 1, so q' = 9 and y = 5.5, -2."""
+@pytest.mark.eq("ddpg", 2, 5, 6)
+def test_critic_loss_and_gradient_by_hand():
+    """Targets: the action 0.5 everywhere, Q_targ = 2 s + 4 a + 1, so V' = 9 and y = 5.5, -2."""
     agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(2.0, 4.0, 1.0)], gamma=0.5)
     agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
-    _, _, flats = learner(agent)
-    flats["critic"].grad.fill_(123)                                 # of an earlier batch
-    loss, q = ddpg.ddpg_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS)
-    close(q, [1.5, 1])
+    loss, metrics, grad = gradient_in(agent.critic, ddpg.critic_loss, agent, BATCH)
+    close(metrics["q"], [1.5, 1])
+    close(metrics["critic_loss"], loss)
     close(loss, (16 + 9) / 2)
-    close(flats["critic"].grad, [2.0, -5, -1])                      # of s, of a, of the bias
+    close(grad, [2.0, -5, -1])                                      # of s, of a, of the bias
 
 
-@pytest.mark.eq("ddpg", 5)
-@pytest.mark.eq("td3", 5)
+@pytest.mark.eq("ddpg", 7)
+@pytest.mark.eq("td3", 7)
 @pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
-def test_actor_gradient_by_hand(algo):
+def test_actor_loss_and_gradient_by_hand(algo):
     """Q = s + 3 a and a = tanh(b) = 0.5: -mean Q = -3, its slope in b -3 (1 - 0.25)."""
     critics = [(1.0, 3.0, 0.0), (1.0, -7.0, 100.0)][:1 if algo is ddpg else 2]
     agent = linear_agent(algo, critics, critics)
     agent.actor[0] = helpers.line([0.0], math.atanh(0.5))
-    _, _, flats = learner(agent)
-    flats["actor"].grad.fill_(123)
-    (loss,) = gradients_of(algo)[1](agent, flats["actor"], S)
+    batch = algo.Transitions(S, A, REW, NEXT, ENDS)
+    loss, metrics, grad = gradient_in(agent.actor, algo.actor_loss, agent, batch)
     close(loss, -3.0)
-    close(flats["actor"].grad, [-3.375, -2.25])                     # of the weight, of the bias
+    close(metrics["actor_loss"], -3.0)
+    close(grad, [-3.375, -2.25])                                    # of the weight, of the bias
 
 
-def test_a_terminal_state_is_worth_nothing_whatever_the_targets_say():
-    agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(1e9, 1e9, 1e9)])
-    _, _, flats = learner(agent)
-    ones = torch.ones(2)
-    loss, _ = ddpg.ddpg_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ones)
-    close(loss, ((1.5 - 1) ** 2 + (1 + 2) ** 2) / 2)
+@every_algo
+def test_a_terminal_state_is_worth_nothing_whatever_the_targets_say(algo):
+    agent, batch = make_agent(algo), make_batch(algo)
+    for param in agent.critic_targ.parameters():
+        param.data.fill_(1e9)
+    ends = dataclasses.replace(batch, terminated=torch.ones(32))
+    loss, _ = algo.critic_loss(agent, ends)
+    qs = agent.critic(batch.obs, batch.act)
+    qs = qs if isinstance(qs, tuple) else (qs,)
+    close(loss, sum((q - batch.rew).square().mean() for q in qs))
 
 
 # ---- Shapes
@@ -136,8 +152,8 @@ def test_a_column_against_a_vector_fails_at_once(algo):
     algo = bare(algo)
     refuses_columns(algo.td_target, 3, 0.9)
     refuses_columns(algo.q_loss, 2)
-    if hasattr(algo, "soft_q"):
-        refuses_columns(algo.soft_q, 3, 0.1)
+    if hasattr(algo, "soft_value"):
+        refuses_columns(algo.soft_value, 3, 0.1)
 
 
 @every_algo
@@ -183,10 +199,10 @@ def test_noise_is_independent_in_every_dimension_and_sample(algo):
 
 @pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
 def test_noise_is_as_large_as_said_and_switched_off_by_0(algo):
-    agent, obs = make_agent(algo, noise=0.07), torch.zeros(20000, 3)
+    agent, obs = make_agent(algo, act_noise=0.07), torch.zeros(20000, 3)
     noise = agent.act(obs) - agent.act(obs, deterministic=True)
     close(noise.std(0), [0.07, 0.07], rtol=0.03)
-    still = make_agent(algo, noise=0.0)
+    still = make_agent(algo, act_noise=0.0)
     assert torch.equal(still.act(obs), still.act(obs, deterministic=True))
 
 
@@ -217,10 +233,18 @@ def test_predict_takes_one_observation_of_a_plain_environment(algo):
 
 # ---- Gradients
 
+LOSSES = [("critic", "critic_loss"), ("actor", "actor_loss"), ("alpha", "alpha_loss")]
+
+
+def arguments(name, agent, batch):
+    """What the loss of that name takes."""
+    return (agent, torch.linspace(-3, 1, 32)) if name == "alpha_loss" else (agent, batch)
+
+
 @every_algo
 def test_targets_begin_equal_and_are_networks_of_their_own(algo):
     agent = algo.Agent(helpers.VECTOR, helpers.BOX, algo.Config())
-    learner(agent)
+    offpolicy_optimizers(agent)
     for name in NETS[name_of(algo)]:
         net, targ = getattr(agent, name), getattr(agent, f"{name}_targ")
         pairs = list(zip(net.parameters(), targ.parameters(), strict=True))
@@ -230,24 +254,57 @@ def test_targets_begin_equal_and_are_networks_of_their_own(algo):
     assert not hasattr(agent, "actor_targ") or algo is not sac
 
 
+@pytest.mark.parametrize("algo,own,loss_name", [
+    (algo, own, name) for algo in (ddpg, td3, sac) for own, name in LOSSES if hasattr(algo, name)])
+def test_minimize_moves_its_own_network_alone(algo, own, loss_name):
+    """And all of it, each weight by the gradient of this loss: the actor's never moves a critic.
+
+    A mark in the other optimizers' gradients stays: nothing is added to them, nothing cleared.
+    """
+    agent, batch = make_agent(algo), make_batch(algo)
+    optimizers, before = offpolicy_optimizers(agent), copies(agent)
+    for optimizer in optimizers.named.values():
+        optimizer.grad.fill_(123)
+    args = arguments(loss_name, agent, batch)
+    torch.manual_seed(1)
+    optimizers.named[own].minimize(getattr(algo, loss_name), *args, lr=1e-3)
+    prefix = "log_alpha" if own == "alpha" else f"{own}."
+    assert moved(before, agent) == {name for name in before if name.startswith(prefix)}
+    for name, optimizer in optimizers.named.items():
+        assert (optimizer.grad == 123).all() == (name != own), name
+    twin = make_agent(algo)
+    torch.manual_seed(1)
+    loss, _ = getattr(algo, loss_name)(*arguments(loss_name, twin, batch))
+    params = [param for name, param in twin.named_parameters() if name.startswith(prefix)]
+    grads = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, params)])
+    close(optimizers.named[own].grad, grads)
+
+
 @every_algo
-def test_each_loss_moves_its_own_network_alone(algo):
-    """A mark in the gradients of the others stays: nothing is added to them, nothing cleared."""
-    batch = make_batch(algo)
-    for step, own in ((critic_gradient, "critic"), (actor_gradient, "actor")):
-        agent = make_agent(algo)
-        _, _, flats = learner(agent)
-        before = copies(agent)
-        for flat in flats.values():
-            flat.grad.fill_(123)
-        step(algo, agent, flats[own], batch)
-        assert not moved(before, agent)                             # gradients only, no step
-        for name, flat in flats.items():
-            assert (flat.grad == 123).all() == (name != own), name
-        if algo is sac:
-            assert agent.log_alpha.grad is None
-        for name, param in getattr(agent, own).named_parameters():
-            assert param.grad.any() and (param.grad != 123).all(), f"{own}.{name} learns nothing"
+def test_a_loss_changes_nothing_by_itself(algo):
+    agent, batch = make_agent(algo), make_batch(algo)
+    before, rows_before = copies(agent), copies_of(batch)
+    for _, name in LOSSES:
+        if hasattr(algo, name):
+            getattr(algo, name)(*arguments(name, agent, batch))
+    assert not moved(before, agent) and helpers.same(rows_before, copies_of(batch))
+    assert all(param.grad is None for param in agent.parameters())
+
+
+def copies_of(batch):
+    return {name: column.clone() for name, column in vars(batch).items()}
+
+
+@every_algo
+def test_the_critics_targets_are_constants(algo):
+    """No gradient of the critic's loss reaches the actor or a target network."""
+    agent, batch = make_agent(algo), make_batch(algo)
+    for param in agent.parameters():
+        param.requires_grad_(True)
+    loss, _ = algo.critic_loss(agent, batch)
+    grads = torch.autograd.grad(loss, list(agent.parameters()), allow_unused=True)
+    reached = {name for (name, _), grad in zip(agent.named_parameters(), grads) if grad is not None}
+    assert reached == {name for name in copies(agent) if name.startswith("critic.")}
 
 
 @pytest.mark.parametrize("algo", [td3, sac], ids=["td3", "sac"])
@@ -260,13 +317,13 @@ def test_two_critics_begin_different(algo):
 @every_algo
 def test_the_policys_loss_asks_the_critics_and_not_their_targets(algo):
     agent, batch = make_agent(algo), make_batch(algo)
-    _, _, flats = learner(agent)
     grads = []
     for _ in range(2):
-        actor_gradient(algo, agent, flats["actor"], batch)
-        grads.append(flats["actor"].grad.clone())
+        torch.manual_seed(2)
+        grads.append(gradient_in(agent.actor, algo.actor_loss, agent, batch)[2])
         for name in NETS[name_of(algo)]:
-            flats[f"{name}_targ"].data.fill_(torch.nan)
+            for param in getattr(agent, f"{name}_targ").parameters():
+                param.data.fill_(torch.nan)
     assert torch.equal(*grads)
 
 
@@ -274,16 +331,14 @@ def test_the_policys_loss_asks_the_critics_and_not_their_targets(algo):
 def test_gradient_of_a_batch_is_the_mean_over_its_halves(algo):
     """So that two processes with half of it each take the step of one with the whole."""
     agent, batch = make_agent(algo), make_batch(algo)
-    _, _, flats = learner(agent)
-    noise = torch.randn(2, *batch.act.shape)
-    parts = batch.obs, batch.act, batch.rew, batch.next_obs, batch.terminated
-    critic, actor = gradients_of(algo)
-    grads = []
+    noise, grads = torch.randn(2, *batch.act.shape), []
     for at in (slice(None), slice(16), slice(16, None)):
-        own = [x[at] for x in parts]
-        critic(agent, flats["critic"], *own, *([noise[0][at]] if algo is not ddpg else []))
-        actor(agent, flats["actor"], own[0], *([noise[1][at]] if algo is sac else []))
-        grads.append(torch.cat([flats["critic"].grad, flats["actor"].grad]).clone())
+        part = algo.Transitions(**{name: x[at] for name, x in vars(batch).items()})
+        with noise_is(*[noise[0][at]] if algo is not ddpg else []):
+            critic = gradient_in(agent.critic, algo.critic_loss, agent, part)[2]
+        with noise_is(*[noise[1][at]] if algo is sac else []):
+            actor = gradient_in(agent.actor, algo.actor_loss, agent, part)[2]
+        grads.append(torch.cat([critic, actor]))
     close(grads[0], (grads[1] + grads[2]) / 2)
 
 
@@ -291,39 +346,46 @@ def test_gradient_of_a_batch_is_the_mean_over_its_halves(algo):
 def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
     """The critic first; the actor by the new critic; the targets behind the new networks."""
     agent, batch = make_agent(algo, tau=0.3, lr=1e-2), make_batch(algo)
-    optimizers, targets, flats = learner(agent)
     twin = copy.deepcopy(agent)
-    twin_optimizers, _, twin_flats = learner(twin)
-    count = {"count": 1} if algo is td3 else {}                     # the second: actor and targets
+    optimizers, twins = offpolicy_optimizers(agent), offpolicy_optimizers(twin)
     torch.manual_seed(4)
-    metrics = algo.update(agent, optimizers, targets, batch, **count)
+    metrics = update(algo, agent, optimizers, batch, count=1)      # the second: actor and targets
     torch.manual_seed(4)
-    eps = torch.randn_like(batch.act) if algo is not ddpg else None
-    critic, actor = gradients_of(algo)
-    q_loss, *qs = critic(twin, twin_flats["critic"], batch.obs, batch.act, batch.rew,
-                         batch.next_obs, batch.terminated, *([eps] if algo is not ddpg else []))
-    twin_optimizers["critic_opt"].step(1e-2)
-    pi_loss, *_ = actor(twin, twin_flats["actor"], batch.obs,
-                        *([torch.randn_like(eps)] if algo is sac else []))
-    twin_optimizers["actor_opt"].step(1e-2)
-    said = {"q_loss": q_loss, "pi_loss": pi_loss} | dict(zip(("q1", "q2") if qs[1:] else "q", qs))
-    assert all(torch.equal(metrics[name], value) for name, value in said.items())
-    for name in ("critic", "actor"):
-        assert torch.equal(flats[name], twin_flats[name])
+    said = twins.critic.minimize(algo.critic_loss, twin, batch, lr=1e-2)
+    said |= twins.actor.minimize(algo.actor_loss, twin, batch, lr=1e-2)
+    if algo is sac:
+        said |= twins.alpha.minimize(algo.alpha_loss, twin, said["logp"], lr=1e-2)
+    assert helpers.same(metrics, said)
+    for name in ("critic", "actor", *["log_alpha"] * (algo is sac)):
+        assert torch.equal(flat(getattr(agent, name)), flat(getattr(twin, name)))
     for name in NETS[name_of(algo)]:                                # as they were before, in part
-        close(flats[f"{name}_targ"], 0.7 * twin_flats[f"{name}_targ"] + 0.3 * flats[name])
+        was, now = flat(getattr(twin, f"{name}_targ")), flat(getattr(agent, name))
+        close(flat(getattr(agent, f"{name}_targ")), 0.7 * was + 0.3 * now)
 
 
 @every_algo
 @pytest.mark.parametrize("tau", [0.0, 1.0])
 def test_targets_that_stay_and_targets_that_are_copies(algo, tau):
     agent, batch = make_agent(algo, tau=tau), make_batch(algo)
-    optimizers, targets, flats = learner(agent)
-    before = {name: flats[f"{name}_targ"].clone() for name in NETS[name_of(algo)]}
+    optimizers = offpolicy_optimizers(agent)
+    before = {name: flat(getattr(agent, f"{name}_targ")) for name in NETS[name_of(algo)]}
     for k in range(2):
-        algo.update(agent, optimizers, targets, batch, **({"count": k} if algo is td3 else {}))
+        update(algo, agent, optimizers, batch, count=k)
     for name, targ in before.items():
-        assert torch.equal(flats[f"{name}_targ"], flats[name] if tau else targ)
+        now = flat(getattr(agent, f"{name}_targ"))
+        assert torch.equal(now, flat(getattr(agent, name)) if tau else targ)
+
+
+@every_algo
+def test_an_update_uses_the_settings_learning_rate(algo):
+    """Adam's first step is lr for every weight with a gradient."""
+    for lr in (1e-3, 5e-3):
+        agent, batch = make_agent(algo, lr=lr), make_batch(algo)
+        before = copies(agent)
+        update(algo, agent, offpolicy_optimizers(agent), batch, count=1)
+        for name, param in agent.named_parameters():
+            if "targ" not in name:
+                close((param - before[name]).abs().max(), lr, rtol=1e-2)
 
 
 @every_algo
@@ -338,13 +400,13 @@ def test_a_run_with_tau_1_ends_with_targets_that_are_copies(algo):
 @every_algo
 def test_the_flat_vector_is_what_acts_and_what_is_saved(algo):
     agent, obs = make_agent(algo), torch.randn(4, 3)
-    _, _, flats = learner(agent)
+    weights = offpolicy_optimizers(agent).actor.flat
     before, saved = agent.act(obs, deterministic=True), copies(agent)
-    flats["actor"].data.add_(0.3)
+    weights.add_(0.3)
     assert not torch.equal(agent.act(obs, deterministic=True), before)
     checkpoint.load_into(agent, saved, "here")
     assert torch.equal(agent.act(obs, deterministic=True), before)
-    flats["actor"].data.add_(0.3)                                   # still its view
+    weights.add_(0.3)                                               # still its view
     assert not torch.equal(agent.act(obs, deterministic=True), before)
 
 
@@ -393,7 +455,7 @@ def test_updates_and_delays_do_not_depend_on_the_number_of_environments(
     for k, (step, metrics) in enumerate(calls, 1):
         due = 30 + k * every                                        # the step it belongs to
         assert due <= step < due + num_envs
-        acts = "pi_loss" in metrics
+        acts = "actor_loss" in metrics
         assert acts == (algo is not td3 or k % 2 == 0)
     assert reports == [-(-60 // num_envs) * num_envs, total]
 
@@ -407,6 +469,26 @@ def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeyp
                             sources.append(name) or function(*args, **kwargs))
     algo.train(quick(algo, num_envs=2, start_steps=40))
     assert sources == 20 * ["random_act"] + 40 * ["act"]
+
+
+@every_algo
+@pytest.mark.parametrize("total,start,random_steps", [
+    (1e6, None, 10_000), (1e5, None, 10_000), (3e4, None, 3000), (99, None, 9), (5, None, 0),
+    (120, 40, 40), (120, 0, 0), (100, 5000, 5000),
+])
+def test_the_warm_up_is_at_most_a_tenth_of_the_budget_unless_given(algo, total, start,
+                                                                    random_steps):
+    cfg = algo.Config(total_steps=total, start_steps=start)
+    got = algo.num_start_steps(cfg)
+    assert got == random_steps and isinstance(got, int)
+    assert algo.num_updates(random_steps, cfg) == 0
+    assert algo.num_updates(random_steps + 7, cfg) == 7
+
+
+@every_algo
+def test_a_run_by_default_learns_after_a_tenth_of_its_budget(algo, monkeypatch):
+    calls = train_spied(algo, monkeypatch, start_steps=None)
+    assert len(calls) == 120 - 12 and calls[0][0] == 13
 
 
 @every_algo
@@ -429,9 +511,9 @@ def test_training_explores_and_evaluation_does_not(algo, monkeypatch):
         phase = "train"
         return returns
 
-    phase, plain = "train", algo.evaluate
+    phase, plain = "train", utils.run.evaluate
     monkeypatch.setattr(algo.Agent, "act", twice)
-    monkeypatch.setattr(algo, "evaluate", evaluate)
+    monkeypatch.setattr(utils.run, "evaluate", evaluate)
     algo.train(quick(algo, num_envs=2, start_steps=40, eval_every=60))
     assert len(seen["train"]) >= 40 and not any(seen["train"])
     assert seen["eval"] and all(seen["eval"])
@@ -447,7 +529,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(algo):
     assert len(rows("parts")) == 2
     algo.train(quick(algo, run_dir="parts", total_steps=192, resume=True, **settings))
     assert_same_run("parts", "whole")
-    assert checkpoint.load_resume("parts")[1]["state"]["buffer"]["filled"] == 70
+    columns = checkpoint.load_resume("parts")[1]["state"]["buffer"]["columns"]
+    assert {len(column) for column in columns.values()} == {70}
 
 
 @every_algo
@@ -467,7 +550,8 @@ def test_what_a_run_reports(algo):
     algo.train(quick(algo))
     first, last = rows("run")
     assert first["step"] == "60" and last["step"] == "120"
-    names = {"q_loss", "pi_loss"} | ({"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"})
+    names = {"critic_loss", "actor_loss", "critic_grad_norm", "actor_grad_norm"}
+    names |= {"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"}
     names |= {"alpha", "alpha_loss", "logp_mean"} if algo is sac else set()
     assert names <= last.keys() and all(last[name] for name in names)
 
@@ -475,10 +559,10 @@ def test_what_a_run_reports(algo):
 @every_algo
 def test_evaluation_and_a_loaded_run_take_the_best_action(algo):
     agent = algo.train(cfg := quick(algo))
-    returns = algo.evaluate(agent, cfg, 4, seed=3)
+    returns, _ = evaluate(agent, cfg, 4, seed=3)
     torch.manual_seed(99)                                           # there is nothing to draw
-    loaded = play.load("run")
-    assert np.array_equal(algo.evaluate(loaded, cfg, 4, seed=3), returns)
+    loaded = play.load_agent("run")
+    assert np.array_equal(evaluate(loaded, cfg, 4, seed=3)[0], returns)
     assert len(set(returns)) == 4
     obs = np.float32([0.3])
     assert loaded.predict(obs) == agent.predict(obs) == agent.env_act(
@@ -501,16 +585,17 @@ def test_init_from_leaves_the_box_to_the_environment(algo):
     assert torch.equal(first.high, 2 * second.high) and torch.equal(second.high, torch.tensor(HIGH))
     assert torch.equal(first.low, 2 * second.low)
     assert moved(copies(first), second) == {"low", "high"}
-    assert torch.equal(play.load("second").low, second.low)
+    assert torch.equal(play.load_agent("second").low, second.low)
 
 
 # ---- Refusals
 
 @every_algo
 @pytest.mark.parametrize("settings,says", [
-    ({"tau": 1.5}, "--tau is 1.5"), ({"batch": 0}, "--batch is 0"), ({"lr": 0.0}, "--lr is 0.0"),
+    ({"tau": 1.5}, "--tau is 1.5"), ({"batch_size": 0}, "--batch-size is 0"),
+    ({"lr": 0.0}, "--lr is 0.0"),
     ({"num_envs": 8, "buffer_size": 4}, "--buffer-size is 4; it takes a whole number, at least 8"),
-    ({"num_envs": 2, "num_procs": 2, "batch": 7}, "--batch is 7; it takes a multiple"),
+    ({"num_envs": 2, "num_procs": 2, "batch_size": 7}, "--batch-size is 7; it takes a multiple"),
     ({"start_steps": -1}, "--start-steps is -1"), ({"update_every": 0}, "--update-every is 0"),
 ])
 def test_settings_out_of_range(algo, settings, says, capsys):
@@ -531,6 +616,20 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, cap
 
 # ---- Learned in seconds
 
+@every_algo
+def test_reach(algo):
+    """As far as it goes and not beyond, from any start: nearly what is possible."""
+    cfg = quick(algo, total_steps=1500, start_steps=300, report_every=500, buffer_size=1500,
+                num_envs=2, batch_size=64, hidden=(32,), lr=5e-3, gamma=0.9, tau=0.05,
+                **{"alpha": 0.01, "learn_alpha": False} if algo is sac else {})
+    returns, _ = evaluate(algo.train(cfg), cfg, 50, seed=1)
+    far, near = 0.2, 0.4                                        # a step down, a step up
+    starts = np.linspace(-1, 1, 1001)
+    left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
+            for t in range(1, 11)]
+    assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
+
+
 def test_an_action_is_learned():
     """The quickest of the probes, by the simplest of the three; the others are slow tests."""
     assert probe.passed(probe.probe(ddpg, probe.CASES[3], True))
@@ -546,39 +645,40 @@ def test_probe(algo, case):
 
 # ---- Other processes
 
-def learn_ten(algo, gradients=None, ranks=1, rank=0):
-    """Ten updates on this rank's part of prepared batches and noise -> all parameters, metrics."""
-    agent = make_agent(algo, seed=rank, lr=1e-2, tau=0.1)           # rank 0's weights are taken
-    if algo is sac:
-        agent.log_alpha.data.fill_(-1.0)                            # begins equal on all
-    optimizers, targets, _ = learner(agent)
+def learn_ten(algo, ranks=1, rank=0, given=True):
+    """Ten updates on this rank's part of prepared batches -> all parameters, last metrics.
+
+    The noise is prepared as well, so that ranks get their part of it; if not `given`, it is drawn.
+    """
+    agent = make_agent(algo, lr=1e-2, tau=0.1)
+    optimizers = offpolicy_optimizers(agent)
     torch.manual_seed(0)
-    noise = [torch.randn(32, 2).chunk(ranks)[rank] for _ in range(20)]
-    randn_like, torch.randn_like = torch.randn_like, lambda like: noise.pop()
+    draws = {ddpg: 0, td3: 1, sac: 2}[algo]
     for k in range(10):
+        noise = [torch.randn(32, 2).chunk(ranks)[rank] for _ in range(draws)]
+        state = torch.get_rng_state()
         whole = vars(make_batch(algo, seed=k))
+        torch.set_rng_state(state)
         batch = algo.Transitions(**{name: x.chunk(ranks)[rank] for name, x in whole.items()})
-        count = {"count": k} if algo is td3 else {}
-        metrics = algo.update(agent, optimizers, targets, batch, gradients or gradients_of(algo),
-                              **count)
-    torch.randn_like = randn_like
-    return copies(agent), metrics
+        with noise_is(*noise) if given else contextlib.nullcontext():
+            metrics = update(algo, agent, optimizers, batch, count=k)
+    return copies(agent), metrics, optimizers
 
 
 ALGOS = {"ddpg": ddpg, "td3": td3, "sac": sac}
 
 
 def learn_share(folder):
-    results = {name: learn_ten(algo, None, mpi.size(), mpi.rank())[0]
-               for name, algo in ALGOS.items()}
+    results = {name: learn_ten(algo, mpi.size(), mpi.rank())[0] for name, algo in ALGOS.items()}
     torch.save(results, folder / f"rank{mpi.rank()}.pt")
 
 
 def test_two_ranks_equal_one(tmp_path):
+    """With other data and noise on each rank: halves of the batch that one process has."""
     two_ranks(__file__, "share", tmp_path)
     first, second = (torch.load(tmp_path / f"rank{k}.pt") for k in (0, 1))
     for name, algo in ALGOS.items():
-        one, _ = learn_ten(algo)
+        one, _, _ = learn_ten(algo)
         for key, expected in one.items():
             assert torch.equal(first[name][key], second[name][key])
             close(first[name][key], expected, rtol=1e-4, atol=1e-5)
@@ -586,16 +686,22 @@ def test_two_ranks_equal_one(tmp_path):
 
 def learn_compiled(folder):
     for name, algo in ALGOS.items():
-        compiled = tuple(mpi.compiled(gradient, True) for gradient in gradients_of(algo))
-        torch.save((*learn_ten(algo), *learn_ten(algo, compiled)), folder / f"{name}.pt")
-        assert all(one.fast is not one.plain for one in compiled), "nothing was compiled"
+        eager = learn_ten(algo, given=False)[:2]
+        mpi.COMPILE = True
+        *compiled, optimizers = learn_ten(algo, given=False)
+        mpi.COMPILE = False
+        for optimizer in optimizers.named.values():
+            for function in optimizer.compiled.values():
+                assert hasattr(function, "_torchdynamo_orig_callable"), "nothing was compiled"
+        assert optimizers.critic.compiled and optimizers.actor.compiled
+        torch.save((*eager, *compiled), folder / f"{name}.pt")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
-    command = [sys.executable, __file__, "compiled", tmp_path]
-    run(command, env=dynamo_env)
+    """Both draw the same random numbers, in the same order."""
+    run([sys.executable, __file__, "compiled", tmp_path], env=dynamo_env)
     for name in ALGOS:
         params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt")
         for key, expected in params.items():

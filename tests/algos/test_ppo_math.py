@@ -1,7 +1,6 @@
 """The mathematics of algos/ppo.py: by hand, against oracles, and where shapes must not match."""
-import importlib.util
 import math
-import sys
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -12,20 +11,34 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import ppo
+from tests import helpers
 from tests.helpers import (
     LOG_2PI,
+    bare,
     close,
     column,
     gradients,
     vec,
 )
-from utils import mpi
+
+gae = partial(helpers.gae, ppo)
+reward_sums = partial(helpers.reward_sums, ppo)
 
 
 def jacobian(function, *inputs):
-    """One matrix an input: row t is the gradient of what the function says of step t."""
-    parts = torch.autograd.functional.jacobian(function, inputs)
-    return [part[:, 0, :, 0] for part in parts]
+    """One matrix per input: row t says by what one more in each step changes the result in t.
+
+    For functions that are linear in each of their inputs.
+    """
+    result, matrices = function(*inputs), []
+    for at, value in enumerate(inputs):
+        columns = []
+        for step in range(len(value)):
+            more = value.clone()
+            more[step] += 1
+            columns.append((function(*inputs[:at], more, *inputs[at + 1:]) - result)[:, 0])
+        matrices.append(torch.stack(columns, dim=1))
+    return matrices
 
 
 # ---- Equations (1) and (2): advantages and returns
@@ -44,7 +57,7 @@ ENDS = [  # terminated, done, advantages for gamma = lam = 1/2
 @pytest.mark.eq("ppo", 1, 2)
 @pytest.mark.parametrize("terminated,done,adv", ENDS)
 def test_gae_by_hand(terminated, done, adv):
-    actual, ret = ppo.gae(REW, VAL, NEXT_VAL, terminated, done, 0.5, 0.5)
+    actual, ret = gae(REW, VAL, NEXT_VAL, terminated, done, 0.5, 0.5)
     close(actual, column(*adv))
     close(ret, column(*adv) + VAL)
 
@@ -56,7 +69,7 @@ def test_gae_by_hand(terminated, done, adv):
     (column(1, 0, 1, 0), column(1, 1, 1, 1), (-4, 0, -6, -2.5)),
 ])
 def test_gae_with_lam_0_is_the_one_step_error(terminated, done, delta):
-    close(ppo.gae(REW, VAL, NEXT_VAL, terminated, done, 0.5, 0.0)[0], column(*delta))
+    close(gae(REW, VAL, NEXT_VAL, terminated, done, 0.5, 0.0)[0], column(*delta))
 
 
 @pytest.mark.eq("ppo", 1, 2)
@@ -70,7 +83,7 @@ def test_gae_with_lam_0_is_the_one_step_error(terminated, done, delta):
 ])
 def test_what_each_advantage_depends_on(terminated, done, by_rew, by_next_val):
     inputs = REW[:3], VAL[:3], NEXT_VAL[:3]
-    parts = jacobian(lambda *x: ppo.gae(*x, terminated, done, 0.5, 0.5)[0], *inputs)
+    parts = jacobian(lambda *x: gae(*x, terminated, done, 0.5, 0.5)[0], *inputs)
     close(parts[0], vec(*by_rew))
     close(parts[1], -vec(*by_rew))
     close(parts[2], vec(*by_next_val))
@@ -102,14 +115,14 @@ def double_sum(rew, val, next_val, terminated, done, gamma, lam):
 @pytest.mark.parametrize("p_terminated,p_truncated", [(0, 0), (.2, 0), (0, .2), (.2, .2), (1, 1)])
 def test_gae_is_the_double_sum(p_terminated, p_truncated, gamma, lam):
     steps = random_steps(7, p_terminated, p_truncated)
-    adv, ret = ppo.gae(*steps, gamma, lam)
+    adv, ret = gae(*steps, gamma, lam)
     close(adv, double_sum(*steps, gamma, lam), rtol=1e-4, atol=1e-5)
     close(ret, adv + steps[1])
 
 
 def test_returns_with_lam_1_are_discounted_rewards_and_what_follows_them():
     rew, val, next_val, terminated, done = random_steps(3, 0.1, 0.1)
-    _, ret = ppo.gae(rew, val, next_val, terminated, done, 0.9, 1.0)
+    _, ret = gae(rew, val, next_val, terminated, done, 0.9, 1.0)
     assert done.any() and not done[-1].all()
     follows = next_val[-1] * (1 - terminated[-1])
     for t in reversed(range(len(rew))):
@@ -122,17 +135,17 @@ def test_returns_with_lam_1_are_discounted_rewards_and_what_follows_them():
 def test_gae_of_two_episodes_in_a_row_is_that_of_each_alone(deadly):
     first, second = random_steps(1, 0, 0), random_steps(2, 0, 0)
     first[3][-1], first[4][-1] = deadly, 1.0
-    joined = ppo.gae(*(torch.cat(pair) for pair in zip(first, second)), 0.9, 0.8)
-    apart = zip(ppo.gae(*first, 0.9, 0.8), ppo.gae(*second, 0.9, 0.8))
+    joined = gae(*(torch.cat(pair) for pair in zip(first, second)), 0.9, 0.8)
+    apart = zip(gae(*first, 0.9, 0.8), gae(*second, 0.9, 0.8))
     for actual, parts in zip(joined, apart):
         close(actual, torch.cat(parts))
 
 
 def test_gae_keeps_environments_apart():
     steps = random_steps(4, 0.1, 0.1)
-    together, _ = ppo.gae(*steps, 0.9, 0.8)
+    together, _ = gae(*steps, 0.9, 0.8)
     for n in range(together.shape[1]):
-        close(together[:, [n]], ppo.gae(*(x[:, [n]] for x in steps), 0.9, 0.8)[0])
+        close(together[:, [n]], gae(*(x[:, [n]] for x in steps), 0.9, 0.8)[0])
 
 
 @pytest.mark.parametrize("terminated", [0.0, 1.0])
@@ -140,7 +153,7 @@ def test_gae_of_a_single_step_is_its_error(terminated):
     """Of each environment; batch = num_envs is a rollout of one step."""
     rew, val, next_val = torch.randn(3, 1, 4)
     ends = torch.full((1, 4), terminated)
-    adv, ret = ppo.gae(rew, val, next_val, ends, ends, 0.9, 0.8)
+    adv, ret = gae(rew, val, next_val, ends, ends, 0.9, 0.8)
     close(adv, rew + (0.9 * next_val if terminated == 0 else 0) - val)
     close(ret, adv + val)
 
@@ -155,7 +168,7 @@ def test_gae_is_that_of_stable_baselines3():
     buffer.rewards = (rew + 0.9 * truncated * next_val).numpy()  # how its collection bootstraps
     buffer.episode_starts = torch.vstack([torch.ones(1, 4), done[:-1]]).numpy()
     buffer.compute_returns_and_advantage(next_val[-1], done[-1].numpy())
-    adv, ret = ppo.gae(rew, val, next_val, terminated, done, 0.9, 0.8)
+    adv, ret = gae(rew, val, next_val, terminated, done, 0.9, 0.8)
     close(adv, buffer.advantages)
     close(ret, buffer.returns)
 
@@ -263,25 +276,25 @@ def test_normalize_takes_what_is_N_5_2_to_N_0_1_in_float32():
     ((0, 1, 0), (3, 3.5, 3), 3),  # an episode's last reward counts, and then no more
     ((1, 0, 1), (3, 2, 4), 0),
 ])
-def test_running_returns_by_hand(done, sums, goes_on):
-    actual, last = ppo.running_returns(column(1, 2, 3), column(*done), vec(4), 0.5)
+def test_reward_sums_by_hand(done, sums, goes_on):
+    actual, last = reward_sums(column(1, 2, 3), column(*done), vec(4), 0.5)
     close(actual, column(*sums))
     close(last, vec(goes_on))
 
 
 @pytest.mark.eq("ppo", 7)
-def test_what_each_running_return_depends_on():
+def test_what_each_reward_sum_depends_on():
     rew, done = column(1, 2, 3, 4), column(0, 0, 1, 0)
-    (by_rew,) = jacobian(lambda x: ppo.running_returns(x, done, vec(4), 0.5)[0], rew)
+    (by_rew,) = jacobian(lambda x: reward_sums(x, done, vec(4), 0.5)[0], rew)
     close(by_rew, vec((1, 0, 0, 0), (.5, 1, 0, 0), (.25, .5, 1, 0), (0, 0, 0, 1)))
 
 
 @pytest.mark.parametrize("cuts", [[], [10], [1, 2, 29]])
-def test_running_returns_go_on_over_rollouts(cuts):
+def test_reward_sums_go_on_over_rollouts(cuts):
     rew, _, _, _, done = random_steps(6, 0.1, 0.1)
     last, parts = torch.zeros(4), []
     for rew_part, done_part in zip(rew.tensor_split(cuts), done.tensor_split(cuts)):
-        part, last = ppo.running_returns(rew_part, done_part, last, 0.9)
+        part, last = reward_sums(rew_part, done_part, last, 0.9)
         parts.append(part)
     for (t, n), actual in np.ndenumerate(torch.cat(parts)):
         start = max([0, *(k + 1 for k in range(t) if done[k, n])])
@@ -299,7 +312,7 @@ def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, 
     for part in np.split(rows, cuts):
         stats.update(torch.from_numpy(part))
     rows = rows.astype(np.float64)
-    close(stats.count, np.full(2, 200.0))
+    close(stats.count, 200.0)
     close(stats.mean, rows.mean(0), rtol=1e-12, atol=1e-9)
     close(stats.var, rows.var(0), rtol=1e-9, atol=0)
     assert {buffer.dtype for buffer in stats.buffers()} == {torch.float64}
@@ -319,23 +332,24 @@ def test_running_statistics_of_one_row(shape):
 def test_normalize_adv_by_hand():
     adv = vec((1, 2, 3), (10, 30, 20), (5, 5, 5))  # three minibatches, each by its own statistics
     high = math.sqrt(1.5)  # 1 / sqrt(2/3): the variance divides by n
-    close(ppo.normalize_adv(adv), vec((-high, 0, high), (-high, high, 0), (0, 0, 0)))
+    close(ppo.normalize_advantages(adv), vec((-high, 0, high), (-high, high, 0), (0, 0, 0)))
 
 
 @pytest.mark.eq("ppo", 8)
 def test_normalize_adv_adds_its_epsilon_outside_the_root():
-    close(ppo.normalize_adv(vec((0, 2e-8))), vec((-0.5, 0.5)))
+    close(ppo.normalize_advantages(vec((0, 2e-8))), vec((-0.5, 0.5)))
 
 
 @pytest.mark.eq("ppo", 8)
 def test_what_a_normalized_advantage_depends_on():
-    _, by_adv = gradients(lambda adv: ppo.normalize_adv(adv)[0, 1], vec((1, 2, 3), (4, 5, 9)))
+    rows = vec((1, 2, 3), (4, 5, 9))
+    _, by_adv = gradients(lambda adv: ppo.normalize_advantages(adv)[0, 1], rows)
     high = math.sqrt(1.5)
     close(by_adv, vec((-high / 3, 2 * high / 3, -high / 3), (0, 0, 0)))
 
 
 def test_normalize_adv_of_single_samples_is_zero():
-    close(ppo.normalize_adv(vec((3,), (-7,))), vec((0,), (0,)))
+    close(ppo.normalize_advantages(vec((3,), (-7,))), vec((0,), (0,)))
 
 
 # ---- Equations (9) to (12): PPO's own
@@ -343,7 +357,7 @@ def test_normalize_adv_of_single_samples_is_zero():
 def clip_loss(ratio, adv, clip=0.2):
     """The loss of samples with these ratios, and its gradient in their log-probabilities."""
     logp_old = torch.linspace(-3, 2, len(ratio))
-    return gradients(lambda logp: ppo.ppo_clip_loss(logp, logp_old, vec(*adv), clip),
+    return gradients(lambda logp: ppo.clipped_policy_loss(logp, logp_old, vec(*adv), clip),
                      logp_old + vec(*ratio).log())
 
 
@@ -381,34 +395,43 @@ def tiny_agent(mu, log_std, val, **settings):
     return agent
 
 
+def loss_and_gradients(agent, *columns):
+    """Loss, metrics and gradients by name, of one minibatch."""
+    loss, metrics = ppo.ppo_loss(agent, ppo.Minibatch(*columns))
+    names, params = zip(*agent.named_parameters())
+    return loss.detach(), metrics, dict(zip(names, torch.autograd.grad(loss, params)))
+
+
 @pytest.mark.eq("ppo", 11)
 def test_whole_loss_by_hand():
     agent = tiny_agent(mu=1, log_std=math.log(2), val=2, vf_coef=0.5, ent_coef=0.1)
     act = vec((1,), (5,))  # 0 and 2 deviations off
     logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)
     logp_old = logp - vec(1.5, 1).log()  # the first is beyond the range
-    flat = mpi.flatten(agent)
     obs, adv, ret = vec((3,), (4,)), vec(1, -2), vec(5, 1)
-    terms = ppo.ppo_gradient(agent, flat, obs, act, logp_old, adv, ret)
-    close(torch.stack(terms), vec(0.4, 5, math.log(2) + LOG_2PI / 2 + 0.5))
-    ppo.ppo_gradient(agent, flat, obs, act, logp_old, adv, ret)  # a second time adds nothing
-    close(agent.actor[-1].bias.grad, vec(1))  # -mean of ratio A z / sigma
-    close(agent.log_std.grad, vec(3 - 0.1))  # -mean of ratio A (z^2 - 1), less ent_coef
-    close(agent.critic[-1].bias.grad, vec(-1))  # 0.5 mean of 2 (V - R)
+    loss, metrics, grads = loss_and_gradients(agent, obs, act, logp_old, adv, ret)
+    bonus = math.log(2) + LOG_2PI / 2 + 0.5
+    close(metrics["pi_loss"], 0.4)
+    close(metrics["v_loss"], 5)
+    close(metrics["entropy"], bonus)
+    close(loss, 0.4 + 0.5 * 5 - 0.1 * bonus)
+    close(grads["actor.2.bias"], vec(1))  # -mean of ratio A z / sigma
+    close(grads["log_std"], vec(3 - 0.1))  # -mean of ratio A (z^2 - 1), less ent_coef
+    close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
 
 
 def test_entropy_bonus_widens_the_policy():
     agent = tiny_agent(mu=0, log_std=0, val=0, ent_coef=0.3)
     zeros = torch.zeros(4)
-    ppo.ppo_gradient(agent, mpi.flatten(agent), torch.zeros(4, 1), torch.randn(4, 1), zeros, zeros,
-                     zeros)
-    close(agent.log_std.grad, vec(-0.3))
+    _, _, grads = loss_and_gradients(agent, torch.zeros(4, 1), torch.randn(4, 1), *3 * [zeros])
+    close(grads["log_std"], vec(-0.3))
 
 
 @pytest.mark.eq("ppo", 12)
 def test_approx_kl_by_hand():
     logp_old = vec(-1, 2)
-    kl, by_logp = gradients(lambda logp: ppo.approx_kl(logp, logp_old), logp_old + vec(2, .5).log())
+    kl, by_logp = gradients(lambda logp: ppo.approx_kl(logp, logp_old).mean(),
+                            logp_old + vec(2, .5).log())
     close(kl, 0.25)  # of 1 - log 2 and log 2 - 1/2
     close(by_logp, vec(0.5, -0.25))  # (ratio - 1) / 2
 
@@ -416,15 +439,15 @@ def test_approx_kl_by_hand():
 def test_approx_kl_expects_the_divergence_of_the_new_policy_from_the_old():
     out, act = 2 * vec((1, -1, 0, 0.5)).expand(4, 4), torch.arange(4)
     old = torch.zeros(4, 4)  # uniform: each action once is the expectation
-    kl = ppo.approx_kl(ppo.log_prob(out, None, act), ppo.log_prob(old, None, act))
+    kl = ppo.approx_kl(ppo.log_prob(out, None, act), ppo.log_prob(old, None, act)).mean()
     library = torch.distributions.kl_divergence(Categorical(logits=old), Categorical(logits=out))
     close(kl, library.mean())
 
 
 MEANS = {
     "value_loss": lambda x: ppo.value_loss(x[0], x[1]),
-    "ppo_clip_loss": lambda x: ppo.ppo_clip_loss(x[0], x[1], x[2], 0.2),
-    "approx_kl": lambda x: ppo.approx_kl(x[0], x[1]),
+    "clipped_policy_loss": lambda x: ppo.clipped_policy_loss(x[0], x[1], x[2], 0.2),
+    "approx_kl": lambda x: ppo.approx_kl(x[0], x[1]).mean(),
     "entropy": lambda x: ppo.entropy(x.T, None),
 }
 
@@ -439,35 +462,25 @@ def test_a_loss_is_a_mean_over_the_batch(name):
 
 # ---- [B] against [B, 1]
 
-@pytest.fixture(scope="module")
-def unhooked():
-    """algos/ppo.py under a name that the hook does not know: as it runs in training."""
-    spec = importlib.util.spec_from_file_location("ppo_unhooked", ppo.__file__)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
 WRONG_SHAPES = [("value_loss", at, ()) for at in range(2)]
-WRONG_SHAPES += [("ppo_clip_loss", at, (0.2,)) for at in range(3)]
+WRONG_SHAPES += [("clipped_policy_loss", at, (0.2,)) for at in range(3)]
 
 
 @pytest.mark.parametrize("name,at,rest", WRONG_SHAPES)
-def test_a_loss_refuses_a_column_for_a_batch(unhooked, name, at, rest):
+def test_a_loss_refuses_a_column_for_a_batch(name, at, rest):
     count = 2 if name == "value_loss" else 3
     args = [torch.randn(4, 1) if i == at else torch.randn(4) for i in range(count)]
     with pytest.raises(AssertionError):
-        getattr(unhooked, name)(*args, *rest)
+        getattr(bare(ppo), name)(*args, *rest)
     with pytest.raises(TypeCheckError):
         getattr(ppo, name)(*args, *rest)
 
 
 @pytest.mark.parametrize("call", [
     lambda: ppo.approx_kl(torch.zeros(4), torch.zeros(4, 1)),
-    lambda: ppo.normalize_adv(torch.zeros(4)),
-    lambda: ppo.gae(*[torch.zeros(4)] * 5, 0.9, 0.9),
-    lambda: ppo.gae(*[torch.zeros(4, 3)] * 4, torch.zeros(4, 2), 0.9, 0.9),
+    lambda: ppo.normalize_advantages(torch.zeros(4)),
+    lambda: gae(*[torch.zeros(4, 1)] * 2, torch.zeros(4), *[torch.zeros(4, 1)] * 2, 0.9, 0.9),
+    lambda: gae(*[torch.zeros(4, 3)] * 4, torch.zeros(4, 2), 0.9, 0.9),
     lambda: ppo.value_loss(torch.zeros(4), torch.zeros(5)),
     lambda: ppo.value_loss(torch.zeros(4).double(), torch.zeros(4)),
 ])

@@ -1,6 +1,6 @@
 """What the off-policy files collect, keep and sample, row by row, on the scripted environments.
 
-And what holds for the loops of all five.
+And what holds for the loops of all six.
 """
 import json
 from contextlib import nullcontext
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ddpg, dqn, dqn_per, sac, td3
+import utils.run
+from algos import ddpg, dqn, dqn_atari, dqn_per, sac, td3
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
 from tests.helpers import (
@@ -20,26 +21,29 @@ from tests.helpers import (
     rows,
     script,
 )
-from utils import checkpoint, mpi, ranks
+from utils import checkpoint, launch, mpi
+from utils.envs import check_memory, evaluate, make_envs
 from utils.mpi import UsageError
+from utils.run import Run
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
-all_five = pytest.mark.parametrize("algo", [dqn, dqn_per, ddpg, td3, sac], ids=name_of)
+all_six = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, ddpg, td3, sac], ids=name_of)
+CPU = torch.device("cpu")
 counters = pytest.mark.parametrize("num_envs", [1, 3])
 
 
 def collected(algo, num_envs, steps, size):
-    """(agent, buffer, actions [steps, N, d], ended episodes by step) after `steps` of Counter."""
+    """`steps` of Counter -> agent, buffer, actions [steps, N, d], {(step, env, ep_ret, ep_len)}."""
     torch.manual_seed(0)
     cfg = quick(algo, "tests.envs:Counter-v0", num_envs=num_envs)
-    envs = algo.make_envs(cfg, num_envs)
+    envs = make_envs(cfg, num_envs)
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    buffer = algo.ReplayBuffer(size, 1, torch.zeros(3), torch.zeros(2))
-    obs, acts, ended = envs.reset(seed=7)[0], [], []
+    buffer = algo.ReplayBuffer(size, 3, 2, CPU)
+    obs, acts = envs.reset(seed=7)[0], []
     for _ in range(steps):
         acts.append(agent.act(obs))
-        obs, ends = algo.interact(agent, envs, buffer, obs, acts[-1])
-        ended.append(ends)
+        obs = algo.interact(agent, envs, buffer, obs, acts[-1])
+    ended = {(steps - 1 - ago, *rest) for ago, *rest in envs.pop_episodes()}
     return agent, buffer, torch.stack(acts), ended
 
 
@@ -52,9 +56,9 @@ def expected_rows(num_envs, steps):
 def check(buffer, rows, acts):
     """The buffer holds the last of `rows` and `acts`, each once, all parts in one row."""
     size = len(buffer.columns["rew"])
-    assert buffer.filled == min(len(rows), size)
+    assert buffer.num_stored == min(len(rows), size)
     index = np.arange(len(rows))[-size:]
-    assert buffer.next == len(rows) % size
+    assert buffer.position == len(rows) % size
     for k in index:
         obs, rew, next_obs, terminated, _ = rows[k]
         row = {name: column[k % size] for name, column in buffer.columns.items()}
@@ -122,30 +126,28 @@ def test_the_stored_action_is_the_policys_and_the_environment_gets_it_in_its_box
 @every_algo
 def test_ended_episodes(algo):
     _, _, _, ended = collected(algo, 3, 30, 100)
-    got = {(t, env, ep_ret, ep_len) for t, ends in enumerate(ended) for env, ep_ret, ep_len in ends}
-    assert got == {row for number in range(3) for row in script(number, 30)[1]}
+    assert ended == {row for number in range(3) for row in script(number, 30)[1]}
 
 
 @every_algo
-def test_what_is_stored_is_of_the_type_of_the_data(algo):
-    """Floats as the networks take them, images and discrete actions as they come."""
-    number = torch.zeros((), dtype=torch.int64)
-    buffer = algo.ReplayBuffer(6, 1, torch.zeros(2, 4, dtype=torch.uint8), number)
-    obs = np.arange(16, dtype=np.uint8).reshape(2, 2, 4)
-    buffer.add(obs=obs, act=np.int64([3, 4]), rew=np.float64([1, 2]), next_obs=obs + 1,
-               terminated=np.array([True, False]))
-    assert {name: x.dtype for name, x in buffer.columns.items()} == {
-        "obs": torch.uint8, "act": torch.int64, "rew": torch.float32, "next_obs": torch.uint8,
-        "terminated": torch.float32}
+def test_what_is_stored_is_float32_as_the_networks_take_it(algo):
+    """Whatever the environment's own types are; an end is 1."""
+    buffer = algo.ReplayBuffer(6, 4, 1, CPU)
+    obs = np.arange(8, dtype=np.float64).reshape(2, 4)
+    buffer.add(obs=obs, act=torch.tensor([[0.25], [0.5]]), rew=np.float64([1, 2]),
+               next_obs=(obs + 1).astype(np.float32), terminated=np.array([True, False]))
+    assert {column.dtype for column in buffer.columns.values()} == {torch.float32}
     sample = buffer.sample(50)
-    assert set(sample.act.tolist()) == {3, 4} and set(sample.terminated.tolist()) == {0, 1}
+    assert set(sample.act.flatten().tolist()) == {0.25, 0.5}
+    assert set(sample.terminated.tolist()) == {0, 1}
+    assert ((sample.terminated == 1) == (sample.rew == 1)).all()
     assert (sample.next_obs == sample.obs + 1).all()
 
 
 @every_algo
 def test_columns_for_rows_are_refused(algo):
     """Rewards [N, 1] would be a loss [B, B] later."""
-    buffer = algo.ReplayBuffer(6, 1, torch.zeros(3), torch.zeros(2))
+    buffer = algo.ReplayBuffer(6, 3, 2, CPU)
     good = {"obs": torch.zeros(1, 3), "act": torch.zeros(1, 2), "rew": torch.zeros(1),
             "next_obs": torch.zeros(1, 3), "terminated": torch.zeros(1)}
     buffer.add(**good)
@@ -158,7 +160,7 @@ def test_columns_for_rows_are_refused(algo):
 @pytest.mark.parametrize("fault", ["obs nan", "rew inf"])
 def test_nan_of_the_environment_is_never_stored(algo, fault):
     cfg = quick(algo, "tests.envs:Faulty-v0", env_kwargs=json.dumps({"fault": fault, "at": 5}))
-    with pytest.raises(FloatingPointError, match="NaN or infinity from the environment"):
+    with pytest.raises(FloatingPointError, match="the environment returned NaN or infinity"):
         algo.train(cfg)
 
 
@@ -167,27 +169,21 @@ def test_nan_of_the_environment_is_never_stored(algo, fault):
 @every_algo
 def test_memory_is_told_and_what_cannot_fit_is_refused(algo, capsys):
     """A row: two observations of 3, an action of 2, two numbers, in float32: 40 bytes."""
-    algo.ReplayBuffer(1_000_000, 1, torch.zeros(3), torch.zeros(2))
+    algo.ReplayBuffer(1_000_000, 3, 2, CPU)
     assert capsys.readouterr().out == "replay buffer: 1,000,000 transitions, 0.04 GB when full\n"
     with pytest.raises(UsageError):
-        algo.ReplayBuffer(10**12, 1, torch.zeros(3), torch.zeros(2))
+        algo.ReplayBuffer(10**12, 3, 2, CPU)
     assert "--buffer-size is 1000000000000, which takes 40000.00 GB" in capsys.readouterr().err
 
 
-class OnGpu(torch.Tensor):
-    """Says that it lies on a GPU."""
-
-    is_cuda = True
-
-
-@every_algo
 @pytest.mark.parametrize("free, fits", [(20_000, True), (19_999, False)])
-def test_on_a_gpu_each_rank_asks_for_its_part_alone(algo, monkeypatch, free, fits):
-    """1000 rows of 40 bytes for two ranks: 20,000 bytes each, of what is free on its GPU now."""
+def test_on_a_gpu_each_rank_asks_for_its_part_alone(monkeypatch, free, fits, capsys):
+    """500 rows of 40 bytes on each of two ranks: 20,000 bytes of what is free on its GPU now."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
-    rows = torch.zeros(3).as_subclass(OnGpu), torch.zeros(2)
+    monkeypatch.setattr(launch, "_size", 2)
     with nullcontext() if fits else pytest.raises(UsageError):
-        algo.ReplayBuffer(1000, 2, *rows)
+        check_memory("--buffer-size", 500, 20_000, torch.device("cuda"))
+    assert ("--buffer-size is 1000," in capsys.readouterr().err) == (not fits)
 
 
 @every_algo
@@ -199,11 +195,11 @@ def test_a_refused_buffer_leaves_nothing_behind(algo, elsewhere, capsys):
 
 @every_algo
 def test_the_size_is_a_total_over_processes(algo, monkeypatch):
-    monkeypatch.setattr(ranks, "_size", 4)
-    buffer = algo.ReplayBuffer(1000, 4, torch.zeros(3), torch.zeros(2))
-    assert len(buffer.columns["rew"]) == 250
+    monkeypatch.setattr(launch, "_size", 4)
+    monkeypatch.setattr(utils.run, "launch", lambda cfg: None, raising=False)   # no others start
+    assert Run(quick(algo, buffer_size=1000, num_envs=4)).buffer_size == 250
     with pytest.raises(UsageError):
-        algo.ReplayBuffer(1001, 4, torch.zeros(3), torch.zeros(2))
+        Run(quick(algo, buffer_size=1001, num_envs=4))
 
 
 # ---- Saved and resumed
@@ -213,10 +209,9 @@ def test_the_size_is_a_total_over_processes(algo, monkeypatch):
 def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
     """Same rows, same next row to be overwritten, same samples."""
     _, buffer, acts, _ = collected(algo, 3, steps, 20)
-    other = algo.ReplayBuffer(20, 1, torch.zeros(3), torch.zeros(2))
+    other = algo.ReplayBuffer(20, 3, 2, CPU)
     saved = buffer.state_dict()
-    filled = saved["filled"]
-    assert all(len(x) == filled and x.untyped_storage().nbytes() == x.nbytes
+    assert all(len(x) == buffer.num_stored and x.untyped_storage().nbytes() == x.nbytes
                for x in saved["columns"].values())                  # no row that is not filled
     torch.save(saved, "buffer.pt")
     other.load_state_dict(torch.load("buffer.pt", weights_only=True))
@@ -225,7 +220,7 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
            "next_obs": torch.full((3, 3), 8.0), "terminated": torch.ones(3)}
     for each in (buffer, other):
         each.add(**new)
-    assert (buffer.filled, buffer.next) == (other.filled, other.next)
+    assert (buffer.num_stored, buffer.position) == (other.num_stored, other.position)
     samples = []
     for each in (buffer, other):
         torch.manual_seed(3)
@@ -247,7 +242,7 @@ def test_script_has_both_at_once():
     assert "both" in {scripted.end(number, episode) for number in range(3) for episode in range(3)}
 
 
-# ---- All five loops
+# ---- All six loops
 
 def discrete(algo):
     return name_of(algo).startswith("dqn")
@@ -255,8 +250,9 @@ def discrete(algo):
 
 def counting(algo, **settings):
     """A short run on Counter, with the actions that the algorithm takes."""
-    kwargs = json.dumps({"act": "discrete" if discrete(algo) else "box"})
-    return quick(algo, "tests.envs:Counter-v0", env_kwargs=kwargs, **settings)
+    kwargs = {"act": "discrete" if discrete(algo) else "box",
+              "obs": "image" if algo is dqn_atari else "vector"}
+    return quick(algo, "tests.envs:Counter-v0", env_kwargs=json.dumps(kwargs), **settings)
 
 
 def kept(run_dir):
@@ -266,24 +262,28 @@ def kept(run_dir):
     return {name: column[live] for name, column in columns.items()}
 
 
-@all_five
+@all_six
 def test_evaluation_is_the_first_episode_of_each_environment_by_the_best_actions(algo):
     """Short episodes, of 1 and of 3 steps, do not crowd out those of 7; nothing is drawn."""
-    envs = algo.make_envs(cfg := counting(algo), 1)
+    envs = make_envs(cfg := counting(algo), 1)
     torch.manual_seed(0)
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     Counter.made.clear()
     state = torch.get_rng_state()
-    returns = algo.evaluate(agent, cfg, 8, seed=1)
+    returns, lengths = evaluate(agent, cfg, 8, seed=1)
     assert torch.equal(torch.get_rng_state(), state)
     assert returns.tolist() == [script(number, 8)[1][0][2] for number in range(8)]
+    assert lengths.tolist() == [script(number, 8)[1][0][3] for number in range(8)]
     for env in Counter.made:
         seen = np.float32([row[0] for row in script(env.number, len(env.acts))[0]])
+        if algo is dqn_atari:                                       # numbers are its colours
+            seen = np.broadcast_to(seen[:, None, None], (len(seen), *scripted.IMAGE))
+            seen = seen.astype(np.uint8)
         best = agent.env_act(agent.act(seen, deterministic=True))
         np.testing.assert_allclose(env.acts, best, atol=1e-5)
 
 
-@all_five
+@all_six
 def test_no_two_environments_share_a_seed_and_none_gets_it_twice(algo):
     """Those of training, of evaluation and of what is resumed, in runs of two seeds."""
     seeds, evaluated = [], []
@@ -303,7 +303,7 @@ def test_no_two_environments_share_a_seed_and_none_gets_it_twice(algo):
     assert len(set(seeds)) == len(seeds) == 2 * (2 * 2 + 10)
 
 
-@all_five
+@all_six
 @pytest.mark.parametrize("num_envs", [3, 7])
 def test_every_episode_is_reported_once_and_at_its_step(algo, num_envs):
     """Where a report is due within a step of all environments it comes after that step."""
@@ -322,38 +322,40 @@ def test_every_episode_is_reported_once_and_at_its_step(algo, num_envs):
         assert float(row["ep_ret_mean"]) == pytest.approx(np.mean(own))
 
 
-@all_five
+@all_six
 def test_every_process_takes_its_share_of_each_count(algo, monkeypatch):
     """Counts are totals: one of two has half of the environments, of the rows, of each batch."""
     made, batches = [], []
-    make_envs, update = algo.make_envs, algo.update
+    update = algo.update
 
     def noting(*args, **kwargs):
         batches.extend(len(arg.rew) for arg in args if isinstance(arg, algo.Transitions))
         return update(*args, **kwargs)
 
-    monkeypatch.setattr(mpi, "share", lambda total, name, procs=1: total // 2)
+    monkeypatch.setattr(utils.run, "share", lambda total, name: total // 2)
     monkeypatch.setattr(algo, "make_envs", lambda cfg, n: made.append(n) or make_envs(cfg, n))
     monkeypatch.setattr(algo, "update", noting)
-    algo.train(counting(algo, num_envs=4, buffer_size=40, batch=6))
+    algo.train(counting(algo, num_envs=4, buffer_size=40, batch_size=6))
     assert made == [2] and set(batches) == {3}
-    rows = checkpoint.load_resume("run")[1]["state"]["buffer"]["columns"]
-    assert {len(column) for column in rows.values()} == {20}
+    rewards = checkpoint.load_resume("run")[1]["state"]["buffer"]["columns"]["rew"]
+    assert rewards.numel() == 20
 
 
-@all_five
+@all_six
 def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
     """First weights, random actions, first observations; all of it decided by seed and rank."""
     def seed_of(rank, *args):
         with monkeypatch.context() as patch:
-            patch.setattr(ranks, "_rank", rank)
+            patch.setattr(launch, "_rank", rank)
             return seed(*args)
 
     seed, runs = mpi.seed, []
+    env = "CartPole-v1" if discrete(algo) else "tests.envs:Reach-v0"
+    env = "tests.envs:Bright-v0" if algo is dqn_atari else env
     for rank in (0, 1, 0):
         monkeypatch.setattr(mpi, "seed", lambda *args, rank=rank: seed_of(rank, *args))
-        agent = algo.train(quick(algo, "CartPole-v1" if discrete(algo) else "tests.envs:Reach-v0",
-                                 run_dir=f"run{len(runs)}", start_steps=1000, num_envs=2))
+        agent = algo.train(quick(algo, env, run_dir=f"run{len(runs)}", start_steps=1000,
+                                 num_envs=2))
         weights = torch.nn.utils.parameters_to_vector(agent.parameters())
         runs.append(kept(f"run{len(runs)}") | {"weights": weights})
     for name in ({"frame", "obs"} & runs[0].keys()) | {"act", "weights"}:
@@ -362,16 +364,16 @@ def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
         assert torch.equal(column, runs[2][name]), name
 
 
-@all_five
+@all_six
 def test_atari_rewards_are_clipped_and_scores_are_not(algo, monkeypatch):
     """Of any vector environment that is made in Atari's name; no other's rewards are touched."""
     def fake(env, num_envs, reward_clipping=True, autoreset_mode=None):
         assert not reward_clipping and autoreset_mode == gym.vector.AutoresetMode.SAME_STEP
         return gym.vector.SyncVectorEnv(num_envs * [Counter], autoreset_mode=autoreset_mode)
 
-    plain = algo.make_envs(counting(algo), 2)
+    plain = make_envs(counting(algo), 2)
     monkeypatch.setattr(gym, "make_vec", fake)
-    atari = algo.make_envs(quick(algo, "ALE/Any-v5"), 2)
+    atari = make_envs(quick(algo, "ALE/Any-v5"), 2)
     for envs, number in ((plain, 0), (atari, 2)):
         scripts, ended = [script(number + i, 10) for i in range(2)], []
         envs.reset(seed=1)

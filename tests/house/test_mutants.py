@@ -144,18 +144,6 @@ def test_a_sample_is_killed():
     assert done.stdout.splitlines()[-1] == "killed 12 of 12"
 
 
-def test_the_readme_says_what_the_kept_runs_say():
-    counts = []
-    for name in ("last_run.csv", "first_run.csv", "second/last_run.csv", "math/last_run.csv"):
-        with open(catalogue.HERE / name, newline="") as file:
-            outcomes = [row["outcome"] for row in csv.DictReader(file)]
-        counts.append((len(outcomes) - outcomes.count("equivalent"), outcomes.count("killed")))
-    readme = (ROOT / "README.md").read_text("utf-8").split("## Do the tests see a bug?")[1]
-    told = re.findall(r"\| ([\d,]+) \| ([\d,]+)(?: \([\d.]+ %\))? \|$", readme, re.MULTILINE)
-    assert [tuple(int(n.replace(",", "")) for n in row) for row in told] == counts
-    assert f"Of the last row {outcomes.count('equivalent')} more" in readme
-
-
 def test_no_bug_of_a_kept_run_has_left_the_catalogue():
     planted = {p.id for p in catalogue.plantings(catalogue.read() + catalogue.read(second=True))}
     kept = [row["id"] for name in ("last_run.csv", "first_run.csv", "second/last_run.csv")

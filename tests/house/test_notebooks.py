@@ -173,7 +173,7 @@ def test_exercises_know_right_from_wrong(path, monkeypatch):
         hints = [check.verdict(answer) for answer in wrong[name]]
         for hint in hints:
             assert hint.startswith(f"{name}: not right yet. "), hint
-            assert " raises " not in hint and " of another kind " not in hint, hint
+            assert " raises " not in hint and " of the wrong type " not in hint, hint
 
 
 @every(NOTEBOOKS)
@@ -209,8 +209,8 @@ def test_checks_speak_of_what_went_wrong(monkeypatch, capsys):
 
     @checking.exercise
     def double(answer):
-        checking.close(answer(2.0), 4.0, "Twice as much.")
-        checking.true(answer(0.0) == 0, "Of nothing there is nothing.")
+        checking.close(answer(2.0), 4.0, "Multiply by 2.")
+        checking.true(answer(0.0) == 0, "Twice 0 is 0.")
 
     def raises(x):
         return x.nothing
@@ -218,13 +218,13 @@ def test_checks_speak_of_what_went_wrong(monkeypatch, capsys):
     def not_begun(x):
         raise NotImplementedError
 
-    said = {raises: "It raises AttributeError", (lambda x: 3.0): "Twice as much.",
-            (lambda x: float("nan")): "Twice as much.",
-            (lambda x: "four"): "It returns a str, not numbers.",
-            (lambda x: [4.0]): "Its result has the shape [1], not [].",
-            (lambda x: x + 2): "Of nothing there is nothing.",
-            (lambda x: [] if x else 4.0): "Its result has the shape [0]",
-            (lambda x: 2 * x if x else torch.zeros(2)): "What it returns is of another kind"}
+    said = {raises: "It raises AttributeError", (lambda x: 3.0): "Multiply by 2.",
+            (lambda x: float("nan")): "Multiply by 2.",
+            (lambda x: "four"): "It returns a str instead of numbers.",
+            (lambda x: [4.0]): "Its result has shape [1] instead of [].",
+            (lambda x: x + 2): "Twice 0 is 0.",
+            (lambda x: [] if x else 4.0): "Its result has shape [0]",
+            (lambda x: 2 * x if x else torch.zeros(2)): "It returns something of the wrong type"}
     for answer, hint in said.items():
         assert double.verdict(answer).startswith(f"double: not right yet. {hint}")
     assert double.verdict(lambda x: ...) == double.verdict(not_begun) == "double: not answered yet"

@@ -9,8 +9,8 @@ def in_place(obs, final_obs, terminated, truncated):
 
 
 def done_everywhere(terminated, truncated):
-    goes_on = 1 - (terminated | truncated).astype(float)
-    return goes_on, goes_on
+    continues = 1 - (terminated | truncated).astype(float)
+    return continues, continues
 
 
 def terminated_everywhere(terminated, truncated):

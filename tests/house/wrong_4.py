@@ -12,12 +12,12 @@ def rows_follow(rollout):
     return torch.equal(rollout.next_obs[:-1], rollout.obs[1:])
 
 
-def without_first_average(grad, lr, eps, tf):
-    return lr * grad / (math.sqrt(1 + eps) if tf else eps)
+def without_first_average(grad, lr, eps, tf_style):
+    return lr * grad / (math.sqrt(1 + eps) if tf_style else eps)
 
 
-def epsilon_beside(grad, lr, eps, tf):
-    m = 0.99 * (1 if tf else 0) + 0.01 * grad**2
+def epsilon_beside(grad, lr, eps, tf_style):
+    m = 0.99 * (1 if tf_style else 0) + 0.01 * grad**2
     return lr * grad / (math.sqrt(m) + eps)
 
 
@@ -40,8 +40,9 @@ WRONG = {
                   lambda: {"A": 8, "B": 3, "C": 1, "D": 7, "E": 5, "F": 2}],
     "in_step": [time_alone, rows_follow, lambda rollout: True,
                 lambda rollout: rollout.next_obs > rollout.obs],
-    "first_step": [without_first_average, epsilon_beside, lambda grad, lr, eps, tf: lr * grad,
-                   lambda grad, lr, eps, tf: lr if tf else 10 * lr],
+    "first_step": [without_first_average, epsilon_beside,
+                   lambda grad, lr, eps, tf_style: lr * grad,
+                   lambda grad, lr, eps, tf_style: lr if tf_style else 10 * lr],
     "limit_is_no_end": [lambda rollout: not rollout.terminated.any(),
                         lambda rollout: bool((rollout.terminated == rollout.done).all()),
                         lambda rollout: bool((rollout.terminated <= rollout.done).all()),

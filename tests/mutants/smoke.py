@@ -27,9 +27,9 @@ SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "ima
         "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
 # Those that the algorithm's Config has.
-SMALL = {"num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "batch_size": 32, "epochs": 2,
-         "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64, "target_every": 16,
-         "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
+SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size": 32, "epochs": 2,
+         "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64,
+         "target_every": 16, "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
 
 
 # ---- The plugin
@@ -76,7 +76,8 @@ def plain(name):
 def run_algo(name):
     algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
-    for env in ("CartPole-v1", "Pendulum-v1"):
+    images = ["tests.envs:Bright-v0"] if name == "dqn_atari" else []
+    for env in ("CartPole-v1", "Pendulum-v1", *images):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
                     "env_kwargs": '{"max_episode_steps": 30}'} | SMALL

@@ -1,0 +1,396 @@
+"""DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
+
+The problem. DQN learns Atari games from the screen alone, but it needs a
+replay buffer of a million transitions. An observation is a stack of the last
+4 grey frames of 84 x 84 pixels, since a single frame does not show which way
+the ball moves. Stored as they come, a million pairs of obs and next_obs take
+56 GB. But a frame appears in up to 8 of these stacks. This file stores every
+frame once, in 7 GB, and rebuilds the stacks when it draws a batch. Otherwise
+the algorithm is that of algos/dqn.py.
+
+Notation, as in algos/dqn.py. If a time limit cuts an episode off, s' is its
+last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Q_targ is the target network. t counts
+environment steps, `mean` is over the batch.
+
+    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
+    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+            max_a Q_targ(s', a)                otherwise                   (2)
+    L(Q)  = mean h(Q(s, a) - y),
+            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
+    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
+
+What is specific to the frame buffer. Each environment has a ring of rows, and
+f_k is the frame in row k. With n frames per stack, the transition in row k is
+
+    s     = (f_{k-n+1}, ..., f_k),    s' = (f_{k-n+2}, ..., f_{k+1})       (7)
+
+Within an episode, s' drops the oldest frame of s and appends a new one, so
+every step writes one frame. At the start of an episode all n frames of the
+first stack are written. An example with n = 4: x is the last frame of an
+episode, and a to f are the frames of the next one, which has two steps.
+
+    row           11   12   13   14   15   16   17
+    frame         x    a    b    c    d    e    f
+    transition    -    -    -    -    1st  2nd  -
+
+The first transition leads from (a, b, c, d) to (b, c, d, e). Row 17 holds the
+last frame of the episode and no transition. Once the ring is full, a new
+frame overwrites the oldest one, which also belonged to the transitions of the
+n - 1 rows after it. `live` marks the rows whose transition still has all of
+its frames. Only these are drawn, so that no stack mixes two episodes or new
+frames with old ones.
+
+Details of Atari. Every action is repeated for 4 frames of the game. Rewards
+are clipped to [-1, 1] for the learner, so that one learning rate fits all
+games; the log shows the true score.
+
+Departures from the papers, besides those of algos/dqn.py. An episode ends
+with the game, not with the loss of a life. With probability 0.25 the
+environment repeats the last action instead of the new one ("sticky actions",
+Machado et al. 2018, arXiv:1709.06009). The paper instead starts every episode
+with a random number of idle steps.
+
+Defaults: learning starts after 80,000 steps. Then every fourth environment
+step is followed by one update on a batch of 32, 605,000 in all, and the
+target network is updated after every 250 of them. Frames stay in main memory;
+only batches go to the GPU.
+
+Read after    algos/dqn.py, to see the changes:
+              diff algos/dqn.py algos/dqn_atari.py
+Try           python -m algos.dqn_atari --total-steps 1e5 --start-steps 10000
+              --eps-steps 50000
+Reproduce     python -m algos.dqn_atari
+              (learning curves: benchmarks/README.md)
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+
+from utils import mpi
+from utils.envs import check_memory, image_to_float, make_envs, nature_cnn
+from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
+
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
+Choices = Int64[Tensor, "B"]  # indices of actions
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "ALE/Pong-v5"  # Gymnasium id
+    total_steps: float = 2.5e6  # environment steps
+    num_envs: int = 1  # N, parallel environments
+    report_every: int = 1000  # environment steps between reports
+    buffer_size: int = 1_000_000  # frames in the replay buffer
+    start_steps: int = 80_000  # environment steps before learning starts
+    update_every: int = 4  # environment steps per update
+    target_every: int = 1000  # environment steps between updates of Q_targ
+    batch_size: int = 32  # samples per update (usually 32 to 512)
+    lr: float = 1e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
+    anneal_lr: bool = True  # decrease the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: float = 0.01  # final probability of a random action (0.01 to 0.1)
+    eps_steps: int = 250_000  # environment steps in which eps decreases to eps_end
+    double: bool = True  # Double DQN, Eq. (2)
+    dueling: bool = True  # dueling network, Eq. (4)
+
+    def __post_init__(self):
+        check_settings(self, fractions="eps_end", counts="eps_steps")
+        check_range(self, "buffer_size", low=8 * self.num_envs)  # 8 rows in each ring
+
+
+# ======================================= agent ========================================
+def relu_mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
+
+
+class QNetwork(nn.Module):
+    """Raw observations [B, ...] -> Q(s, a) for each of k actions, [B, k]."""
+
+    def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
+        super().__init__()
+        self.dueling = cfg.dueling
+        self.encoder = nature_cnn(obs_space)  # it has 512 features
+        sizes = (512,)
+        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
+        self.head = relu_mlp(*sizes, num_outputs)
+
+    def forward(self, obs: Tensor) -> PerAction:
+        obs = image_to_float(obs)
+        out = self.head(self.encoder(obs.float()))
+        if not self.dueling:
+            return out
+        return dueling_q(out[:, :1], out[:, 1:])
+
+
+class Agent(nn.Module):
+    """Q, its target network and eps, all saved in the state dict."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="image", act="discrete")
+        self.cfg = cfg
+        self.num_acts = int(act_space.n)
+        self.critic = QNetwork(obs_space, self.num_acts, cfg)
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
+        self.register_buffer("eps", torch.ones(()))  # probability of a random action
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N]: by Eq. (5), or the best."""
+        best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
+        if deterministic:
+            return best
+        return epsilon_greedy(best, self.num_acts, self.eps)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
+        return act.cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.integer:
+        """One raw observation -> the deterministic action, for use after training."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+    def update_target(self) -> None:
+        """Copy the weights of Q to Q_targ."""
+        self.critic_targ.load_state_dict(self.critic.state_dict())
+
+
+# ======================================== data ========================================
+@dataclass(frozen=True)
+class Transitions:
+    obs: Shaped[Tensor, "B *obs"]
+    act: Shaped[Tensor, "B *act"]
+    rew: PerSample
+    next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+
+
+class FrameBuffer:
+    """`capacity` frames, in a ring per environment: new ones overwrite the oldest."""
+
+    def __init__(self, capacity: int, num_envs: int, num_frames: int,
+                 obs_shape: tuple[int, ...], device: torch.device):
+        """An observation stacks `num_frames` frames along its first axis."""
+        self.num_envs = num_envs
+        self.num_frames = num_frames  # n
+        self.num_rows = capacity // num_envs  # per environment
+        self.frame_shape = (obs_shape[0] // num_frames, *obs_shape[1:])
+        self.device = device  # where batches go
+        num_bytes = (math.prod(self.frame_shape) + 8 + 4 + 4 + 1) * capacity
+        check_memory("--buffer-size", capacity, num_bytes, torch.device("cpu"))
+        shape = (self.num_rows, num_envs)
+        self.columns = {
+            "frame": np.empty((*shape, *self.frame_shape), np.uint8),
+            "act": np.empty(shape, np.int64),
+            "rew": np.empty(shape, np.float32),
+            "terminated": np.empty(shape, np.float32),
+            "live": np.zeros(shape, bool)}  # holds a transition with all its frames
+        self.num_written = np.zeros(num_envs, np.int64)  # frames so far
+        self.starts = np.ones(num_envs, bool)  # does the next obs start an episode?
+
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
+        for env in range(self.num_envs):
+            if self.starts[env]:
+                self.write(env, transition["obs"][env])
+            # Otherwise the frames of obs are there already.
+            row = (self.num_written[env] - 1) % self.num_rows  # obs's newest frame
+            for name in ("act", "rew", "terminated"):
+                self.columns[name][row, env] = transition[name][env]
+            self.columns["live"][row, env] = True
+            num_channels = self.frame_shape[0]
+            self.write(env, transition["next_obs"][env][-num_channels:])  # the newest
+
+    def write(self, env: int, frames: np.ndarray) -> None:
+        """Append one frame, or a stack of them, to the ring of an environment."""
+        for frame in frames.reshape(-1, *self.frame_shape):
+            row = self.num_written[env] % self.num_rows
+            self.columns["frame"][row, env] = frame
+            # The old frame here belonged to this row and the n - 1 rows after it.
+            spoiled = (row + np.arange(self.num_frames)) % self.num_rows
+            self.columns["live"][spoiled, env] = False
+            self.num_written[env] += 1
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        filled = min(int(self.num_written.max()), self.num_rows) * self.num_envs
+        live = self.columns["live"].reshape(-1)  # first row 0 of every environment, ...
+        picks = torch.randint(filled, (batch_size,)).numpy()
+        while not live[picks].all():  # draw again where a row is not live
+            dead = ~live[picks]
+            picks[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
+        return self.gather(picks // self.num_envs, picks % self.num_envs)
+
+    def gather(self, rows: Int64[np.ndarray, "B"],
+               envs: Int64[np.ndarray, "B"]) -> Transitions:
+        """The transitions in these rows of these environments."""
+        steps = np.arange(1 - self.num_frames, 2)  # 1 - n, ..., 0, 1
+        around = (rows[:, None] + steps) % self.num_rows
+        frames = torch.from_numpy(self.columns["frame"][around, envs[:, None]])
+        frames = frames.to(self.device)  # [B, n + 1, C, H, W]
+        act, rew, terminated = (
+            torch.from_numpy(self.columns[name][rows, envs]).to(self.device)
+            for name in ("act", "rew", "terminated"))
+        obs = frames[:, :-1].flatten(1, 2)  # Eq. (7); [B, n, C, ...] -> [B, n C, ...]
+        next_obs = frames[:, 1:].flatten(1, 2)
+        return Transitions(obs, act, rew, next_obs, terminated)
+
+    def state_dict(self) -> dict:
+        """For checkpoints. Views, since a copy would take as much memory again."""
+        filled = min(int(self.num_written.max()), self.num_rows)
+        rows = {name: torch.from_numpy(c[:filled]) for name, c in self.columns.items()}
+        return {"columns": rows, "num_written": torch.from_numpy(self.num_written)}
+
+    def load_state_dict(self, state: dict) -> None:
+        """A resumed run starts new episodes."""
+        self.num_written = state["num_written"].numpy().copy()
+        self.starts[:] = True
+        for name, column in state["columns"].items():
+            self.columns[name][: len(column)] = column.numpy()
+
+
+def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments and store the transitions. Return the next obs."""
+    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
+    buffer.starts = terminated | truncated  # a new episode starts after each end
+    return next_obs
+
+
+# ==================================== mathematics =====================================
+def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
+              gamma: float) -> PerSample:
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    assert rew.shape == terminated.shape == next_val.shape
+    return rew + gamma * (1 - terminated) * next_val
+
+
+def q_of(q: PerAction, act: Choices) -> PerSample:
+    """Q(s, a) of one action per sample, for Eqs. (2), (3)."""
+    return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
+
+
+def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
+    """Eq. (2): `q` chooses the action, `q_targ` says what it is worth."""
+    assert q_targ.shape == q.shape
+    return q_of(q_targ, q.argmax(-1))
+
+
+def huber(q: PerSample, target: PerSample) -> PerSample:
+    """Eq. (3), before the mean."""
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    return smooth_l1_loss(q, target, reduction="none")
+
+
+def dueling_q(val: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
+    """Eq. (4). The mean of Q over actions is V."""
+    return val + adv - adv.mean(-1, keepdim=True)
+
+
+def epsilon_greedy(best: Choices, num_acts: int, eps: Scalar) -> Choices:
+    """Eq. (5), independently per environment. A random action can be the best one."""
+    explore = torch.rand(best.shape, device=best.device) < eps
+    return torch.where(explore, torch.randint_like(best, num_acts), best)
+
+
+def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
+    """Eq. (6)."""
+    return max(eps_end, 1 - (1 - eps_end) * step / eps_steps)
+
+
+# ======================================= update =======================================
+def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    with torch.no_grad():
+        q_targ = agent.critic_targ(batch.next_obs)
+        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        next_val = greedy_value(q_targ, q_next)  # Eq. (2)
+        target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+    q = q_of(agent.critic(batch.obs), batch.act)
+    loss = huber(q, target).mean()
+    return loss, {"q_loss": loss, "q": q}
+
+
+def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+    """Update Q once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
+    return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
+
+
+# ======================================= train ========================================
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - cfg.start_steps) // cfg.update_every
+
+
+def train(cfg: Config) -> Agent:
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of that run
+        envs = make_envs(cfg, run.num_envs)
+        obs_space = envs.single_observation_space
+        agent = Agent(obs_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent.critic)
+        # Images of other environments have colours there, not a stack of frames.
+        num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
+        buffer = FrameBuffer(
+            run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizer=optimizer, buffer=buffer)
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            updates_before = updates_due(step, cfg)
+            step += cfg.num_envs
+            for _ in range(updates_due(step, cfg) - updates_before):
+                batch = buffer.sample(run.batch_size)
+                metrics = update(agent, optimizer, batch, lr)
+                run.store(**metrics)
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
+                agent.update_target()
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
+    return agent
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)
