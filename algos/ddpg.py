@@ -1,72 +1,82 @@
 """Deep Deterministic Policy Gradient (DDPG).  Lillicrap et al. 2016,
 arXiv:1509.02971, Algorithm 1.
 
-The problem. Q-learning acts by a = argmax_a Q(s, a). With five discrete
-actions that means comparing five numbers. With continuous actions it is an
-optimisation problem at every step. DDPG learns the argmax instead: a second
-network, the actor a = pi(s), is trained to output the action that the critic
-Q(s, a) rates highest. The critic also says how to improve an action: its
-gradient with respect to a points to a better one. DDPG maximises the expected
-discounted return, J = E sum_t gamma^t r_t.
+The problem. Q-learning acts by a = argmax_a Q(s, a), where Q(s, a) is the
+expected discounted return, E sum_t gamma^t r_t, after taking action a in state
+s. With five discrete actions the argmax compares five numbers. With continuous
+actions it is an optimisation problem in every step. DDPG learns the argmax
+instead: the actor, a second network pi(s), is trained to return the action
+that the critic Q rates highest. The critic tells it how to improve, since the
+gradient of Q with respect to a points towards better actions.
 
-Background. s' is the true next state of s, even at a time limit, where we
-still bootstrap; "terminated" marks a true end. All transitions go into a
-replay buffer, and every gradient step uses a random batch of them, collected
-by old policies: DDPG is off-policy. Targets come from slowly moving copies of
-both networks, so that the critic does not chase its own errors.
+Notation. s' is the state that follows s. If a time limit cuts an episode off,
+s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Every transition goes into a replay
+buffer, and every update uses a random batch from it. Most of these transitions
+were collected by older versions of the policy, so DDPG is off-policy. The
+targets y use slowly moving copies of both networks, so they change only a
+little with each update. w are a network's weights, `mean` is over the batch.
 
-    y       = r + gamma (1 - terminated) V'                                (1)
+    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)
-    w_targ <- w_targ + tau (w - w_targ), all weights of both networks      (3)
+    w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-DDPG itself. sigma is the setting act_noise, and eps ~ N(0, I):
+What is specific to DDPG. sigma is the setting act_noise, eps a standard normal
+sample in as many dimensions as a:
 
-    a       = clip(pi(s) + sigma eps, -1, 1),  to explore                  (4)
+    a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
     a'      = pi_targ(s')                                                  (5)
-    V'      = Q_targ(s', a')                                               (6)
+    V(s')   = Q_targ(s', a')                                               (6)
     L(pi)   = -mean Q(s, pi(s))                                            (7)
 
-Why the pieces are as they are. The environment's answer (r, s') to an action
-does not depend on the policy that chose the action, and a' in (5) comes from
-the learned policy, not from the buffer. So (1) is a valid target for any
-stored transition, however old, and each one is used many times. A random
-batch also mixes distant times, so its samples are nearly independent. Without
-target networks, a step that raises Q(s, a) would usually raise V' and so y as
-well, and errors could feed themselves. Copies that follow with tau = 0.005
-lag by about 200 gradient steps. By the chain rule, the gradient of (7) is
-dQ/da times dpi/dw, where w are the weights of the actor: the deterministic
-policy gradient (Silver et al. 2014). It only moves the actor. The critic must
-not change here, since it would learn to please the actor. The actor itself is
-deterministic, so it would never try another action: (4) adds noise while
-training. The buffer stores the noisy action, which caused r and s'.
+Why each piece is there:
 
-The weak point. The actor finds the actions that the critic overestimates, and
-(6) carries these errors into the targets. algos/td3.py treats this.
+(1) This target is valid for any action a, whichever policy chose it: r and s'
+are the environment's answer to a, and a' in (5) comes from the learned policy,
+not from the buffer. So old transitions can be used, and each of them many
+times. A random batch also mixes distant times, so its samples are nearly
+independent.
+(3) Without target networks, an update that raises Q(s, a) often raises
+Q(s', a') and so y as well, and errors feed themselves. With tau = 0.005 the
+copies follow with a lag of about 200 updates.
+(4) A deterministic policy never tries anything else, so noise is added while
+collecting. The buffer stores the noisy action, since r and s' followed from
+it. Evaluation uses no noise.
+(7) By the chain rule its gradient in the actor's weights w is
+-mean dQ/da dpi/dw, the deterministic policy gradient (Silver et al. 2014).
+Only the actor learns from it. If the critic did too, it would rate the
+actor's actions highly instead of correctly.
 
-Policy, buffer and critic all use actions in [-1, 1]. The environment gets
-them rescaled to its own bounds. Nothing is normalised.
+The weak point: the actor finds the actions that the critic overestimates, and
+(6) carries these errors into the targets. TD3 was designed against this.
 
-Departures from the paper. The noise in (4) is independent between steps,
-where the paper has an Ornstein-Uhlenbeck process: TD3's authors found no
-benefit in it. The critic sees the action in its first layer, not its second.
+Policy, buffer and critic use actions in [-1, 1]. They are rescaled to the
+environment's bounds just before `env.step`. Observations and rewards are not
+normalised.
+
+Departures from the paper. The noise in (4) is independent from step to step;
+the paper has an Ornstein-Uhlenbeck process, in which the authors of TD3 found
+no benefit. The critic gets the action in its first layer, not its second.
 There is no batch normalisation and no weight decay. Both learning rates are
-1e-3 (paper: 1e-4 for the actor), tau is 0.005 (0.001), the batch 256 (64), and
-layers have 256 and 256 units (400 and 300) with PyTorch's initial weights. The
-first actions are uniformly random, as in Spinning Up.
+1e-3 (paper: 1e-4 for the actor), tau is 0.005 (0.001), and batches have 256
+samples (64). Layers have 256 and 256 units (400 and 300) with PyTorch's
+initial weights. The first actions are uniformly random.
 
-Sizes by default: after 10,000 random steps (at most a tenth of the budget),
-each environment step makes one gradient step on a batch of 256 for critic and
-actor, and moves the targets by 0.5%. Healthy values: HEALTHY
+Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
+if that is less). Then every environment step is followed by one update of the
+critic, the actor and both targets, in that order, on one batch of 256. In a
+healthy run `critic_loss` stays bounded and `q` grows with the return. To see
+the weak point, compare `q` with the mean reward per step divided by 1 - gamma,
+which is about what the policy earns: early in training `q` is far above it.
 
-Read next     algos/td3.py:  diff algos/ddpg.py algos/td3.py
+Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
-Reproduce     python -m algos.ddpg    (curves of all seeds: benchmarks/README.md)
+Reproduce     python -m algos.ddpg    (learning curves: benchmarks/README.md)
 """
 
 import copy
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -78,25 +88,25 @@ from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Actions = Float32[Tensor, "B d"]  # in [-1, 1]
 Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps
-    num_envs: int = 1  # N, environments stepped together
+    num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random steps first (default 10,000, at most 10%)
-    update_every: int = 1  # environment steps per gradient step
-    batch_size: int = 256  # samples per gradient step (64 to 512)
+    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
+    update_every: int = 1  # environment steps per update
+    batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    act_noise: float = 0.1  # sigma in Eq. (4), exploration noise (0.05 to 0.3)
+    act_noise: float = 0.1  # sigma, the exploration noise in Eq. (4) (0.05 to 0.3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
@@ -107,13 +117,13 @@ class Config(RunConfig):
 def relu_mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class Critic(nn.Module):
-    """Observations [B, k], actions [B, d] -> Q(s, a) [B]."""
+    """Observations [B, obs_dim], actions [B, act_dim] -> Q(s, a) [B]."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -124,13 +134,13 @@ class Critic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, critic and targets of both: its state dict is all of them."""
+    """Actor, critic and the targets of both, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
         check_spaces(obs_space, act_space, obs="vector", act="box")
         self.cfg = cfg
-        self.obs_dim = math.prod(obs_space.shape)
+        self.obs_dim = obs_space.shape[0]
         self.act_dim = math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
@@ -141,7 +151,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, k] -> actions [N, d] in [-1, 1]."""
+        """Observations -> actions [N, d]: with noise by Eq. (4), or pi(obs)."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
         act = self.actor(obs)
         if deterministic:
@@ -149,193 +159,197 @@ class Agent(nn.Module):
         return add_noise(act, self.cfg.act_noise)
 
     def random_act(self, num_envs: int) -> Tensor:
-        """Uniformly random actions [N, d], for the warm-up."""
+        """Uniformly random actions [N, d], for the first steps."""
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Rescale actions from [-1, 1] to the environment's bounds, per dimension."""
-        unit = act.view(-1, *self.low.shape).to(self.low.dtype)
-        return torch.lerp(self.low, self.high, unit / 2 + 0.5).cpu().numpy()
+        """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
+        act = act.view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    """B transitions."""
-
-    obs: Float32[Tensor, "B k"]
-    act: Actions  # as taken, exploration noise included
+    obs: Float32[Tensor, "B obs_dim"]
+    act: Actions
     rew: PerSample
-    next_obs: Float32[Tensor, "B k"]  # the true next observation
-    terminated: PerSample  # 1 at a true end; a time limit leaves no mark
+    next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
-    """The last `size` transitions of all environments, in a ring."""
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
-    def __init__(self, size: int, obs_dim: int, act_dim: int, device: torch.device):
-        numbers_per_row = 2 * obs_dim + act_dim + 2
-        check_memory("--buffer-size", size, 4 * numbers_per_row * size, device)
-        self.size = size
+    def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
+        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        self.capacity = capacity
         self.device = device
         self.columns = {
-            "obs": torch.empty(size, obs_dim, device=device),
-            "act": torch.empty(size, act_dim, device=device),
-            "rew": torch.empty(size, device=device),
-            "next_obs": torch.empty(size, obs_dim, device=device),
-            "terminated": torch.empty(size, device=device),
-        }
-        self.filled = 0  # rows that hold a transition
-        self.next = 0  # the row to write next
+            "obs": torch.empty(capacity, obs_dim, device=device),
+            "act": torch.empty(capacity, act_dim, device=device),
+            "rew": torch.empty(capacity, device=device),
+            "next_obs": torch.empty(capacity, obs_dim, device=device),
+            "terminated": torch.empty(capacity, device=device)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
 
-    def add(self, **step: np.ndarray | Tensor) -> None:
-        """Store one step of N environments: a value [N, ...] for every column."""
-        num_envs = len(step["rew"])
-        rows = (self.next + torch.arange(num_envs)) % self.size
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
-            value = torch.as_tensor(step[name]).to(column)
+            value = torch.as_tensor(transition[name])
             assert value.shape == (num_envs, *column.shape[1:]), name
-            column[rows] = value
-        self.next = (self.next + num_envs) % self.size
-        self.filled = min(self.filled + num_envs, self.size)
+            column[rows] = value.to(column.device, column.dtype)
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
 
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
-        rows = torch.randint(self.filled, (batch_size,), device=self.device)
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
         # index_select(0, rows) is column[rows], in a quarter of the time.
-        columns = {k: v.index_select(0, rows) for k, v in self.columns.items()}
-        return Transitions(**columns)
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """Clones of the filled rows: a view would be saved with the whole memory."""
-        columns = {k: v[: self.filled].clone() for k, v in self.columns.items()}
-        return {"columns": columns, "filled": self.filled, "next": self.next}
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
 
     def load_state_dict(self, state: dict) -> None:
-        self.filled = state["filled"]
-        self.next = state["next"]
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
         for name, column in self.columns.items():
-            column[: self.filled] = state["columns"][name]
+            column[: self.num_stored] = state["columns"][name]
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
-
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
-    """
-    true_obs = next_obs.copy()
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments, store the transitions and return the next observations."""
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    true_obs = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=true_obs, terminated=terminated)
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
     return next_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1). A true end has no future. A time limit only stops the recording."""
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
 
 def q_loss(q: PerSample, target: PerSample) -> Scalar:
-    """Eq. (2), for one critic."""
+    """Eq. (2) for one critic."""
     assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
     return (q - target).square().mean()
 
 
 @torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """Eq. (3), in place."""
+    """Eq. (3), in place: move the target's weights towards the source's."""
     for w_targ, w in zip(target.parameters(), source.parameters()):
-        w_targ.lerp_(w, tau)
+        w_targ.lerp_(w, tau)  # w_targ + tau (w - w_targ)
 
 
 def add_noise(act: Actions, sigma: float) -> Actions:
-    """Eq. (4)."""
+    """Eq. (4): independent noise in every dimension, within the bounds."""
     return (act + sigma * torch.randn_like(act)).clamp(-1, 1)
 
 
 # ======================================= update =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eqs. (1), (2): the critic regresses on the target."""
-    with torch.no_grad():  # targets are constants
+    """Eq. (2). The critic regresses on a target without gradient."""
+    with torch.no_grad():
         next_act = agent.actor_targ(batch.next_obs)  # Eq. (5)
         next_val = agent.critic_targ(batch.next_obs, next_act)  # Eq. (6)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = agent.critic(batch.obs, batch.act)
     loss = q_loss(q, target)
-    return loss, {"q_loss": loss, "q": q}
+    return loss, {"critic_loss": loss, "q": q}
 
 
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (7). The gradient reaches the actor through its action."""
+    """Eq. (7). The gradient reaches the actor through `act`."""
     act = agent.actor(batch.obs)
-    q = agent.critic(batch.obs, act)
-    loss = -q.mean()
-    return loss, {"pi_loss": loss}
+    loss = -agent.critic(batch.obs, act).mean()
+    return loss, {"actor_loss": loss}
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """One gradient step on critic and actor; then move the targets."""
-    lr = agent.cfg.lr
-    metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=lr)
-    metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=lr)
-    polyak_update(agent.actor_targ, agent.actor, agent.cfg.tau)
-    polyak_update(agent.critic_targ, agent.critic, agent.cfg.tau)
+    """Update critic, actor and the targets of both once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
+    cfg = agent.cfg
+    metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
+    metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=cfg.lr)
+    polyak_update(agent.actor_targ, agent.actor, cfg.tau)  # Eq. (3)
+    polyak_update(agent.critic_targ, agent.critic, cfg.tau)
     return metrics
 
 
 # ======================================= train ========================================
-def warmup_steps(cfg: Config) -> int:
-    """Random steps before anything is learned: at most a tenth of a small budget."""
+def num_start_steps(cfg: Config) -> int:
+    """How many steps are random. Nothing is learned until they are over."""
     if cfg.start_steps is not None:
         return cfg.start_steps
-    return int(min(10_000, cfg.total_steps // 10))
+    return min(10_000, int(cfg.total_steps / 10))
 
 
-def updates_due(step: int, cfg: Config) -> int:
-    """Total number of updates due after `step` environment steps, for any num_envs."""
-    return max(0, step - warmup_steps(cfg)) // cfg.update_every
+def num_updates(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - num_start_steps(cfg)) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        step = run.restore(agent, optimizers=optimizers, buffer=buffer)  # 0, or resumed
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < warmup_steps(cfg):
+            if step < num_start_steps(cfg):
                 act = agent.random_act(run.num_envs)
             else:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
-            updates_so_far = updates_due(step, cfg)
+            updates_before = num_updates(step, cfg)
             step += cfg.num_envs
-            for _ in range(updates_so_far, updates_due(step, cfg)):
+            for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
-                run.store(**update(agent, optimizers, batch))
-            run.report(step, envs)  # writes, evaluates and saves when due
+                metrics = update(agent, optimizers, batch)
+                run.store(**metrics)
+            run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 
 

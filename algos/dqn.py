@@ -2,69 +2,75 @@
 
 The problem. Q(s, a) is the expected discounted sum of rewards if the agent
 takes action a in state s and the best actions from then on. Once Q is known,
-the best policy is to take the action with the highest Q. Q-learning finds it
-by Bellman's equation: Q(s, a) is the reward r plus gamma times the highest Q
+the best policy takes the action with the highest Q. Q-learning finds Q from
+Bellman's equation: Q(s, a) equals the reward plus gamma times the highest Q
 in the next state s'. After every step it moves Q(s, a) towards that target.
 
 With a table for Q this converges. With a neural network it often does not,
-for two reasons. Successive steps resemble each other, so a network that
-trains on the latest ones forgets the rest. And the target contains the
-network itself: each gradient step also moves the target, and errors can feed
-on themselves. DQN answers each with one idea:
+for two reasons. Successive steps are similar, so a network trained on the
+latest ones forgets the rest. And the target is computed by the network that
+is being trained, so every gradient step also moves the target, and errors can
+reinforce themselves. DQN has one remedy for each:
 
-- a replay buffer keeps many past transitions (s, a, r, s'), and each gradient
-  step uses a random batch of them;
-- a target network Q_targ, a copy of Q, computes the targets. It is renewed
+- A replay buffer keeps many past transitions (s, a, r, s'), and every update
+  uses a random batch from it.
+- A target network Q_targ, a copy of Q, computes the targets. It is updated
   every `target_every` environment steps and stays fixed in between.
 
-Any transition may be used, whichever policy took the action, since (1) and
-(2) ask only for the best next action: DQN is off-policy. s' is the true next
-state, even at a time limit, where we still bootstrap. "terminated" marks a
-true end. V' is the estimated value of s', and t counts environment steps.
+The target (1) needs only r, s' and the best next action, not the action that
+the agent took next. So Q can learn from transitions that older versions of
+the policy collected: DQN is off-policy.
 
-    y    = r + gamma (1 - terminated) V'                                   (1)
-    V'   = Q_targ(s', argmax_a Q(s', a))        if `double`,
-           max_a Q_targ(s', a)                  if not                     (2)
-    L(Q) = mean h(Q(s, a) - y),
-           h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                       (3)
-    Q    = V(s) + A(s, a) - mean_a A(s, a),     if `dueling`               (4)
-    a    = argmax_a Q(s, a), but with probability eps uniformly random     (5)
-    eps  = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                   (6)
+Notation. If a time limit cuts an episode off, s' is its last state, and we
+still bootstrap from it. `terminated` is 1 if the environment reached a
+terminal state. t counts environment steps, `mean` is over the batch.
 
-Why the pieces are as they are. Double DQN (van Hasselt et al. 2016,
-arXiv:1509.06461) in (2): the maximum of noisy estimates is too high on
-average, because it picks the action whose error happens to be the most
-positive. So Q chooses the action and Q_targ, whose errors differ, says what
-it is worth. Dueling networks (Wang et al. 2016, arXiv:1511.06581) in (4): in
-many states all actions are worth nearly the same, and V(s) learns that common
-part from every action, not only from the one taken. Subtracting the mean of
-the advantages A makes the split unique. The Huber loss h in (3): its gradient
-never exceeds 1, so one surprising reward cannot undo what many samples have
-taught. Epsilon-greedy actions (5): an action that is never tried never gets a
-better estimate.
+    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
+    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+            max_a Q_targ(s', a)                otherwise                   (2)
+    L(Q)  = mean h(Q(s, a) - y),
+            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
+    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-Departures from the papers. Adam with a learning rate that falls to zero
+Why each piece is there:
+
+(2) The maximum of noisy estimates is too high on average, because it selects
+an action whose error happens to be positive. Double DQN (van Hasselt et al.
+2016, arXiv:1509.06461) lets Q select the action and Q_targ, whose errors
+differ, evaluate it.
+(3) The Huber loss h. Its gradient is at most 1, so a single surprising reward
+cannot undo what many samples have taught.
+(4) The dueling network (Wang et al. 2016, arXiv:1511.06581). In many states
+all actions are worth nearly the same. V(s) learns this common part from every
+sample, whichever action was taken. Subtracting the mean of the advantages A
+makes the split unique.
+(5) An action that is never tried never gets a better estimate.
+
+Departures from the papers. Adam, with a learning rate that decreases to zero,
 replaces RMSProp. V and A in (4) share all hidden layers, and their gradients
 are not rescaled. `target_every` counts environment steps, not updates. eps
-falls from the first step on, even before learning starts. Pixels are divided
-by 255; nothing else is normalised.
+decreases from the first step on, even before learning starts. Pixels are
+divided by 255; nothing else is normalised.
 
-Sizes by default: learning starts after 1,000 steps. From then on every second
-environment step makes one gradient step on a batch of 128, which is 24,500 in
-all, and the target network is renewed after every 125 of them. eps falls from
-1 to 0.04 within 8,000 steps. Healthy values: HEALTHY
+Defaults: learning starts after 1,000 steps. Then every second environment
+step is followed by one update on a batch of 128, 24,500 in all, and the
+target network is updated after every 125 of them. In a healthy run `q` rises
+steadily and stays below the highest possible discounted return. On CartPole
+that is 1 / (1 - gamma) = 100, and `q` ends near 70 to 85. `q_loss` stays
+bounded; here it is 0.1 to 0.5.
 
-For Atari games use algos/dqn_atari.py, which stores images in a quarter... 
+For Atari use algos/dqn_atari.py, which needs an eighth of the memory.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5
               --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn --num-envs 4
-              (curves of all seeds: benchmarks/README.md)
+              (learning curves: benchmarks/README.md)
 """
 
 import copy
 from dataclasses import dataclass
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -77,7 +83,7 @@ from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
@@ -85,21 +91,21 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
-    env: str = "CartPole-v1"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "CartPole-v1"  # Gymnasium id
     total_steps: float = 5e4  # environment steps
-    num_envs: int = 1  # N, environments stepped together
+    num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before learning starts
-    update_every: int = 2  # environment steps per gradient step
-    target_every: int = 250  # environment steps between copies to the target network
-    batch_size: int = 128  # samples per gradient step (32 to 512)
+    update_every: int = 2  # environment steps per update
+    target_every: int = 250  # environment steps between updates of Q_targ
+    batch_size: int = 128  # samples per update (usually 32 to 512)
     lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
-    eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
+    eps_steps: int = 8000  # environment steps in which eps decreases to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
@@ -112,9 +118,9 @@ class Config(RunConfig):
 def relu_mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class QNetwork(nn.Module):
@@ -124,11 +130,12 @@ class QNetwork(nn.Module):
         super().__init__()
         self.dueling = cfg.dueling
         self.images = is_image(obs_space)
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
         if self.images:
-            self.encoder = nature_cnn(obs_space)
+            self.encoder = nature_cnn(obs_space)  # it has 512 features
             sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
         self.head = relu_mlp(*sizes, num_outputs)
 
@@ -142,7 +149,7 @@ class QNetwork(nn.Module):
 
 
 class Agent(nn.Module):
-    """Network, target network and eps: its state dict is all of them."""
+    """Q, its target network and eps, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -155,111 +162,105 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], by Eq. (5) or the best ones."""
+        """Raw observations [N, ...] -> actions [N]: by Eq. (5), or the best."""
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best
         return epsilon_greedy(best, self.num_acts, self.eps)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions as the environment takes them."""
+        """Actions for `env.step`."""
         return act.cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.integer:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_target(self) -> None:
-        """Copy the weights of the network to the target network."""
+        """Copy the weights of Q to Q_targ."""
         self.critic_targ.load_state_dict(self.critic.state_dict())
 
 
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    """B transitions."""
-
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as taken, exploration included
+    act: Shaped[Tensor, "B *act"]
     rew: PerSample
-    next_obs: Shaped[Tensor, "B *obs"]  # the true next observation
-    terminated: PerSample  # 1 at a true end; a time limit leaves no mark
+    next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
-    """The last `size` transitions of all environments, in a ring."""
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
-    def __init__(self, size: int, obs: Tensor, act: Tensor, device: torch.device):
-        """`obs` and `act` are examples: one observation and one action."""
-        bytes_per_row = 2 * obs.nbytes + act.nbytes + 8  # rew and terminated take 8
-        check_memory("--buffer-size", size, bytes_per_row * size, device)
-        self.size = size
+    def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
+        """`obs` and `act` are examples, which give the shapes and types to store."""
+        num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        self.capacity = capacity
         self.device = device
         self.columns = {
-            "obs": torch.empty(size, *obs.shape, dtype=obs.dtype, device=device),
-            "act": torch.empty(size, *act.shape, dtype=act.dtype, device=device),
-            "rew": torch.empty(size, device=device),
-            "next_obs": torch.empty(size, *obs.shape, dtype=obs.dtype, device=device),
-            "terminated": torch.empty(size, device=device),
-        }
-        self.filled = 0  # rows that hold a transition
-        self.next = 0  # the row to write next
+            "obs": obs.new_empty(capacity, *obs.shape, device=device),
+            "act": act.new_empty(capacity, *act.shape, device=device),
+            "rew": torch.empty(capacity, device=device),
+            "next_obs": obs.new_empty(capacity, *obs.shape, device=device),
+            "terminated": torch.empty(capacity, device=device)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
 
-    def add(self, **step: np.ndarray | Tensor) -> None:
-        """Store one step of N environments: a value [N, ...] for every column."""
-        num_envs = len(step["rew"])
-        rows = (self.next + torch.arange(num_envs)) % self.size
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
-            value = torch.as_tensor(step[name]).to(column)
+            value = torch.as_tensor(transition[name])
             assert value.shape == (num_envs, *column.shape[1:]), name
-            column[rows] = value
-        self.next = (self.next + num_envs) % self.size
-        self.filled = min(self.filled + num_envs, self.size)
+            column[rows] = value.to(column.device, column.dtype)
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
 
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
-        rows = torch.randint(self.filled, (batch_size,), device=self.device)
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
         # index_select(0, rows) is column[rows], in a quarter of the time.
-        columns = {k: v.index_select(0, rows) for k, v in self.columns.items()}
-        return Transitions(**columns)
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """Clones of the filled rows: a view would be saved with the whole memory."""
-        columns = {k: v[: self.filled].clone() for k, v in self.columns.items()}
-        return {"columns": columns, "filled": self.filled, "next": self.next}
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
 
     def load_state_dict(self, state: dict) -> None:
-        self.filled = state["filled"]
-        self.next = state["next"]
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
         for name, column in self.columns.items():
-            column[: self.filled] = state["columns"][name]
+            column[: self.num_stored] = state["columns"][name]
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
-
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
-    """
-    true_obs = next_obs.copy()
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments, store the transitions and return the next observations."""
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    true_obs = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=true_obs, terminated=terminated)
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
     return next_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1). A true end has no future. A time limit only stops the recording."""
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -299,10 +300,13 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
 
 # ======================================= update =======================================
 def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (3): Q(s, a) regresses on the target."""
-    with torch.no_grad():  # targets are constants
+    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
-        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        if agent.cfg.double:
+            q_next = agent.critic(batch.next_obs)
+        else:
+            q_next = q_targ
         next_val = greedy_value(q_targ, q_next)  # Eq. (2)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
@@ -311,21 +315,30 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
-    """One gradient step on one batch. The target network stays as it is."""
+    """Update Q once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 
 
 # ======================================= train ========================================
-def num_updates_due(step: int, cfg: Config) -> int:
-    """Total number of updates due after `step` environment steps, for any num_envs."""
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
@@ -334,20 +347,22 @@ def train(cfg: Config) -> Agent:
         obs_example = torch.zeros(obs_space.shape, dtype=obs_dtype)
         act_example = torch.zeros((), dtype=torch.int64)
         buffer = ReplayBuffer(run.buffer_size, obs_example, act_example, run.device)
-        step = run.restore(agent, optimizer=optimizer, buffer=buffer)  # 0, or resumed
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             obs = interact(agent, envs, buffer, obs, agent.act(obs))
-            updates_so_far = num_updates_due(step, cfg)
+            updates_before = updates_due(step, cfg)
             step += cfg.num_envs
-            for _ in range(updates_so_far, num_updates_due(step, cfg)):
+            for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
-                run.store(**update(agent, optimizer, batch, lr))
-            if step % cfg.target_every < cfg.num_envs:  # passed a multiple of it
+                metrics = update(agent, optimizer, batch, lr)
+                run.store(**metrics)
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(step, envs, eps=agent.eps, lr=lr)  # writes and saves when due
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
     return agent
 
 

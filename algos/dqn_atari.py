@@ -2,71 +2,72 @@
 
 The problem. DQN learns Atari games from the screen alone, but it needs a
 replay buffer of a million transitions. An observation is a stack of the last
-4 grey frames of 84 x 84 pixels, since one frame does not show which way the
-ball flies. Stored as they come, a million pairs of obs and next_obs take 56
-GB. But each frame is part of up to 8 of these stacks. This file stores every
-frame once, in 7 GB, and puts the stacks together again when it draws a batch.
-The algorithm is that of algos/dqn.py; only the buffer and the settings differ.
+4 grey frames of 84 x 84 pixels, since a single frame does not show which way
+the ball moves. Stored as they come, a million pairs of obs and next_obs take
+56 GB. But a frame appears in up to 8 of these stacks. This file stores every
+frame once, in 7 GB, and rebuilds the stacks when it draws a batch. Otherwise
+the algorithm is that of algos/dqn.py.
 
-Background, as in algos/dqn.py. s' is the true next state, even at a time
-limit, where we still bootstrap. "terminated" marks a true end. Q_targ is the
-target network, V' the estimated value of s', and t counts environment steps.
+Notation, as in algos/dqn.py. If a time limit cuts an episode off, s' is its
+last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Q_targ is the target network. t counts
+environment steps, `mean` is over the batch.
 
-    y    = r + gamma (1 - terminated) V'                                   (1)
-    V'   = Q_targ(s', argmax_a Q(s', a))        if `double`,
-           max_a Q_targ(s', a)                  if not                     (2)
-    L(Q) = mean h(Q(s, a) - y),
-           h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                       (3)
-    Q    = V(s) + A(s, a) - mean_a A(s, a),     if `dueling`               (4)
-    a    = argmax_a Q(s, a), but with probability eps uniformly random     (5)
-    eps  = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                   (6)
+    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
+    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+            max_a Q_targ(s', a)                otherwise                   (2)
+    L(Q)  = mean h(Q(s, a) - y),
+            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
+    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-The frame buffer itself, with n frames per stack. f_k is the frame in row k of
-the ring of one environment, and row k holds the transition that starts there:
+What is specific to the frame buffer. Each environment has a ring of rows, and
+f_k is the frame in row k. With n frames per stack, the transition in row k is
 
-    s = (f_{k-n+1}, ..., f_k),    s' = (f_{k-n+2}, ..., f_{k+1})           (7)
+    s     = (f_{k-n+1}, ..., f_k),    s' = (f_{k-n+2}, ..., f_{k+1})       (7)
 
-Why it works. Within an episode, next_obs drops the oldest frame of obs and
-appends a new one, so a step adds one frame. At the start of an episode all n
-frames of the first stack are new. An example with n = 4, where an episode of
-two steps follows another, a to e are its frames, and x belongs to the one
-before:
+Within an episode, s' drops the oldest frame of s and appends a new one, so
+every step writes one frame. At the start of an episode all n frames of the
+first stack are written. An example with n = 4: x is the last frame of an
+episode, and a to f are the frames of the next one, which has two steps.
 
-    row      11   12   13   14   15   16   17
-    frame     x    a    b    c    d    e    f
-    holds     -    -    -    -    1st  2nd  -
+    row           11   12   13   14   15   16   17
+    frame         x    a    b    c    d    e    f
+    transition    -    -    -    -    1st  2nd  -
 
-Row 15 holds the first transition, from (a, b, c, d) to (b, c, d, e), and row
-16 the second. Row 17 has the last frame of the episode, f, and no transition.
-The next write overwrites the oldest row, and with it a frame of the n - 1 rows
-after it. `live` marks the rows whose n + 1 frames are all there. Only these
-are drawn, so a stack never mixes two episodes or new frames with old ones.
+The first transition leads from (a, b, c, d) to (b, c, d, e). Row 17 holds the
+last frame of the episode and no transition. Once the ring is full, a new
+frame overwrites the oldest one, which also belonged to the transitions of the
+n - 1 rows after it. `live` marks the rows whose transition still has all of
+its frames. Only these are drawn, so that no stack mixes two episodes or new
+frames with old ones.
 
-Atari's other details. Each action is held for 4 frames of the game. Rewards
+Details of Atari. Every action is repeated for 4 frames of the game. Rewards
 are clipped to [-1, 1] for the learner, so that one learning rate fits all
-games; the log shows the true score. Pixels are divided by 255.
+games; the log shows the true score.
 
 Departures from the papers, besides those of algos/dqn.py. An episode ends
-with the game, not with the loss of a life. The environment repeats the last
-action with probability 0.25 ("sticky actions", Machado et al. 2018,
-arXiv:1709.06009) instead of starting with a random number of idle steps.
+with the game, not with the loss of a life. With probability 0.25 the
+environment repeats the last action instead of the new one ("sticky actions",
+Machado et al. 2018, arXiv:1709.06009). The paper instead starts every episode
+with a random number of idle steps.
 
-Sizes by default: learning starts after 80,000 steps. From then on every
-fourth environment step makes one gradient step on a batch of 32, which is
-605,000 in all, and the target network is renewed after every 250 of them. eps
-falls from 1 to 0.01 within 250,000 steps. Frames stay in main memory; batches
-go to the device of the network.
+Defaults: learning starts after 80,000 steps. Then every fourth environment
+step is followed by one update on a batch of 32, 605,000 in all, and the
+target network is updated after every 250 of them. Frames stay in main memory;
+only batches go to the GPU.
 
-Read after    algos/dqn.py:  diff algos/dqn.py algos/dqn_atari.py
+Read after    algos/dqn.py, to see the changes:
+              diff algos/dqn.py algos/dqn_atari.py
 Try           python -m algos.dqn_atari --total-steps 1e5 --start-steps 10000
               --eps-steps 50000
-Reproduce     python -m algos.dqn_atari    (benchmarks/README.md)
+Reproduce     python -m algos.dqn_atari
+              (learning curves: benchmarks/README.md)
 """
 
 import copy
-import math
 from dataclasses import dataclass
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -77,9 +78,9 @@ from torch.nn.functional import smooth_l1_loss
 
 from utils import mpi
 from utils.envs import check_memory, image_to_float, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
@@ -87,36 +88,35 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
-    env: str = "ALE/Pong-v5"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "ALE/Pong-v5"  # Gymnasium id
     total_steps: float = 2.5e6  # environment steps
-    num_envs: int = 1  # N, environments stepped together
+    num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # frames in the replay buffer
     start_steps: int = 80_000  # environment steps before learning starts
-    update_every: int = 4  # environment steps per gradient step
-    target_every: int = 1000  # environment steps between copies to the target network
-    batch_size: int = 32  # samples per gradient step (32 to 512)
+    update_every: int = 4  # environment steps per update
+    target_every: int = 1000  # environment steps between updates of Q_targ
+    batch_size: int = 32  # samples per update (usually 32 to 512)
     lr: float = 1e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.01  # final probability of a random action (0.01 to 0.1)
-    eps_steps: int = 250_000  # environment steps in which eps falls from 1 to eps_end
+    eps_steps: int = 250_000  # environment steps in which eps decreases to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
 
     def __post_init__(self):
         check_settings(self, fractions="eps_end", counts="eps_steps")
-        check_range(self, "buffer_size", low=8 * self.num_envs)  # some stacks of each
 
 
 # ======================================= agent ========================================
 def relu_mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class QNetwork(nn.Module):
@@ -125,7 +125,7 @@ class QNetwork(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.dueling = cfg.dueling
-        self.encoder = nature_cnn(obs_space)
+        self.encoder = nature_cnn(obs_space)  # it has 512 features
         sizes = (512,)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
         self.head = relu_mlp(*sizes, num_outputs)
@@ -139,7 +139,7 @@ class QNetwork(nn.Module):
 
 
 class Agent(nn.Module):
-    """Network, target network and eps: its state dict is all of them."""
+    """Q, its target network and eps, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -152,152 +152,139 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], by Eq. (5) or the best ones."""
+        """Raw observations [N, ...] -> actions [N]: by Eq. (5), or the best."""
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best
         return epsilon_greedy(best, self.num_acts, self.eps)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions as the environment takes them."""
+        """Actions for `env.step`."""
         return act.cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.integer:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_target(self) -> None:
-        """Copy the weights of the network to the target network."""
+        """Copy the weights of Q to Q_targ."""
         self.critic_targ.load_state_dict(self.critic.state_dict())
 
 
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    """B transitions."""
-
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as taken, exploration included
+    act: Shaped[Tensor, "B *act"]
     rew: PerSample
-    next_obs: Shaped[Tensor, "B *obs"]  # the true next observation
-    terminated: PerSample  # 1 at a true end; a time limit leaves no mark
+    next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class FrameBuffer:
-    """The last `size` frames of all environments, each once, with one ring for each."""
+    """`capacity` frames, in a ring per environment: new ones overwrite the oldest."""
 
-    def __init__(self, size: int, num_envs: int, num_frames: int,
+    def __init__(self, capacity: int, num_envs: int, num_frames: int,
                  obs_shape: tuple[int, ...], device: torch.device):
-        """An observation is a stack of `num_frames` frames along its first axis."""
+        """An observation stacks `num_frames` frames along its first axis."""
         self.num_envs = num_envs
         self.num_frames = num_frames  # n
-        self.rows = size // num_envs  # per environment
+        # Rows per environment; even the smallest ring has room for one transition.
+        self.num_rows = max(capacity // num_envs, num_frames + 1)
         self.frame_shape = (obs_shape[0] // num_frames, *obs_shape[1:])
-        self.device = device  # of batches
-        bytes_per_row = math.prod(self.frame_shape) + 17  # 17 for the other columns
-        check_memory("--buffer-size", size, bytes_per_row * size, torch.device("cpu"))
-        shape = (self.rows, num_envs)
+        self.device = device  # where batches go
+        num_bytes = (int(np.prod(self.frame_shape)) + 8 + 4 + 4 + 1) * capacity
+        check_memory("--buffer-size", capacity, num_bytes, torch.device("cpu"))
+        shape = (self.num_rows, num_envs)
         self.columns = {
             "frame": np.empty((*shape, *self.frame_shape), np.uint8),
             "act": np.empty(shape, np.int64),
             "rew": np.empty(shape, np.float32),
             "terminated": np.empty(shape, np.float32),
-            "live": np.zeros(shape, bool),  # it holds a transition, with all its frames
-        }
-        self.written = np.zeros(num_envs, np.int64)  # frames written so far, per ring
-        self.starts = np.ones(num_envs, bool)  # whether the next step starts an episode
+            "live": np.zeros(shape, bool)}  # holds a transition with all its frames
+        self.num_written = np.zeros(num_envs, np.int64)  # frames so far
+        self.starts = np.ones(num_envs, bool)  # does the next obs start an episode?
 
-    def add(self, obs: np.ndarray, act: Tensor, rew: np.ndarray, next_obs: np.ndarray,
-            terminated: np.ndarray) -> None:
-        """Store one step of N environments, each value [N, ...]."""
-        new = {"act": act.cpu().numpy(), "rew": rew, "terminated": terminated}
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
         for env in range(self.num_envs):
             if self.starts[env]:
-                self.write(env, obs[env])  # else its frames are in the ring already
-            row = (self.written[env] - 1) % self.rows  # of the newest frame of obs
-            for name, value in new.items():
-                self.columns[name][row, env] = value[env]
+                self.write(env, transition["obs"][env])
+            # Otherwise the frames of obs are there already.
+            row = (self.num_written[env] - 1) % self.num_rows  # obs's newest frame
+            for name in ("act", "rew", "terminated"):
+                self.columns[name][row, env] = transition[name][env]
             self.columns["live"][row, env] = True
-            num_channels = self.frame_shape[0]
-            self.write(env, next_obs[env][-num_channels:])  # the newest frame
-        self.starts[:] = False
-
-    def end_episodes(self, done: np.ndarray) -> None:
-        """Tell which environments start a new episode with their next step."""
-        self.starts = done.copy()
+            # Of next_obs only the newest frame is new.
+            self.write(env, transition["next_obs"][env][-self.frame_shape[0] :])
 
     def write(self, env: int, frames: np.ndarray) -> None:
         """Append one frame, or a stack of them, to the ring of an environment."""
         for frame in frames.reshape(-1, *self.frame_shape):
-            row = self.written[env] % self.rows
+            row = self.num_written[env] % self.num_rows
             self.columns["frame"][row, env] = frame
-            # The frame overwritten here belonged to this row and the n - 1 after it.
-            spoiled = (row + np.arange(self.num_frames)) % self.rows
+            # The old frame here belonged to this row and the n - 1 rows after it.
+            spoiled = (row + np.arange(self.num_frames)) % self.num_rows
             self.columns["live"][spoiled, env] = False
-            self.written[env] += 1
+            self.num_written[env] += 1
 
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
-        filled = min(int(self.written.max()), self.rows) * self.num_envs
-        live = self.columns["live"].reshape(-1)  # row 0 of all environments comes first
+        filled = min(int(self.num_written.max()), self.num_rows) * self.num_envs
         picks = torch.randint(filled, (batch_size,)).numpy()
-        while not live[picks].all():
-            dead = ~live[picks]
+        while (dead := ~self.columns["live"].take(picks)).any():  # draw those again
             picks[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
         return self.gather(picks // self.num_envs, picks % self.num_envs)
 
-    def gather(self, rows: Int64[np.ndarray, "B"],
-               envs: Int64[np.ndarray, "B"]) -> Transitions:
-        """Eq. (7): the transitions in these rows of these environments."""
-        steps = np.arange(1 - self.num_frames, 2)  # 1 - n, ..., 0, 1
-        around = (rows[:, None] + steps) % self.rows
-        frames = torch.from_numpy(self.columns["frame"][around, envs[:, None]])
-        frames = frames.to(self.device)  # [B, n + 1, ...]
-        columns = {name: torch.from_numpy(self.columns[name][rows, envs]).to(self.device)
-                   for name in ("act", "rew", "terminated")}
-        return Transitions(obs=frames[:, :-1].flatten(1, 2),
-                           next_obs=frames[:, 1:].flatten(1, 2), **columns)
+    def gather(self, rows: np.ndarray, envs: np.ndarray) -> Transitions:
+        """The transitions in these rows of these environments."""
+        # Of row k the rows k - n + 1, ..., k + 1: frames [B, n + 1, C, H, W].
+        around = (rows[:, None] + np.arange(1 - self.num_frames, 2)) % self.num_rows
+        parts = [self.columns["frame"][around, envs[:, None]]]
+        parts += [self.columns[k][rows, envs] for k in ("act", "rew", "terminated")]
+        frames, act, rew, terminated = (
+            torch.from_numpy(part).to(self.device) for part in parts)
+        obs = frames[:, :-1].flatten(1, 2)  # Eq. (7); [B, n, C, ...] -> [B, n C, ...]
+        next_obs = frames[:, 1:].flatten(1, 2)
+        return Transitions(obs, act, rew, next_obs, terminated)
 
     def state_dict(self) -> dict:
-        """Views of the filled rows: a copy would take as much memory again."""
-        filled = min(int(self.written.max()), self.rows)
-        columns = {k: torch.from_numpy(v[:filled]) for k, v in self.columns.items()}
-        return {"columns": columns, "written": torch.from_numpy(self.written.copy())}
+        """For checkpoints. Views, since a copy would take as much memory again."""
+        filled = min(int(self.num_written.max()), self.num_rows)
+        rows = {name: torch.from_numpy(c[:filled]) for name, c in self.columns.items()}
+        return {"columns": rows, "num_written": torch.from_numpy(self.num_written)}
 
     def load_state_dict(self, state: dict) -> None:
         """A resumed run starts new episodes."""
-        self.written = state["written"].numpy().copy()
+        self.num_written = state["num_written"].numpy().copy()
         self.starts[:] = True
         for name, column in state["columns"].items():
             self.columns[name][: len(column)] = column.numpy()
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
-
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
-    """
-    true_obs = next_obs.copy()
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
-def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
-             obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments, store the transitions and return the next observations."""
+def step_envs(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
+              obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    true_obs = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=true_obs, terminated=terminated)
-    buffer.end_episodes(terminated | truncated)
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
+    buffer.starts = terminated | truncated  # a new episode starts after each end
     return next_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1). A true end has no future. A time limit only stops the recording."""
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -337,10 +324,13 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
 
 # ======================================= update =======================================
 def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (3): Q(s, a) regresses on the target."""
-    with torch.no_grad():  # targets are constants
+    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
-        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        if agent.cfg.double:
+            q_next = agent.critic(batch.next_obs)
+        else:
+            q_next = q_targ
         next_val = greedy_value(q_targ, q_next)  # Eq. (2)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
@@ -349,42 +339,54 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
-    """One gradient step on one batch. The target network stays as it is."""
+    """Update Q once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 
 
 # ======================================= train ========================================
-def num_updates_due(step: int, cfg: Config) -> int:
-    """Total number of updates due after `step` environment steps, for any num_envs."""
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = mpi.Adam(agent.critic)
-        num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1  # in one stack
+        # Images of other environments have colours there, not a stack of frames.
+        num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(
             run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)
-        step = run.restore(agent, optimizer=optimizer, buffer=buffer)  # 0, or resumed
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            obs = interact(agent, envs, buffer, obs, agent.act(obs))
-            updates_so_far = num_updates_due(step, cfg)
+            obs = step_envs(agent, envs, buffer, obs, agent.act(obs))
+            updates_before = updates_due(step, cfg)
             step += cfg.num_envs
-            for _ in range(updates_so_far, num_updates_due(step, cfg)):
+            for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
-                run.store(**update(agent, optimizer, batch, lr))
-            if step % cfg.target_every < cfg.num_envs:  # passed a multiple of it
+                metrics = update(agent, optimizer, batch, lr)
+                run.store(**metrics)
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(step, envs, eps=agent.eps, lr=lr)  # writes and saves when due
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
     return agent
 
 

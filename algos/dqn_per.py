@@ -1,67 +1,71 @@
-"""DQN with prioritized replay.  Schaul et al. 2016, arXiv:1511.05952, Algorithm 1.
+"""DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
 The problem. DQN draws all transitions of its replay buffer equally often, but
-most of them are predicted well already and teach nothing. Prioritized replay
-draws a transition more often the larger its last error Q(s, a) - y was, and a
-new transition soon. Such a sample is no longer representative: frequent
-transitions pull Q towards themselves. Importance weights correct this bias,
-partly at first and fully at the end of the run.
+most of them are predicted well already and teach little. Prioritized replay
+draws a transition more often the larger its last error Q(s, a) - y was, and
+it draws new ones soon. Such a batch is biased: it no longer represents the
+buffer. Importance weights reduce the bias, at the end of the run to zero.
 
-Background, as in algos/dqn.py. s' is the true next state, even at a time
-limit, where we still bootstrap. "terminated" marks a true end. Q_targ is the
-target network, V' the estimated value of s', and t counts environment steps.
-w is the weight of a sample by (9), the one new letter here.
+Notation, as in algos/dqn.py. If a time limit cuts an episode off, s' is its
+last state, and we still bootstrap from it. `terminated` is 1 if the
+environment reached a terminal state. Q_targ is the target network. t counts
+environment steps, `mean` is over the batch. New is w, the weight by (9).
 
-    y    = r + gamma (1 - terminated) V'                                   (1)
-    V'   = Q_targ(s', argmax_a Q(s', a))        if `double`,
-           max_a Q_targ(s', a)                  if not                     (2)
-    L(Q) = mean w h(Q(s, a) - y),
-           h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                       (3)
-    Q    = V(s) + A(s, a) - mean_a A(s, a),     if `dueling`               (4)
-    a    = argmax_a Q(s, a), but with probability eps uniformly random     (5)
-    eps  = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                   (6)
+    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
+    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+            max_a Q_targ(s', a)                otherwise                   (2)
+    L(Q)  = mean w h(Q(s, a) - y),
+            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
+    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-Prioritized replay itself, for transition i of n in the buffer:
+What is specific to prioritized replay, for transition i of n in the buffer:
 
-    p_i  = (|Q(s_i, a_i) - y_i| + 1e-6)^omega   when it was last used,
-           the highest p so far                 if it is new               (7)
-    P(i) = p_i / sum_k p_k                                                 (8)
-    w_i  = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta,
-           k over the batch                                                (9)
-    beta = min(1, beta_start + (1 - beta_start) t / total_steps)          (10)
+    p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  when it was last used,
+            the highest p so far                if it is new               (7)
+    P(i)  = p_i / sum_k p_k, the probability that i is drawn               (8)
+    w_i   = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta,
+            k over the batch                                               (9)
+    beta  = min(1, beta_start + (1 - beta_start) t / total_steps)         (10)
 
-Why the pieces are as they are. omega in (7) trades focus for diversity: 0
-draws uniformly, 1 in proportion to the error. The constant 1e-6 keeps every
-transition possible, since its error may have grown again. In (9), a
-transition drawn n P(i) times as often as under uniform sampling gets a weight
-of 1 / (n P(i)) if beta = 1, so that the expected gradient is that of uniform
-sampling. Dividing by the largest weight makes every weight at most 1: weights
-only shrink steps. beta grows to 1 in (10) because the bias matters most near
-convergence, while early on Q changes quickly anyway.
+Why each piece is there:
 
-The sum tree. To draw from (8), lay all p_i end to end on a line and look up
-which one a random point falls on. A binary tree in which every node holds the
-sum of its two children finds it in log2(n) steps, and changes a p_i in as
-many. Each batch is stratified, as in the paper: the line is cut into
-`batch_size` equal pieces, and one point is drawn from each.
+(7) omega trades focus for diversity: 0 draws uniformly, 1 in proportion to
+the error. The constant 1e-6 keeps p above zero, since a transition that is
+predicted well now may not stay so.
+(9) Transition i is drawn n P(i) times as often as in uniform replay. With
+beta = 1 its weight is proportional to 1 / (n P(i)), and the expected gradient
+is again that of uniform replay, up to a factor. Dividing by the largest
+weight means that weights only ever shrink a step.
+(10) The bias matters most near convergence. Early on, Q changes so much that
+fast learning is worth more.
 
-Departures from the papers. Those of algos/dqn.py. The paper's maximum in (9)
-runs over the whole buffer; the batch's is at hand. The paper calls omega
-alpha. It divides the learning rate by four; here it stays DQN's.
+The sum tree. To draw from (8), put intervals of the lengths p_i end to end
+and find the one that contains a random point. A binary tree in which each
+node holds the sum of its two children finds it in log2(n) steps, and needs as
+many to change one p_i. Batches are stratified, as in the paper: the whole
+length is cut into `batch_size` equal pieces, with one point in each.
 
-Sizes by default are those of algos/dqn.py. Healthy values: as there for `q`
-and `q_loss`, HEALTHY
+Departures from the papers. Those of algos/dqn.py. In the paper the maximum in
+(9) is over the whole buffer; over the batch it is cheaper. The paper writes
+alpha for omega. It also divides DQN's learning rate by four; we do not.
 
-Read after    algos/dqn.py:  diff algos/dqn.py algos/dqn_per.py
+Defaults: as algos/dqn.py. In a healthy run on CartPole `q` behaves as there.
+The mean `td_error` of the drawn transitions ends at 2 to 3: the largest errors
+are failures that Q did not foresee. The mean `weight` falls to about 0.1, and
+with it `q_loss`, to 0.01 to 0.03.
+
+Read after    algos/dqn.py, to see the changes:
+              diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5
               --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn_per
-              (curves of all seeds: benchmarks/README.md)
+              (learning curves: benchmarks/README.md)
 """
 
 import copy
 from dataclasses import dataclass
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -74,7 +78,7 @@ from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
@@ -82,25 +86,25 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
-    env: str = "CartPole-v1"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "CartPole-v1"  # Gymnasium id
     total_steps: float = 5e4  # environment steps
-    num_envs: int = 1  # N, environments stepped together
+    num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before learning starts
-    update_every: int = 2  # environment steps per gradient step
-    target_every: int = 250  # environment steps between copies to the target network
-    batch_size: int = 128  # samples per gradient step (32 to 512)
+    update_every: int = 2  # environment steps per update
+    target_every: int = 250  # environment steps between updates of Q_targ
+    batch_size: int = 128  # samples per update (usually 32 to 512)
     lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
-    eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
+    eps_steps: int = 8000  # environment steps in which eps decreases to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
-    omega: float = 0.6  # exponent of priorities, Eq. (7); 0 draws uniformly (0.4 to 0.7)
-    beta_start: float = 0.4  # initial exponent of the weights, Eq. (10) (0.4 to 1)
+    omega: float = 0.6  # exponent of priorities, Eq. (7) (0, uniform, to 0.7)
+    beta_start: float = 0.4  # initial exponent of weights, Eq. (10) (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
 
     def __post_init__(self):
@@ -111,9 +115,9 @@ class Config(RunConfig):
 def relu_mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
 class QNetwork(nn.Module):
@@ -123,11 +127,12 @@ class QNetwork(nn.Module):
         super().__init__()
         self.dueling = cfg.dueling
         self.images = is_image(obs_space)
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
         if self.images:
-            self.encoder = nature_cnn(obs_space)
+            self.encoder = nature_cnn(obs_space)  # it has 512 features
             sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
         self.head = relu_mlp(*sizes, num_outputs)
 
@@ -141,7 +146,7 @@ class QNetwork(nn.Module):
 
 
 class Agent(nn.Module):
-    """Network, target network and eps: its state dict is all of them."""
+    """Q, its target network and eps, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -154,110 +159,105 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], by Eq. (5) or the best ones."""
+        """Raw observations [N, ...] -> actions [N]: by Eq. (5), or the best."""
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best
         return epsilon_greedy(best, self.num_acts, self.eps)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions as the environment takes them."""
+        """Actions for `env.step`."""
         return act.cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.integer:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_target(self) -> None:
-        """Copy the weights of the network to the target network."""
+        """Copy the weights of Q to Q_targ."""
         self.critic_targ.load_state_dict(self.critic.state_dict())
 
 
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Transitions:
-    """B transitions."""
-
     obs: Shaped[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]  # as taken, exploration included
+    act: Shaped[Tensor, "B *act"]
     rew: PerSample
-    next_obs: Shaped[Tensor, "B *obs"]  # the true next observation
-    terminated: PerSample  # 1 at a true end; a time limit leaves no mark
+    next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
+    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
-    """The last `size` transitions of all environments, in a ring."""
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
-    def __init__(self, size: int, obs: Tensor, act: Tensor, device: torch.device):
-        """`obs` and `act` are examples: one observation and one action."""
-        bytes_per_row = 2 * obs.nbytes + act.nbytes + 8  # rew and terminated take 8
-        check_memory("--buffer-size", size, bytes_per_row * size, device)
-        self.size = size
+    def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
+        """`obs` and `act` are examples, which give the shapes and types to store."""
+        num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        self.capacity = capacity
         self.device = device
         self.columns = {
-            "obs": torch.empty(size, *obs.shape, dtype=obs.dtype, device=device),
-            "act": torch.empty(size, *act.shape, dtype=act.dtype, device=device),
-            "rew": torch.empty(size, device=device),
-            "next_obs": torch.empty(size, *obs.shape, dtype=obs.dtype, device=device),
-            "terminated": torch.empty(size, device=device),
-        }
-        self.filled = 0  # rows that hold a transition
-        self.next = 0  # the row to write next
+            "obs": obs.new_empty(capacity, *obs.shape, device=device),
+            "act": act.new_empty(capacity, *act.shape, device=device),
+            "rew": torch.empty(capacity, device=device),
+            "next_obs": obs.new_empty(capacity, *obs.shape, device=device),
+            "terminated": torch.empty(capacity, device=device)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
 
-    def add(self, **step: np.ndarray | Tensor) -> None:
-        """Store one step of N environments: a value [N, ...] for every column."""
-        num_envs = len(step["rew"])
-        rows = (self.next + torch.arange(num_envs)) % self.size
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store a transition of each of N environments: [N, ...] for every column."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
-            value = torch.as_tensor(step[name]).to(column)
+            value = torch.as_tensor(transition[name])
             assert value.shape == (num_envs, *column.shape[1:]), name
-            column[rows] = value
-        self.next = (self.next + num_envs) % self.size
-        self.filled = min(self.filled + num_envs, self.size)
+            column[rows] = value.to(column.device, column.dtype)
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
 
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
-        rows = torch.randint(self.filled, (batch_size,), device=self.device)
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
         # index_select(0, rows) is column[rows], in a quarter of the time.
-        columns = {k: v.index_select(0, rows) for k, v in self.columns.items()}
-        return Transitions(**columns)
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """Clones of the filled rows: a view would be saved with the whole memory."""
-        columns = {k: v[: self.filled].clone() for k, v in self.columns.items()}
-        return {"columns": columns, "filled": self.filled, "next": self.next}
+        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
 
     def load_state_dict(self, state: dict) -> None:
-        self.filled = state["filled"]
-        self.next = state["next"]
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
         for name, column in self.columns.items():
-            column[: self.filled] = state["columns"][name]
+            column[: self.num_stored] = state["columns"][name]
 
 
 @dataclass(frozen=True)
 class WeightedTransitions(Transitions):
-    """B transitions, where they stand in the buffer and how much they count."""
-
-    rows: Int64[Tensor, "B"]
+    rows: Int64[Tensor, "B"]  # where they are in the buffer
     weight: PerSample  # Eq. (9)
 
 
 class SumTree:
-    """Numbers as the leaves of a binary tree in which each node sums its two children.
+    """Numbers in the leaves of a binary tree, whose other nodes sum their two children.
 
-    Node 1 is the root, and the children of node k are 2 k and 2 k + 1.
+    Node 1 is the root. The children of node k are 2 k and 2 k + 1.
     """
 
     def __init__(self, size: int):
         self.depth = (size - 1).bit_length()  # levels below the root
-        self.num_leaves = 2**self.depth  # at least `size`; those beyond it stay 0
+        self.num_leaves = 2**self.depth  # at least `size`; the rest stay 0
         self.nodes = np.zeros(2 * self.num_leaves)
 
     def get(self, rows: np.ndarray) -> np.ndarray:
         return self.nodes[self.num_leaves + rows]
 
     def set(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Change the numbers in these rows, and all sums above them."""
+        """Change the numbers in these rows and the sums above them."""
         node = self.num_leaves + rows
         self.nodes[node] = values
         for _ in range(self.depth):
@@ -265,11 +265,11 @@ class SumTree:
             self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
 
     def find(self, point: np.ndarray) -> np.ndarray:
-        """Points from 0 to the total -> the rows that they fall on, laid end to end."""
+        """Points from 0 to the total -> the rows whose intervals contain them."""
         node = np.ones(len(point), np.int64)
         for _ in range(self.depth):
             left = self.nodes[2 * node]
-            # By rounding, a point can lie beyond the left sum though the right is empty.
+            # By rounding, a point can exceed the left sum though the right one is 0.
             go_right = (point >= left) & (self.nodes[2 * node + 1] > 0)
             point = np.where(go_right, point - left, point)
             node = np.where(go_right, 2 * node + 1, 2 * node)
@@ -279,71 +279,68 @@ class SumTree:
 class PrioritizedBuffer(ReplayBuffer):
     """A replay buffer that draws row i with probability P(i), Eq. (8)."""
 
-    def __init__(self, size: int, obs: Tensor, act: Tensor, device: torch.device):
-        super().__init__(size, obs, act, device)
-        self.tree = SumTree(size)  # the priorities; an empty row has none
-        self.max_priority = 1.0  # so far
+    def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
+        super().__init__(capacity, obs, act, device)
+        self.tree = SumTree(capacity)  # the priorities p; 0 for an empty row
+        self.max_priority = 1.0  # the highest so far
 
-    def add(self, **step: np.ndarray | Tensor) -> None:
-        """Store one step of N environments, with the highest priority so far."""
-        rows = (self.next + np.arange(len(step["rew"]))) % self.size
-        super().add(**step)
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """The same, with the highest priority so far."""
+        rows = (self.position + np.arange(len(transition["rew"]))) % self.capacity
+        super().add(**transition)
         self.tree.set(rows, np.full(len(rows), self.max_priority))
 
     def sample(self, batch_size: int, beta: float) -> WeightedTransitions:
-        """Draw one transition from each of `batch_size` equal pieces of Eq. (8)."""
+        """Draw by Eq. (8), one from each of `batch_size` equal pieces of the total."""
         total = self.tree.nodes[1]
         point = torch.arange(batch_size) + torch.rand(batch_size, dtype=torch.float64)
         rows = self.tree.find(point.numpy() / batch_size * total)
         prob = self.tree.get(rows) / total  # Eq. (8)
-        lowest = min(mpi.gather(prob.min().item()))  # one scale of weights for all ranks
+        lowest = min(mpi.gather(prob.min().item()))  # over the batch of all processes
         weight = importance_weight(torch.from_numpy(prob), lowest, beta)
         rows = torch.from_numpy(rows).to(self.device)
-        columns = {k: v.index_select(0, rows) for k, v in self.columns.items()}
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
         weight = weight.float().to(self.device)
-        return WeightedTransitions(**columns, rows=rows, weight=weight)
+        return WeightedTransitions(**batch, rows=rows, weight=weight)
 
     def set_priorities(self, rows: Int64[Tensor, "B"], priority: PerSample) -> None:
-        """Give transitions that were just used their new priorities."""
+        """Eq. (7), for transitions that were just used."""
         self.tree.set(rows.cpu().numpy(), priority.cpu().numpy())
         self.max_priority = max(self.max_priority, priority.max().item())
 
     def state_dict(self) -> dict:
-        priority = torch.from_numpy(self.tree.get(np.arange(self.filled)))
+        priority = torch.from_numpy(self.tree.get(np.arange(self.num_stored)))
         state = {"priority": priority, "max_priority": self.max_priority}
         return super().state_dict() | state
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
-        self.tree.set(np.arange(self.filled), state["priority"].numpy())
+        self.tree.set(np.arange(self.num_stored), state["priority"].numpy())
         self.max_priority = state["max_priority"]
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
-
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
-    """
-    true_obs = next_obs.copy()
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments, store the transitions and return the next observations."""
+    """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    true_obs = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=true_obs, terminated=terminated)
+    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
     return next_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1). A true end has no future. A time limit only stops the recording."""
+    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -382,13 +379,13 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
 
 
 def priority_of(error: PerSample, omega: float) -> PerSample:
-    """Eq. (7). Never zero, so that every transition can be drawn again."""
+    """Eq. (7), of transitions that were just used."""
     return (error.abs() + 1e-6) ** omega
 
 
 def importance_weight(prob: Float64[Tensor, "B"], lowest: float,
                       beta: float) -> Float64[Tensor, "B"]:
-    """Eq. (9). `lowest` is the minimum of `prob` over the batch of all ranks."""
+    """Eq. (9). `lowest` is the minimum of P over the batch."""
     return (lowest / prob) ** beta
 
 
@@ -399,10 +396,13 @@ def anneal_beta(step: int, beta_start: float, total_steps: float) -> float:
 
 # ======================================= update =======================================
 def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
-    """Eq. (3): Q(s, a) regresses on the target. Also returns the error for Eq. (7)."""
-    with torch.no_grad():  # targets are constants
+    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
-        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        if agent.cfg.double:
+            q_next = agent.critic(batch.next_obs)
+        else:
+            q_next = q_targ
         next_val = greedy_value(q_targ, q_next)  # Eq. (2)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
@@ -413,21 +413,30 @@ def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
 
 def update(agent: Agent, optimizer: mpi.Adam, batch: WeightedTransitions,
            lr: float) -> dict:
-    """One gradient step on one batch. The target network stays as it is."""
+    """Update Q once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
     return optimizer.minimize(per_loss, agent, batch, lr=lr)
 
 
 # ======================================= train ========================================
-def num_updates_due(step: int, cfg: Config) -> int:
-    """Total number of updates due after `step` environment steps, for any num_envs."""
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
@@ -437,24 +446,25 @@ def train(cfg: Config) -> Agent:
         act_example = torch.zeros((), dtype=torch.int64)
         buffer = PrioritizedBuffer(
             run.buffer_size, obs_example, act_example, run.device)
-        step = run.restore(agent, optimizer=optimizer, buffer=buffer)  # 0, or resumed
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             beta = anneal_beta(step, cfg.beta_start, cfg.total_steps)
             obs = interact(agent, envs, buffer, obs, agent.act(obs))
-            updates_so_far = num_updates_due(step, cfg)
+            updates_before = updates_due(step, cfg)
             step += cfg.num_envs
-            for _ in range(updates_so_far, num_updates_due(step, cfg)):
+            for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size, beta)
                 metrics = update(agent, optimizer, batch, lr)
                 new_priority = priority_of(metrics["td_error"], cfg.omega)
                 buffer.set_priorities(batch.rows, new_priority)
                 run.store(**metrics, weight=batch.weight)
-            if step % cfg.target_every < cfg.num_envs:  # passed a multiple of it
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(step, envs, eps=agent.eps, lr=lr)  # writes and saves when due
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
     return agent
 
 

@@ -341,7 +341,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum may hide an improvement, but never a deterioration."""
+    """Eqs. (9), (10). The minimum may hide an improvement, never a deterioration."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)

@@ -1,76 +1,83 @@
 """Vanilla Policy Gradient (VPG): the policy gradient with a learned baseline.
 
-The problem. We look for the policy pi with the largest expected return. The
-return depends on the environment, whose dynamics are unknown, so we cannot
+The problem. We want the policy pi with the largest expected return. The return
+depends on the environment, whose dynamics we do not know, so we cannot
 differentiate through it. The log-derivative trick avoids that. For any
 function f, and x drawn from a density p that depends on the weights,
 
     grad E f(x) = sum_x f(x) grad p(x) = E [f(x) grad log p(x)].
 
-Let x be an episode and f its return. Then log p is a sum of log pi(a_t | s_t)
-and of terms of the environment, whose gradient is zero. An action cannot
-change earlier rewards, so only the rewards after it count:
+Let x be an episode and f(x) its return. log p(x) is a sum of log pi(a_t | s_t)
+and of log-probabilities of the environment, whose gradient is zero. An action
+cannot change earlier rewards, so only the rewards after it matter:
 
     grad E (return) = E sum_t grad log pi(a_t | s_t) (return from t on).
 
-All of this can be sampled: act, look at what follows, and make an action more
-likely in proportion. This is REINFORCE (Williams 1992,
-doi:10.1007/BF00992696). It is unbiased, but noisy.
+All of this can be sampled: act, see what return follows, and make an action
+more likely in proportion to it. This estimate (Williams 1992,
+doi:10.1007/BF00992696) is unbiased but noisy.
 
-The baseline. We subtract V(s), a learned estimate of the return from s on, so
-that an action is judged by whether it did better than expected. The mean of
-the gradient stays the same, since V(s) does not depend on the action:
+The baseline. Subtract V(s), a learned estimate of the return from s on. An
+action then counts by how much better it did than expected. This leaves the
+mean of the gradient as it is, since V(s) does not depend on the action and
+probabilities always sum to 1:
 
-    E_a [V(s) grad log pi(a | s)] = V(s) grad sum_a pi(a | s) = V(s) grad 1 = 0.
+    E_a [V(s) grad log pi(a | s)] = V(s) grad sum_a pi(a | s) = 0.
 
-But most of the noise, which comes from how good the state was, disappears.
-What remains is the advantage A: how much better an action was than the policy
-does on average in that state. s' is the true next state of s, even at a time
-limit, where we still bootstrap from V(s'). "terminated" marks a true end of
-an episode, "done" any end, time limits included. V is the critic. lambda
-trades bias for variance: lam = 0 trusts V after one step, lam = 1 trusts the
-sampled rewards alone. (1) and (2) are GAE (Schulman et al. 2016,
-arXiv:1506.02438, eq. 16).
+But it removes the largest source of noise: that some states are better than
+others, whatever the action. What remains is the advantage.
+
+Notation. V is the critic, its estimate of the return from a state. s' is the
+state an action leads to. When an episode ends, s' is its last state, not the
+first state of the next episode. `terminated` means that s' is a terminal
+state, `done` that the episode ended, by termination or by a time limit. At a
+time limit we still bootstrap from V(s'). The advantage A says how much better
+an action was than the policy's average in that state. `lam` trades bias for
+variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
+end of the episode or rollout. (1) and (2) are generalized advantage
+estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
-    A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
-    R_t     = A_t + V(s_t), the critic's regression target                 (2)
-    log pi  = sum_i log N(a_i; mu_i(s), sigma_i), or log softmax           (3)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s), averaged over the batch                (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10),
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}                         (7)
-    L_pi    = -mean log pi(a | s) A, A constant                            (8)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
+    L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-Each update takes one step on (8) with the whole rollout, then `v_steps` steps
-on (5), each with a random minibatch. The policy gets only one step because
-its gradient is valid only for the policy that collected the data. A comes
-from the critic before these steps: a critic fitted to R first would explain
-away the advantages it is to measure. Advantages are not normalised, since
-Adam cancels most of the scale of a gradient. H is only reported. With images,
-actor and critic share an encoder, which only the policy step trains.
+R is the critic's target; mean and var in (6), (7) are of all earlier data.
 
-Departures from theory. A rollout is 64 steps per environment, much shorter
-than most episodes, and its last step bootstraps from V. States late in an
-episode count in full, instead of gamma^t. (6) and (7) are implementation
-details from OpenAI Baselines. sigma is one parameter per action dimension,
-independent of s. tanh maps a Gaussian action into the environment's bounds;
-its Jacobian does not depend on the weights, so (8) can omit it.
+Every update takes one step on (8) with the whole rollout, and then `v_steps`
+steps on (5), each with a random minibatch. The policy gets only one step, as
+its gradient is an expectation under the policy that collected the data. The
+advantages come from the critic before its steps: a critic that has already
+been fitted to R would explain away what they measure. They are not normalised,
+since Adam is nearly invariant to gradient scale. Rewards are scaled but not
+centred: a constant added to every reward changes how much a longer episode is
+worth. H is only reported. With images, actor and critic share an encoder that
+only the policy step trains.
 
-Sizes by default: T = 64 steps of N = 8 environments make 512 samples per
-rollout, for one step of the policy and 20 of the critic. A2C instead takes
-one joint step of both after only ten steps per environment. Healthy values:
-`explained_variance` EVHEALTH, `entropy` falling slowly.
+Departures from theory. A rollout is 64 steps per environment, often much
+shorter than an episode, so the sum in (2) ends early with V. A state late in
+an episode counts in full, without gamma^t. Gaussian actions are squashed by
+tanh and rescaled to the action bounds. The Jacobian of tanh depends only on
+the action, so the gradient of (8) is right without it.
 
-Read next     algos/a2c.py, algos/trpo.py:  diff algos/vpg.py algos/a2c.py
+Defaults: 64 steps in each of 8 environments give 512 samples for one step of
+the policy and 20 of the critic. A2C takes one joint step of both after only 10
+steps per environment. In a healthy run on MuJoCo `explained_variance` rises
+above 0.8 within 100,000 to 200,000 steps, `policy_grad_norm` stays between
+0.03 and 0.4 after the first updates, and `entropy` falls slowly.
+
+Read next     algos/a2c.py or algos/trpo.py:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
-Reproduce     python -m algos.vpg    (curves of all seeds: benchmarks/README.md)
+Reproduce     python -m algos.vpg    (learning curves: benchmarks/README.md)
 """
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import gymnasium as gym
 import numpy as np
@@ -79,36 +86,36 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.envs import image_to_float, is_image, make_envs, nature_cnn, to_tensor
+from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
-PerSample = Float32[Tensor, "B"]  # one number per sample of a batch: never [B, 1]
-Outputs = Float32[Tensor, "B k"]  # of the actor: k logits, or the means of k dimensions
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
 Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
-    num_envs: int = 8  # N, environments stepped together (1 to 64)
-    rollout_steps: int = 512  # T x N, steps per rollout over all environments
+    num_envs: int = 8  # N, parallel environments (usually 1 to 64)
+    rollout_steps: int = 512  # T x N, samples per rollout, from all environments
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
-    lr: float = 3e-3  # learning rate of the policy's Adam at the start (3e-4 to 1e-2)
-    v_lr: float = 1e-3  # learning rate of the critic's Adam, constant (3e-4 to 3e-3)
-    anneal_lr: bool = True  # decrease the policy's learning rate linearly to zero
+    lr: float = 3e-3  # the policy's learning rate at the start (3e-4 to 1e-2)
+    v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
+    anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.97  # GAE's lambda: bias at 0, variance at 1 (0.9 to 1)
+    lam: float = 0.97  # GAE's lambda: lower has more bias, higher more variance
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    std_init: float = 1.0  # initial sigma of continuous actions (0.3 to 1)
+    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
-    scale_rew: bool = True  # divide rewards by the std of discounted returns, Eq. (7)
-    orthogonal_init: bool = True  # orthogonal initial weights, else PyTorch's default
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self)
+        check_settings(self)  # or an error
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -116,22 +123,23 @@ class Config(RunConfig):
 def mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with tanh between them."""
     layers = []
-    for inputs, outputs in pairwise(sizes):
+    for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights, zero biases. At first the policy prefers no action."""
-    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 1.0}
+    """Small last weights make the initial policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gains.get(layer, math.sqrt(2)))
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
             nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
 class RunningStats(nn.Module):
-    """Mean and variance of all rows seen so far, over all ranks, in float64."""
+    """Running mean and variance of all samples seen so far, by all processes."""
 
     def __init__(self, shape: tuple[int, ...]):
         super().__init__()
@@ -141,17 +149,16 @@ class RunningStats(nn.Module):
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
         """Merge the moments of a batch into those so far (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
-        weight = count / self.count
+        new = count / self.count  # the weight of this batch
         delta = mean - self.mean
-        spread = weight * (1 - weight) * delta**2  # of the two means
-        self.var.copy_((1 - weight) * self.var + weight * var + spread)
-        self.mean += weight * delta
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics: its state dict is the whole policy."""
+    """Actor, critic and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -168,35 +175,27 @@ class Agent(nn.Module):
             self.log_std = nn.Parameter(log_std)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared by actor and critic
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
             sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
         self.actor = mlp(*sizes, num_outputs)
         self.critic = mlp(*sizes, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
-        self.ret_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # latest G of (7), [N]; not saved
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
 
-    def normalize(self, obs: Tensor) -> Tensor:
-        """Raw observations -> network inputs: scaled pixels or Eq. (6), float32."""
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
         if self.images:
             return image_to_float(obs)
         if not self.cfg.norm_obs:
             return obs.float()
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
-
-    def normalize_rollout(self, rollout: "Rollout") -> "Rollout":
-        """The rollout as the networks see it, with rewards scaled by Eq. (7)."""
-        rew = rollout.rew
-        if self.cfg.scale_rew:
-            rew = standardize(rew, 0.0, self.ret_stats.var)
-        obs = self.normalize(rollout.obs)
-        next_obs = self.normalize(rollout.next_obs)
-        return replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All but the critic's. With images, the encoder belongs to the policy."""
@@ -205,32 +204,31 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], not bounded yet."""
-        obs = torch.as_tensor(obs, device=self.ret_stats.mean.device)
-        out = self.actor(self.encoder(self.normalize(obs)))
+        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
-            return out.argmax(-1) if self.discrete else out
+            return actor_out.argmax(-1) if self.discrete else actor_out
         if self.discrete:
-            return out.softmax(-1).multinomial(1).squeeze(-1)
-        return out + self.log_std.exp() * torch.randn_like(out)
+            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """tanh maps continuous actions into the environment's bounds, per dimension."""
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
         if self.discrete:
             return act.cpu().numpy()
-        unit = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
-        return torch.lerp(self.low, self.high, unit / 2 + 0.5).cpu().numpy()
+        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, ready for `env.step`."""
+        """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Update the running statistics: after learning, which must use the old."""
-        last = self.discounted_reward_sum
-        sums = discounted_reward_sums(rollout, last, self.cfg.gamma)
-        self.discounted_reward_sum = sums[-1] * (1 - rollout.done[-1])
-        self.ret_stats.update(sums.flatten())
+        """Called after `update`, which must use the old statistics."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
+        self.reward_sum_stats.update(sums.flatten())
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
@@ -238,97 +236,89 @@ class Agent(nn.Module):
 # ======================================== data ========================================
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of N environments."""
-
     obs: Shaped[Tensor, "T N *obs"]
     act: Shaped[Tensor, "T N *act"]
     rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # the true next observations
-    terminated: PerStep  # 1 at a true end
-    done: PerStep  # 1 at a true end or a time limit
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What the loss needs of B samples."""
-
-    obs: Float32[Tensor, "B *obs"]  # normalised
+    obs: Float32[Tensor, "B *obs"]
     act: Shaped[Tensor, "B *act"]
     adv: PerSample
 
 
 def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Where each action led, [N, ...].
-
-    An environment whose episode ended has restarted already, so its `next_obs` is the
-    first observation of the next episode. The last one of the old is in `infos`.
-    """
-    true_obs = next_obs.copy()
+    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
+    first one of the next episode, and the last one of this is in `infos`."""
+    next_obs = next_obs.copy()
     for i in np.flatnonzero(done):
-        true_obs[i] = infos["final_obs"][i]
-    return true_obs
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
 
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps from `obs` on -> the rollout and the next obs."""
+    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
         next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        true_obs = true_next_obs(next_obs, done, infos)
-        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))
+        s_prime = true_next_obs(next_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": s_prime, "terminated": terminated, "done": done})
         obs = next_obs
-    columns = [to_tensor(np.stack(column), act.device) for column in zip(*steps)]
-    return Rollout(*columns), obs
+    return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: after few samples, a rare value can become huge."""
+    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
-def discounted_reward_sums(rollout: Rollout, last: Tensor, gamma: float) -> PerStep:
-    """G of Eq. (7). `last` [N] is G of the step before, 0 if an episode ended there."""
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
-        sums.append(rew + gamma * last)
-        last = sums[-1] * (1 - done)
-    return torch.stack(sums)
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
 
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """Eqs. (1), (2): GAE -> advantages, value targets.
-
-    A true end has no future value. Any end of an episode stops the recursion.
-    """
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # faster than PyTorch here
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    last = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
-        last = delta[t] + decay[t] * last  # Eq. (2)
-        adv[t] = last
+        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
+        next_adv = adv[t]
     adv = torch.as_tensor(adv, device=val.device)
     return adv, adv + val
 
 
-def log_prob(out: Outputs, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of actions [B, k] before tanh, or of discrete actions [B]."""
+def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
+    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
     if log_std is None:
-        return out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - out) / log_std.exp()
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def entropy(out: Outputs, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; for continuous actions that of the Gaussian, before tanh."""
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (4) in nats; of continuous actions before tanh."""
     if log_std is None:
-        return -(out.softmax(-1) * out.log_softmax(-1)).sum(-1).mean()
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
@@ -338,77 +328,88 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """Eq. (8). Its gradient is the policy gradient; its value says nothing."""
+    """Its gradient is the policy gradient. Its value does not measure progress."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if the critic predicts the targets exactly, 0 if no better than a constant."""
+    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """Eq. (8). Advantages are constants. The entropy is only reported."""
-    out = agent.actor(agent.encoder(batch.obs))
-    logp = log_prob(out, agent.log_std, batch.act)
+    """Eq. (8). No gradient flows through advantages. The entropy is only reported."""
+    actor_out = agent.actor(agent.encoder(batch.obs))
+    logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = policy_loss(logp, batch.adv)
-    return pi_loss, {"pi_loss": pi_loss, "entropy": entropy(out, agent.log_std)}
+    ent = entropy(actor_out, agent.log_std)
+    return pi_loss, {"pi_loss": pi_loss, "entropy": ent}
 
 
 def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
                       ret: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (5). `features` are what the encoder made of the observations."""
-    v_loss = value_loss(agent.critic(features).squeeze(-1), ret)  # [B, 1] -> [B]
+    """Eq. (5). `features` are the encoder's outputs, or vector observations."""
+    v_loss = value_loss(agent.critic(features).squeeze(-1), ret)
     return v_loss, {"v_loss": v_loss}
 
 
-def compute_values(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep]:
-    """V(s) and V(s') for every step of a normalised rollout, by the current critic."""
+def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
+    """Values, advantages and value targets by the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
-    next_val = val.roll(-1, dims=0)  # s' is the next row's s, except where ...
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
     ends = rollout.done.bool()
-    ends[-1] = True  # ... an episode or the rollout ends
+    ends[-1] = True  # ... unless the episode or the rollout ends
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
-    return val, next_val
+    cfg = agent.cfg
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
 
 
-@torch.no_grad()  # `minimize` alone computes gradients
+@torch.no_grad()  # only `minimize` computes gradients
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
            lr: float) -> dict:
-    """Learn from one rollout: one step of the policy, then of the critic -> metrics."""
+    """One step of the policy, then `v_steps` of the critic. Return metrics.
+
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), takes one Adam step and returns the metrics.
+    """
     cfg = agent.cfg
-    rollout = agent.normalize_rollout(rollout)
-    obs = rollout.obs.flatten(0, 1)  # [B, ...] with B = T x N
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
-    val, next_val = compute_values(agent, rollout)
-    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
-    critic = {"val": val, "explained_variance": explained_variance(val, ret)}
+    val, adv, ret = compute_targets(agent, rollout)
+    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
 
     batch = Batch(obs, act, adv.flatten())
     metrics = optimizers.policy.minimize(vpg_policy_loss, agent, batch, lr=lr)
 
-    features = agent.encoder(obs)  # of the new policy; the value steps do not move it
+    features = agent.encoder(obs)  # the policy step moved the encoder; now it stays
     ret = ret.flatten()
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
-    steps = []  # metrics of each gradient step of the critic
+    step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(cfg.v_steps):
-        rows = torch.randperm(len(obs))[: len(obs) // num_minibatches]
-        steps.append(optimizers.critic.minimize(
-            critic_value_loss, agent, features[rows], ret[rows], lr=cfg.v_lr))
-    for name in steps[0]:
-        metrics[name] = torch.stack([step[name] for step in steps])
-    metrics |= {"lr": lr}
-    return metrics | critic
+        idx = torch.randperm(len(obs))[: len(obs) // num_minibatches]
+        step_metrics.append(optimizers.critic.minimize(
+            critic_value_loss, agent, features[idx], ret[idx], lr=cfg.v_lr))
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
+    return metrics | critic_metrics | {"lr": lr}
 
 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
-    """Train to the end of the budget, or resume, and return the agent."""
-    with Run(cfg) as run:  # refuses bad input before anything is built
+    """Train until `total_steps`, from the start or from a checkpoint."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of that run
-        envs = make_envs(cfg, run.num_envs)  # this rank's share
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizers = mpi.Optimizers(
@@ -419,9 +420,9 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizers, rollout, lr)
-            agent.update_stats(rollout)  # after learning, which needs the old ones
+            agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # writes, evaluates and saves when due
+            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
     return agent
 
 

@@ -53,10 +53,10 @@ def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", an
     check_range(cfg, names_in(f"{POSITIVE} {positive}", known), above=0)
     check_range(cfg, any_number)
     check_range(cfg, "total_steps", high=MOST_STEPS)
-    if "buffer_size" in known:
-        check_range(cfg, "buffer_size", low=cfg.num_envs)  # a step of all environments fits in
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
+    if "buffer_size" in known:  # a step of all environments fits in
+        check_range(cfg, "buffer_size", low=cfg.num_envs)
     check_divides(cfg, " ".join(f"{name}/num_procs" for name in SHARED.split() if name in known))
 
 

@@ -50,7 +50,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     """Keep the return and length of every episode that ends, until `pop_episodes` takes them.
 
-    With `clip_rewards`, `step` returns rewards clipped to [-1, 1]; returns are recorded before.
+    clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
+
     FloatingPointError: the environment returned NaN or infinity.
     """
 

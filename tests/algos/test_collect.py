@@ -14,9 +14,11 @@ from algos import ppo
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
 from tests.helpers import (
+    rows,
     script,
 )
-from utils import mpi, ranks
+from utils import launch, mpi
+from utils.envs import evaluate, make_envs
 
 counters = pytest.mark.parametrize("num_envs", [1, 3])
 # Two are cut where an episode of environment 0 ends, one has a single step.
@@ -27,24 +29,33 @@ def config(env="tests.envs:Counter-v0", num_envs=3, env_kwargs=None, **settings)
     """A short run: four updates from six steps of each environment."""
     return ppo.Config(**{
         "env": env, "env_kwargs": json.dumps(env_kwargs or {}), "num_envs": num_envs,
-        "total_steps": 24 * num_envs, "batch": 6 * num_envs, "minibatch": 6 * num_envs,
-        "epochs": 2, "hidden": (8,), "std_init": 1.0, "device": "cpu", **settings})
+        "total_steps": 24 * num_envs, "rollout_steps": 6 * num_envs,
+        "minibatch_size": 6 * num_envs, "epochs": 2, "hidden": (8,),
+        "std_init": 1.0, "device": "cpu", **settings})
 
 
 def start(*args, **kwargs):
     """Environments, an agent, and first observations from a fixed seed."""
     cfg = config(*args, **kwargs)
     torch.manual_seed(0)
-    envs = ppo.make_envs(cfg, cfg.num_envs)
+    envs = make_envs(cfg, cfg.num_envs)
     agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     return agent, envs, envs.reset(seed=7)[0]
+
+
+def collect(agent, envs, obs, size):
+    """A rollout, the next obs, and the episodes that ended in it: (t, env, ep_ret, ep_len)."""
+    rollout, obs = ppo.collect(agent, envs, obs, size)
+    ended = [(size - 1 - ago, *rest) for ago, *rest in envs.pop_episodes()]
+    assert not envs.pop_episodes()                              # each is told once
+    return rollout, obs, ended
 
 
 def rollouts_of(agent, envs, obs, sizes=SIZES):
     """Rollouts one after the other, and the ended episodes of each."""
     rollouts, episodes = [], []
     for size in sizes:
-        rollout, obs, ended = ppo.collect(agent, envs, obs, size)
+        rollout, obs, ended = collect(agent, envs, obs, size)
         rollouts.append(rollout)
         episodes.append(ended)
     return rollouts, episodes, obs
@@ -153,7 +164,7 @@ def test_ended_episodes(num_envs):
 @pytest.mark.parametrize("act", ["box", "discrete"])
 def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
     """Through `train`, so over updates of parameters and statistics, by torch's distributions."""
-    acted, updates, plain_act, plain_gradient = [], [], ppo.Agent.act, ppo.ppo_gradient
+    acted, updates, plain_act, plain_loss = [], [], ppo.Agent.act, ppo.ppo_loss
 
     def act_and_note(agent, obs, deterministic=False):
         outs = []
@@ -166,7 +177,8 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
         acted.append(logp.detach() if agent.discrete else logp.detach().sum(-1))
         return sampled
 
-    def gradient_and_note(agent, flat, obs, act, logp_old, adv, ret):
+    def loss_and_note(agent, minibatch):
+        obs, act, logp_old = minibatch.obs, minibatch.act, minibatch.logp_old
         if acted:                                               # the first since the rollout
             with torch.no_grad():
                 now = ppo.log_prob(agent(obs)[0], agent.log_std, act)
@@ -174,10 +186,10 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
             acted.clear()
         else:                                                   # of the second epoch
             assert torch.equal(logp_old.sort()[0], updates[-1][1].sort()[0])
-        return plain_gradient(agent, flat, obs, act, logp_old, adv, ret)
+        return plain_loss(agent, minibatch)
 
     monkeypatch.setattr(ppo.Agent, "act", act_and_note)
-    monkeypatch.setattr(ppo, "ppo_gradient", gradient_and_note)
+    monkeypatch.setattr(ppo, "ppo_loss", loss_and_note)
     ppo.train(config(env_kwargs={"act": act}, lr=0.01, orthogonal_init=False))
     assert len(updates) == 4
     for logp, logp_old, now, acts in updates:
@@ -193,7 +205,7 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
 def test_what_is_no_number_is_not_collected(fault, at):
     """Nor if it comes with the end of an episode (3), after which the next one's start is fine."""
     agent, envs, first = start("tests.envs:Faulty-v0", 1, {"fault": fault, "at": at})
-    with pytest.raises(FloatingPointError, match=f"environment, step {at - 1} "):
+    with pytest.raises(FloatingPointError, match=f"environment .*vector step {at} "):
         ppo.collect(agent, envs, first, 6)
 
 
@@ -219,6 +231,7 @@ class Kept(gym.vector.VectorWrapper):
     def __init__(self, envs):
         super().__init__(envs)
         self.steps = []
+        self.pop_episodes = envs.pop_episodes
 
     def step(self, actions):
         results = self.env.step(actions)
@@ -249,12 +262,21 @@ def test_atari_rewards_are_clipped_and_scores_are_not():
     """A pellet is worth 10 points: 1 to the learner."""
     pytest.importorskip("ale_py")
     agent, envs, first = start("ALE/MsPacman-v5", 2, {"max_num_frames_per_episode": 440}, seed=3)
-    rollout, _, episodes = ppo.collect(agent, envs, first, 110)
+    rollout, _, episodes = collect(agent, envs, first, 110)
     assert set(rollout.rew.unique().tolist()) == {0, 1} and len(episodes) == 2
     for t, env, ep_ret, ep_len in episodes:
         assert ep_ret >= 10 * rollout.rew[:t + 1, env].sum() > 0 and ep_ret % 10 == 0
-    score = ppo.evaluate(agent, agent.cfg, 2, seed=1)
+    score, _ = evaluate(agent, agent.cfg, 2, seed=1)
     assert (score % 10 == 0).all() and score.max() >= 10        # the score again
+
+
+def test_a_run_on_atari_reports_scores():
+    """Through `train`, whose environments must tell of their episodes."""
+    pytest.importorskip("ale_py")
+    ppo.train(config("ALE/MsPacman-v5", 2, {"max_num_frames_per_episode": 440}, total_steps=220,
+                     rollout_steps=220, minibatch_size=220, epochs=1, run_dir="run"))
+    scores = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
+    assert len(scores) == 2 and max(scores) >= 10 and all(score % 10 == 0 for score in scores)
 
 
 @pytest.mark.parametrize("name,limit", [("CartPole-v1", 20), ("HalfCheetah-v4", 7),
@@ -262,7 +284,7 @@ def test_atari_rewards_are_clipped_and_scores_are_not():
 def test_a_vector_is_as_many_plain_environments(name, limit):
     """The same actions in environments made by gym.make, which know of no vector and no wrapper."""
     agent, envs, obs = start(name, 3, {"max_episode_steps": limit})
-    rollout, _, episodes = ppo.collect(agent, envs, obs, 3 * limit)
+    rollout, _, episodes = collect(agent, envs, obs, 3 * limit)
     sent = [agent.env_act(act) for act in rollout.act]
     ended = []
     for i in range(3):
@@ -311,11 +333,11 @@ def test_every_episode_begins_elsewhere(monkeypatch):
         ppo.train(config("CartPole-v1", 4, {"max_episode_steps": 3}, seed=seed,
                          run_dir=f"run{number}"))
         starts = [args[2] for args, _ in calls[:1]]
-        for _, (rollout, last, _) in calls:
+        for _, (rollout, last) in calls:
             following = torch.cat([rollout.obs[1:], torch.as_tensor(last)[None]])
             starts.append(following[rollout.done.bool()].numpy())
         begun.append([tuple(obs) for obs in np.concatenate(starts).tolist()])
-        acts.append(column([rollout for _, (rollout, *_) in calls], "act").tolist())
+        acts.append(column([rollout for _, (rollout, _) in calls], "act").tolist())
     assert all(len(one) == 4 + 32 for one in begun)             # 24 steps of each of 4
     assert len(set(begun[0] + begun[1])) == 2 * 36
     assert begun[2] == begun[0] and acts[2] == acts[0] != acts[1]
@@ -323,26 +345,27 @@ def test_every_episode_begins_elsewhere(monkeypatch):
 
 # ---- Evaluation
 
-def returns_of(numbers):
-    """The first episode of each of these environments."""
-    return [script(number, 8)[1][0][2] for number in numbers]
+def first_episodes(numbers):
+    """Returns and lengths of the first episode of each of these environments."""
+    ended = [script(number, 8)[1][0] for number in numbers]
+    return [ep_ret for _, _, ep_ret, _ in ended], [ep_len for *_, ep_len in ended]
 
 
 @pytest.mark.parametrize("episodes", [1, 3, 8])
 def test_evaluate_takes_one_episode_of_each_environment(episodes):
     """Short ones, of 1 and of 3 steps, do not crowd out those of 7: they count once."""
     agent, envs, _ = start(num_envs=2)                          # environments 0 and 1
-    returns = ppo.evaluate(agent, agent.cfg, episodes, seed=1)
-    assert returns.tolist() == returns_of(range(2, 2 + episodes))
+    returns, lengths = evaluate(agent, agent.cfg, episodes, seed=1)
+    expected = first_episodes(range(2, 2 + episodes))
+    assert (returns.tolist(), lengths.tolist()) == expected
     assert len(Counter.made) == 2 + episodes                    # in environments of its own
     assert all(not env.acts and len(env.seeds) == 1 for env in Counter.made[:2])
 
 
-def test_evaluate_ends_where_a_reward_is_no_number():
-    """And says so, in the return of the environments concerned: not those of 1 step."""
+def test_evaluate_refuses_a_reward_that_is_no_number():
     agent, _, _ = start("tests.envs:Faulty-v0", 2, {"fault": "rew nan", "at": 2})
-    returns = ppo.evaluate(agent, agent.cfg, 3, seed=1)         # environments 2, 3, 4
-    assert np.isnan(returns).tolist() == [False, True, True]
+    with pytest.raises(FloatingPointError, match="vector step 2 "):
+        evaluate(agent, agent.cfg, 3, seed=1)
 
 
 @pytest.mark.parametrize("act", ["box", "discrete"])
@@ -351,7 +374,7 @@ def test_evaluate_takes_the_best_action(act):
     agent, _, _ = start(num_envs=2, env_kwargs={"act": act}, norm_obs=False)
     with torch.no_grad():                                       # so that it looks at what it sees
         agent.actor[-1].weight *= 100
-    ppo.evaluate(agent, agent.cfg, 3, seed=1)
+    evaluate(agent, agent.cfg, 3, seed=1)
     sent = []
     for env in Counter.made[2:]:
         seen = np.float32([row[0] for row in script(env.number, len(env.acts))[0]])
@@ -364,10 +387,10 @@ def test_evaluate_takes_the_best_action(act):
 @pytest.mark.parametrize("name", ["CartPole-v1", "Hopper-v4"])
 def test_evaluate_repeats_and_changes_nothing(name):
     agent, envs, obs = start(name, num_envs=4)
-    rollout, obs, _ = ppo.collect(agent, envs, obs, 6)
-    agent.observe(rollout)                                      # statistics that could move
+    rollout, obs = ppo.collect(agent, envs, obs, 6)
+    agent.update_stats(rollout)                                      # statistics that could move
     before = copy.deepcopy(agent.state_dict()), torch.get_rng_state(), np.random.get_state()[1]
-    returns = [ppo.evaluate(agent, agent.cfg, 5, seed) for seed in (1, 1, 2)]
+    returns = [evaluate(agent, agent.cfg, 5, seed)[0] for seed in (1, 1, 2)]
     assert len(set(returns[0])) > 1                             # 5 environments, not 5 times one
     assert np.array_equal(returns[0], returns[1]) and not np.array_equal(returns[0], returns[2])
     after = agent.state_dict()
@@ -385,11 +408,11 @@ def test_evaluate_repeats_and_changes_nothing(name):
 def test_evaluate_sees_by_the_statistics_of_training():
     """Observations of another scale and place: an agent that saw them raw would act otherwise."""
     agent, envs, obs = start(num_envs=3)
-    agent.observe(rollouts_of(agent, envs, obs)[0][-1])
+    agent.update_stats(rollouts_of(agent, envs, obs)[0][-1])
     with torch.no_grad():
         agent.actor[-1].weight *= 100
     Counter.made.clear()
-    ppo.evaluate(agent, agent.cfg, 3, seed=1)
+    evaluate(agent, agent.cfg, 3, seed=1)
     for env in Counter.made:
         seen = np.float32([row[0] for row in script(env.number, len(env.acts))[0]])
         stats = agent.obs_stats
@@ -402,6 +425,6 @@ def test_seeds_of_ranks_differ(monkeypatch):
     """Each rank's environments are its own; rank 0 alone evaluates."""
     seeds = []
     for rank in range(4):
-        monkeypatch.setattr(ranks, "_rank", rank)
+        monkeypatch.setattr(launch, "_rank", rank)
         seeds.append(mpi.seed(1, 1))
     assert len(set(seeds)) == 4

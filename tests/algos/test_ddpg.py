@@ -112,7 +112,7 @@ def test_critic_loss_and_gradient_by_hand():
     agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
     loss, metrics, grad = gradient_in(agent.critic, ddpg.critic_loss, agent, BATCH)
     close(metrics["q"], [1.5, 1])
-    close(metrics["q_loss"], loss)
+    close(metrics["critic_loss"], loss)
     close(loss, (16 + 9) / 2)
     close(grad, [2.0, -5, -1])                                      # of s, of a, of the bias
 
@@ -128,7 +128,7 @@ def test_actor_loss_and_gradient_by_hand(algo):
     batch = algo.Transitions(S, A, REW, NEXT, ENDS)
     loss, metrics, grad = gradient_in(agent.actor, algo.actor_loss, agent, batch)
     close(loss, -3.0)
-    close(metrics["pi_loss"], -3.0)
+    close(metrics["actor_loss"], -3.0)
     close(grad, [-3.375, -2.25])                                    # of the weight, of the bias
 
 
@@ -455,7 +455,7 @@ def test_updates_and_delays_do_not_depend_on_the_number_of_environments(
     for k, (step, metrics) in enumerate(calls, 1):
         due = 30 + k * every                                        # the step it belongs to
         assert due <= step < due + num_envs
-        acts = "pi_loss" in metrics
+        acts = "actor_loss" in metrics
         assert acts == (algo is not td3 or k % 2 == 0)
     assert reports == [-(-60 // num_envs) * num_envs, total]
 
@@ -479,10 +479,10 @@ def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeyp
 def test_the_warm_up_is_at_most_a_tenth_of_the_budget_unless_given(algo, total, start,
                                                                     random_steps):
     cfg = algo.Config(total_steps=total, start_steps=start)
-    got = algo.warmup_steps(cfg)
+    got = algo.num_start_steps(cfg)
     assert got == random_steps and isinstance(got, int)
-    assert algo.updates_due(random_steps, cfg) == 0
-    assert algo.updates_due(random_steps + 7, cfg) == 7
+    assert algo.num_updates(random_steps, cfg) == 0
+    assert algo.num_updates(random_steps + 7, cfg) == 7
 
 
 @every_algo
@@ -529,7 +529,8 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(algo):
     assert len(rows("parts")) == 2
     algo.train(quick(algo, run_dir="parts", total_steps=192, resume=True, **settings))
     assert_same_run("parts", "whole")
-    assert checkpoint.load_resume("parts")[1]["state"]["buffer"]["filled"] == 70
+    columns = checkpoint.load_resume("parts")[1]["state"]["buffer"]["columns"]
+    assert {len(column) for column in columns.values()} == {70}
 
 
 @every_algo
@@ -549,7 +550,8 @@ def test_what_a_run_reports(algo):
     algo.train(quick(algo))
     first, last = rows("run")
     assert first["step"] == "60" and last["step"] == "120"
-    names = {"q_loss", "pi_loss"} | ({"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"})
+    names = {"critic_loss", "actor_loss", "critic_grad_norm", "actor_grad_norm"}
+    names |= {"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"}
     names |= {"alpha", "alpha_loss", "logp_mean"} if algo is sac else set()
     assert names <= last.keys() and all(last[name] for name in names)
 
@@ -559,7 +561,7 @@ def test_evaluation_and_a_loaded_run_take_the_best_action(algo):
     agent = algo.train(cfg := quick(algo))
     returns, _ = evaluate(agent, cfg, 4, seed=3)
     torch.manual_seed(99)                                           # there is nothing to draw
-    loaded = play.load("run")
+    loaded = play.load_agent("run")
     assert np.array_equal(evaluate(loaded, cfg, 4, seed=3)[0], returns)
     assert len(set(returns)) == 4
     obs = np.float32([0.3])
@@ -583,7 +585,7 @@ def test_init_from_leaves_the_box_to_the_environment(algo):
     assert torch.equal(first.high, 2 * second.high) and torch.equal(second.high, torch.tensor(HIGH))
     assert torch.equal(first.low, 2 * second.low)
     assert moved(copies(first), second) == {"low", "high"}
-    assert torch.equal(play.load("second").low, second.low)
+    assert torch.equal(play.load_agent("second").low, second.low)
 
 
 # ---- Refusals
@@ -613,6 +615,20 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, cap
 
 
 # ---- Learned in seconds
+
+@every_algo
+def test_reach(algo):
+    """As far as it goes and not beyond, from any start: nearly what is possible."""
+    cfg = quick(algo, total_steps=1500, start_steps=300, report_every=500, buffer_size=1500,
+                num_envs=2, batch_size=64, hidden=(32,), lr=5e-3, gamma=0.9, tau=0.05,
+                **{"alpha": 0.01, "learn_alpha": False} if algo is sac else {})
+    returns, _ = evaluate(algo.train(cfg), cfg, 50, seed=1)
+    far, near = 0.2, 0.4                                        # a step down, a step up
+    starts = np.linspace(-1, 1, 1001)
+    left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
+            for t in range(1, 11)]
+    assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
+
 
 def test_an_action_is_learned():
     """The quickest of the probes, by the simplest of the three; the others are slow tests."""

@@ -1,10 +1,9 @@
-"""algos/dqn.py: its equations by hand, its memory row by row, its loop by count.
+"""algos/dqn.py by hand, and what holds for it and for its children dqn_per and dqn_atari alike.
 
-Run as a program, this file is one of the processes that a test at its end starts.
+Run as a program, this file is one of the processes that tests at its end start.
 """
-import copy
+import dataclasses
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -20,18 +19,27 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-from algos import dqn, dqn_per
-from tests import envs as scripted, probe
+from algos import dqn, dqn_atari, dqn_per
+from tests import probe
 from tests.helpers import (
     DQN_SPACES as SPACES,
     VECTOR,
+    Descent,
     Nowhere,
     bare,
     close,
     copies,
     dqn_agent as make_agent,
     dqn_batch as make_batch,
+    dqn_interact as step_of,
+    dqn_loss as loss_of,
+    dqn_quick as quick,
+    film_envs,
+    film_logs,
+    flat,
+    gradient_in,
     moved,
+    name_of,
     refuses_columns,
     rows,
     run,
@@ -39,59 +47,65 @@ from tests.helpers import (
     vec,
 )
 from utils import checkpoint, mpi
+from utils.envs import evaluate
 from utils.mpi import UsageError
 
-QUICK = {"device": "cpu", "run_dir": "run", "hidden": (8,), "batch": 8, "buffer_size": 600,
-         "start_steps": 40, "report_every": 60, "total_steps": 120}
+CPU = torch.device("cpu")
+ACT = torch.zeros((), dtype=torch.int64)                        # an action, as an example
 
-both = pytest.mark.parametrize("algo", [dqn, dqn_per], ids=["dqn", "dqn_per"])
+every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)
+with_vectors = pytest.mark.parametrize("algo", [dqn, dqn_per], ids=name_of)
 every_kind = pytest.mark.parametrize("kind", SPACES)
+each_alone = pytest.mark.parametrize("algo,kind", [
+    (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
+    (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
 
 
 def weigh(batch):
     """Of DQN-PER with the weights that its update takes; any other as it is."""
-    kind = getattr(sys.modules[type(batch).__module__], "Weighted", None)
+    kind = getattr(sys.modules[type(batch).__module__], "WeightedTransitions", None)
     size = len(batch.rew)
-    return kind(**vars(batch), at=np.arange(size), weight=torch.rand(size)) if kind else batch
+    if kind is None:
+        return batch
+    return kind(**vars(batch), rows=torch.arange(size), weight=torch.rand(size))
 
 
 def part(batch, rows):
     return type(batch)(*(column[rows] for column in vars(batch).values()))
 
 
-def gradient(agent, batch, algo=dqn):
-    """Of the loss, [W], as a new vector; what else the file's function returns."""
-    flat = mpi.flatten(agent.critic)
-    flat.grad.fill_(123)                                        # nothing is left of an earlier one
-    loss, q = algo.dqn_gradient(agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,
-                                batch.terminated)
-    return flat.grad.clone(), loss, q
-
-
 # ---- Equations
 
 @pytest.mark.eq("dqn", 1)
 @pytest.mark.eq("dqn_per", 1)
-@both
+@pytest.mark.eq("dqn_atari", 1)
+@every_algo
 def test_target_by_hand(algo):
     """A step on the way; a time limit, which is stored as that; a death; both at once: a death."""
-    rew, terminated, next_q = vec(1, 1, 1, -2), vec(0, 0, 1, 1), vec(10, 10, 10, 10)
-    close(algo.td_target(rew, terminated, next_q, 0.5), vec(6, 6, 1, -2))
+    rew, terminated, next_val = vec(1, 1, 1, -2), vec(0, 0, 1, 1), vec(10, 10, 10, 10)
+    close(algo.td_target(rew, terminated, next_val, 0.5), vec(6, 6, 1, -2))
 
 
 @pytest.mark.eq("dqn", 2)
 @pytest.mark.eq("dqn_per", 2)
-@both
-def test_best_q_by_hand(algo):
-    q_targ, judge = vec((1, 5, 2), (4, 3, 6)), vec((9, 0, 3), (0, 7, 1))
-    close(algo.best_q(q_targ, judge), vec(1, 3))
-    close(algo.best_q(q_targ, q_targ), vec(5, 6))
-    close(algo.best_q(q_targ[:1], judge[:1]), vec(1))
+@pytest.mark.eq("dqn_atari", 2)
+@every_algo
+def test_greedy_value_by_hand(algo):
+    q_targ, q = vec((1, 5, 2), (4, 3, 6)), vec((9, 0, 3), (0, 7, 1))
+    close(algo.greedy_value(q_targ, q), vec(1, 3))
+    close(algo.greedy_value(q_targ, q_targ), vec(5, 6))
+    close(algo.greedy_value(q_targ[:1], q[:1]), vec(1))
+
+
+@every_algo
+def test_q_of_an_action_by_hand(algo):
+    close(algo.q_of(vec((1, 5, 2), (4, 3, 6)), torch.tensor([2, 0])), vec(2, 4))
 
 
 @pytest.mark.eq("dqn", 3)
 @pytest.mark.eq("dqn_per", 3)
-@both
+@pytest.mark.eq("dqn_atari", 3)
+@every_algo
 @pytest.mark.parametrize("error,loss,slope", [
     (0.5, 0.125, 0.5), (-0.5, 0.125, -0.5), (1, 0.5, 1), (3, 2.5, 1), (-3, 2.5, -1), (0, 0, 0)])
 def test_huber_by_hand(algo, error, loss, slope):
@@ -110,31 +124,39 @@ def test_a_column_against_a_vector_is_no_loss(algo):
         algo.td_target(torch.zeros(3), torch.zeros(3), torch.zeros(3, 1), 0.9)
 
 
-@both
+@every_algo
 def test_what_has_another_shape_is_refused_without_the_checker_too(algo):
     algo = bare(algo)
     refuses_columns(algo.td_target, 3, 0.9)
     refuses_columns(algo.huber, 2)
     for wide, narrow in ((4, 2), (2, 4)):
         with pytest.raises(AssertionError):
-            algo.best_q(torch.zeros(3, wide), torch.zeros(3, narrow))
+            algo.greedy_value(torch.zeros(3, wide), torch.zeros(3, narrow))
 
 
 @pytest.mark.eq("dqn", 4)
 @pytest.mark.eq("dqn_per", 4)
-@both
+@pytest.mark.eq("dqn_atari", 4)
+@every_algo
 def test_dueling_by_hand(algo):
-    q = vec((10, 1, 2, 6), (20, 0, 0, 3)) @ algo.dueling_matrix(3)
+    val, adv = vec((10,), (20,)), vec((1, 2, 6), (0, 0, 3))
+    q = algo.dueling_q(val, adv)
     close(q, vec((8, 9, 13), (19, 19, 22)))
     close(q.mean(-1), vec(10, 20))                              # V is the mean of Q
-    close(vec((10, 6, 7, 11), (20, 5, 5, 8)) @ algo.dueling_matrix(3), q)
+    close(algo.dueling_q(val, adv + 5), q)                      # the level of A does not matter
 
 
+@each_alone
 @pytest.mark.parametrize("dueling,outputs", [(True, 5), (False, 4)])
-def test_the_network_has_a_stream_for_the_value(dueling, outputs):
-    agent = make_agent(dueling=dueling)
-    obs = torch.randn(6, 3)
-    out = agent.critic.head(obs)
+def test_the_network_has_a_stream_for_the_value(algo, kind, dueling, outputs):
+    """From the network's own layers, step by step; images are divided by 255, channels go first."""
+    agent, obs = make_agent(algo, kind, dueling=dueling), make_batch(algo, kind, size=6).obs
+    x = obs
+    if kind != "vector":
+        x = (obs if kind == "film" else obs.permute(0, 3, 1, 2)) / 255
+        x = agent.critic.encoder(x)
+        assert x.shape == (6, 512)
+    out = agent.critic.head(x)
     assert out.shape == (6, outputs)
     expected = out[:, :1] + out[:, 1:] - out[:, 1:].mean(1, keepdim=True) if dueling else out
     close(agent.critic(obs), expected)
@@ -142,7 +164,8 @@ def test_the_network_has_a_stream_for_the_value(dueling, outputs):
 
 @pytest.mark.eq("dqn", 5)
 @pytest.mark.eq("dqn_per", 5)
-@both
+@pytest.mark.eq("dqn_atari", 5)
+@every_algo
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.0])
 def test_an_action_is_random_with_probability_eps(algo, eps):
     """Any of four then, the best one too: 1 - eps + eps / 4 for that one, eps / 4 for another."""
@@ -154,7 +177,7 @@ def test_an_action_is_random_with_probability_eps(algo, eps):
     assert eps == 0 or stats.chisquare(counts, n * share).pvalue > 1e-3
 
 
-@both
+@every_algo
 @pytest.mark.parametrize("drawn,eps,kinds", [(0.0, 0.0, 1), (1 - 2**-24, 1.0, 8)])
 def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, eps, kinds,
                                                                  monkeypatch):
@@ -164,14 +187,14 @@ def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, ep
     assert len(act.unique()) == kinds
 
 
-@both
+@every_algo
 def test_actions_are_drawn_on_the_device_of_the_networks(algo):
     """"meta" is a device on every machine, and no other one mixes with it."""
     best, eps = torch.zeros(3, dtype=torch.int64, device="meta"), torch.tensor(0.5, device="meta")
     assert algo.epsilon_greedy(best, 4, eps).device.type == "meta"
 
 
-@both
+@every_algo
 def test_each_environment_draws_for_itself(algo):
     """Of two environments both act at random as often as chance has it, not always together.
 
@@ -187,7 +210,8 @@ def test_each_environment_draws_for_itself(algo):
 
 @pytest.mark.eq("dqn", 6)
 @pytest.mark.eq("dqn_per", 6)
-@both
+@pytest.mark.eq("dqn_atari", 6)
+@every_algo
 def test_epsilon_by_hand(algo):
     at = [algo.epsilon(step, 0.2, 100) for step in (0, 25, 50, 100, 101, 10**6)]
     assert at == pytest.approx([1, 0.8, 0.6, 0.2, 0.2, 0.2])
@@ -195,9 +219,10 @@ def test_epsilon_by_hand(algo):
 
 # ---- The agent
 
-@both
+@every_algo
 def test_the_target_starts_equal_and_is_another_object(algo):
-    agent = algo.Agent(VECTOR, Discrete(4), algo.Config())
+    kind = "film" if algo is dqn_atari else "vector"
+    agent = algo.Agent(SPACES[kind], Discrete(4), algo.Config())
     own, targ = agent.critic.state_dict(), agent.critic_targ.state_dict()
     assert list(own) == list(targ) and all(torch.equal(own[name], targ[name]) for name in own)
     addresses = {param.data_ptr() for param in agent.parameters()}
@@ -205,36 +230,38 @@ def test_the_target_starts_equal_and_is_another_object(algo):
     assert not any(param.requires_grad for param in agent.critic_targ.parameters())
 
 
-@both
+@every_algo
 def test_acting_is_the_networks_own_not_its_targets(algo):
-    agent, obs = make_agent(algo), torch.randn(50, 3)
+    agent, obs = make_agent(algo), make_batch(algo, size=50).obs
     before = agent.act(obs, deterministic=True)
-    assert len(before.unique()) > 1
     for param in agent.critic_targ.parameters():
         param.data.normal_()
     assert torch.equal(agent.act(obs, deterministic=True), before)
     close(before, agent.critic(obs).argmax(-1))
 
 
-@both
+@every_algo
 @pytest.mark.parametrize("loaded", [False, True])
-def test_the_flat_vector_is_what_acts(algo, loaded):
-    agent, obs = make_agent(algo), torch.randn(50, 3)
-    flat, targ = mpi.flatten(agent.critic), mpi.flatten(agent.critic_targ)
+def test_an_optimizer_trains_what_acts(algo, loaded):
+    """Its vector of weights is the network's own, after loading too; the target's is another."""
+    agent, obs = make_agent(algo), make_batch(algo, size=50).obs
+    optimizer = mpi.Adam(agent.critic)
     if loaded:
         agent.load_state_dict(make_agent(algo, seed=1).state_dict())
-    before, q_targ = agent.act(obs, deterministic=True), agent.critic_targ(obs)
-    flat.data.neg_()
-    assert not torch.equal(agent.act(obs, deterministic=True), before)
+    q, q_targ = agent.critic(obs), agent.critic_targ(obs)
+    optimizer.flat.neg_()
+    assert not torch.allclose(agent.critic(obs), q)
     assert torch.equal(agent.critic_targ(obs), q_targ)
-    targ.data.copy_(flat.data)                                  # as `train` does
+    agent.update_target()
     assert torch.equal(agent.critic_targ(obs), agent.critic(obs))
+    optimizer.flat.neg_()
+    close(agent.critic(obs), q)
+    assert not torch.allclose(agent.critic_targ(obs), q)        # a copy, not the same weights
 
 
-@both
-@every_kind
+@each_alone
 def test_actions_are_the_best_ones_but_for_eps(algo, kind):
-    agent, obs = make_agent(algo, kind), make_batch(kind=kind, size=200).obs
+    agent, obs = make_agent(algo, kind), make_batch(algo, kind, size=200).obs
     best, state = agent.act(obs, deterministic=True), torch.get_rng_state()
     assert best.shape == (200,) and best.dtype == torch.int64
     agent.eps.fill_(0.0)
@@ -249,77 +276,92 @@ def test_actions_are_the_best_ones_but_for_eps(algo, kind):
 
 
 def test_observations_may_be_of_either_precision():
-    agent, obs = make_agent(), np.random.default_rng(0).normal(size=(5, 3))
+    agent, obs = make_agent(dqn), np.random.default_rng(0).normal(size=(5, 3))
     assert torch.equal(agent.act(obs, True), agent.act(torch.tensor(obs).float(), True))
 
 
-@both
+def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
+    space = Box(0, 255, (3,), np.uint8)
+    agent = dqn.Agent(space, Discrete(4), dqn.Config())
+    obs = np.array([[200, 3, 70]], np.uint8)
+    close(agent.critic(torch.as_tensor(obs)), agent.critic(torch.tensor([[200.0, 3, 70]])))
+    assert agent.act(obs).shape == (1,)
+
+
+@every_algo
 def test_channels_may_stand_first_or_last(algo):
     last = make_agent(algo, "image", seed=3)
     first = algo.Agent(Box(0, 255, (3, 36, 40), np.uint8), Discrete(4), last.cfg)
     first.load_state_dict(last.state_dict())
-    obs = make_batch(kind="image").obs
+    obs = make_batch(algo, kind="image").obs
     close(first.critic(obs.movedim(-1, 1)), last.critic(obs))
-    scaled = obs.movedim(-1, 1).float() / 255
-    out = last.critic.head(last.critic.encoder(scaled))
-    close(out @ algo.dueling_matrix(4), last.critic(obs))
 
 
 @pytest.mark.parametrize("space", [Box(-1, 1, (2,)), Discrete(3, start=1),
                                    gym.spaces.MultiDiscrete([2, 2])])
-def test_other_actions_are_refused(space):
-    with pytest.raises(UsageError, match="takes Discrete from 0"):
-        dqn.Agent(VECTOR, space, dqn.Config())
+@every_algo
+def test_other_actions_are_refused(algo, space):
+    kind = "film" if algo is dqn_atari else "vector"
+    with pytest.raises(UsageError):
+        algo.Agent(SPACES[kind], space, algo.Config())
 
 
+@every_algo
 @pytest.mark.parametrize("settings", [
     {"eps_end": 1.1}, {"eps_end": -0.1}, {"eps_steps": 0}, {"target_every": 0}, {"gamma": 1.5},
-    {"update_every": 0}, {"lr": 0.0}, {"num_envs": 3, "num_procs": 2}, {"buffer_size": 7},
-    {"batch": 63, "num_procs": 2, "num_envs": 2}])
-def test_settings_out_of_range_are_refused(settings):
+    {"update_every": 0}, {"lr": 0.0}, {"num_envs": 3, "num_procs": 2},
+    {"buffer_size": 7, "num_envs": 8}, {"start_steps": -1},
+    {"batch_size": 63, "num_procs": 2, "num_envs": 2}])
+def test_settings_out_of_range_are_refused(algo, settings):
     with pytest.raises(UsageError):
-        dqn.Config(**settings)
+        algo.Config(**settings)
 
 
-# ---- The gradient
+# ---- The loss and its gradient
 
 @pytest.mark.parametrize("double,target", [(True, 1 + 0.5 * 1), (False, 1 + 0.5 * 5)])
 def test_the_action_of_the_target_is_the_networks(double, target):
     """One layer by hand: the network likes action 0 best, its target action 1."""
-    agent = make_agent(num_acts=2, hidden=(), double=double, dueling=False, gamma=0.5)
+    agent = make_agent(dqn, num_acts=2, hidden=(), double=double, dueling=False, gamma=0.5)
     for net, bias in ((agent.critic, (3, 2)), (agent.critic_targ, (1, 5))):
         net.head[0].weight.data.zero_(), net.head[0].bias.data.copy_(vec(*bias))
     obs = torch.zeros(2, 3)
     batch = dqn.Transitions(obs, torch.tensor([1, 1]), vec(1, 1), obs, vec(0, 1))
-    grad, loss, q = gradient(agent, batch)
-    close(q, vec(2, 2))
+    loss, metrics, grad = gradient_in(agent.critic, dqn.dqn_loss, agent, batch)
+    close(metrics["q"], vec(2, 2))
     errors = vec(2 - target, 2 - 1)                             # of the second a death is the end
     close(loss, torch.where(errors.abs() < 1, errors**2 / 2, errors.abs() - 0.5).mean())
     close(grad[-2:], vec(0, errors.clamp(-1, 1).mean()))        # of the biases: action 1 was taken
 
 
-@every_kind
-def test_every_weight_learns_and_the_target_does_not(kind):
-    agent = make_agent(kind=kind)
-    mpi.flatten(agent.critic_targ)
-    grad, _, q = gradient(agent, make_batch(kind=kind))
-    assert q.shape == (32,)
+@each_alone
+def test_every_weight_learns_and_the_target_does_not(algo, kind):
+    agent, batch = make_agent(algo, kind), weigh(make_batch(algo, kind))
+    loss, metrics = loss_of(algo)(agent, batch)
+    assert metrics["q"].shape == (32,) and metrics["q_loss"].shape == ()
+    loss.backward()
     for name, param in agent.critic.named_parameters():
         assert param.grad.abs().sum() > 0, name
-    assert all(param.grad.abs().sum() == 0 for param in agent.critic_targ.parameters())
-    parts = [gradient(agent, part(make_batch(kind=kind), half))[0]
-             for half in (slice(16), slice(16, 32))]
-    close(grad, (parts[0] + parts[1]) / 2, rtol=1e-4)
+    assert all(param.grad is None for param in agent.critic_targ.parameters())
+    whole = torch.cat([param.grad.flatten() for param in agent.critic.parameters()])
+    halves = [gradient_in(agent.critic, loss_of(algo), agent, part(batch, half))[2]
+              for half in (slice(16), slice(16, 32))]
+    close(whole, (halves[0] + halves[1]) / 2, rtol=1e-4)
 
 
-@both
+@each_alone
 @pytest.mark.parametrize("double", [True, False])
-def test_the_loss_is_that_of_a_loop_over_samples(algo, double):
-    """And its gradient that of a regression to numbers: none reaches the network by the target."""
-    agent, batch = make_agent(algo, double=double, gamma=0.7), weigh(make_batch(algo))
-    flat, losses, errors = mpi.flatten(agent.critic), [], []
+def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
+    """And its gradient that of a regression to numbers: none reaches the network by the target.
+
+    The target's weights are others than the network's. Images come with channels first and last.
+    """
+    agent = make_agent(algo, kind, double=double, gamma=0.7)
+    batch = weigh(make_batch(algo, kind))
+    losses, errors = [], []
     with torch.no_grad():
         q_next, q_targ = agent.critic(batch.next_obs), agent.critic_targ(batch.next_obs)
+    assert not torch.allclose(q_next, q_targ, atol=1e-2)
     for k, judge in enumerate(q_next if double else q_targ):
         best = max(range(4), key=judge.tolist().__getitem__)
         target = batch.rew[k] + 0.7 * (1 - batch.terminated[k]) * q_targ[k][best]
@@ -329,18 +371,18 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, double):
         losses.append(loss * getattr(batch, "weight", torch.ones(32))[k])
     expected = torch.stack(losses).mean()
     grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
-    optimizer = mpi.Adam(flat)
-    metrics = algo.update(agent, optimizer, batch, 1e-3)
+    loss, metrics, grad = gradient_in(agent.critic, loss_of(algo), agent, batch)
+    close(loss, expected.detach())
     close(metrics["q_loss"], expected.detach())
-    close(optimizer.flat.grad, torch.cat([grad.flatten() for grad in grads]))
+    close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
     if algo is dqn_per:
-        close(metrics["td_error"], torch.stack(errors).detach())
+        close(metrics["td_error"], torch.stack(errors).detach(), atol=1e-5)
 
 
-@both
+@every_algo
 def test_update_moves_the_network_alone(algo):
     agent, batch = make_agent(algo), weigh(make_batch(algo))
-    optimizer, before = mpi.Adam(mpi.flatten(agent.critic)), copies(agent)
+    optimizer, before = mpi.Adam(agent.critic), copies(agent)
     metrics = algo.update(agent, optimizer, batch, 3e-3)
     names = moved(before, agent)
     assert names == {f"critic.{name}" for name in agent.critic.state_dict()}
@@ -354,6 +396,8 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
     """In float64, on the same batches; their DQN is neither double nor dueling."""
     algo = bare(dqn)
     agent = make_agent(algo, double=False, dueling=False).double()
+    agent.critic.forward = lambda obs: agent.critic.head(obs)   # without the cast to float32
+    agent.critic_targ.forward = lambda obs: agent.critic_targ.head(obs)
     theirs = DQN("MlpPolicy", Nowhere(VECTOR, Discrete(4)), 1e-3, gamma=0.99,
                  max_grad_norm=float("inf"), buffer_size=10, device="cpu",
                  policy_kwargs={"net_arch": [16, 16]})
@@ -363,7 +407,7 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
     for our, their in nets:
         their.q_net.load_state_dict(our.head.state_dict())
         their.extract_features = lambda obs, extractor: obs     # it would make them float32
-    optimizer = mpi.Adam(mpi.flatten(agent.critic))
+    optimizer = mpi.Adam(agent.critic)
     for k in range(num_steps):
         batch = make_batch(algo, seed=k, dtype=torch.float64)
         obs, act, rew, next_obs, terminated = vars(batch).values()
@@ -379,66 +423,107 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
         assert torch.equal(our, their)
 
 
-# ---- The memory
+# ---- The replay buffer
 
-class Film(gym.Env):
-    """The script of tests/envs.py, seen as vectors, images or stacks of frames; it keeps a log.
-
-    No two frames are equal. A stack begins with black frames, or with the first one repeated. One
-    array serves for all that is shown, as with Counter.
-    """
-
-    def __init__(self, kind="film", black=True):
-        self.observation_space, self.action_space = SPACES[kind], Discrete(4)
-        self.kind, self.black, self.episode, self.log = kind, black, -1, []
-        self.shown = np.zeros(self.observation_space.shape, self.observation_space.dtype)
-
-    def frame(self):
-        numbers = self.number, self.episode, self.time + 1
-        if self.kind != "film":
-            return np.broadcast_to(numbers, SPACES[self.kind].shape).astype(SPACES[self.kind].dtype)
-        frame = np.full(SPACES["film"].shape[1:], 9, np.uint8)
-        frame[0, :3] = numbers
-        return frame
-
-    def show(self):
-        self.shown[...] = self.obs
-        return self.shown
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.time = self.episode + 1, 0
-        frame = self.frame()
-        pad = np.zeros_like(frame) if self.black else frame
-        self.obs = np.stack([pad, pad, pad, frame]) if self.kind == "film" else frame
-        return self.show(), {}
-
-    def step(self, act):
-        self.time += 1
-        before, frame = self.obs, self.frame()
-        self.obs = np.stack([*self.obs[1:], frame]) if self.kind == "film" else frame
-        ended = self.time == scripted.length(self.number, self.episode)
-        how = scripted.end(self.number, self.episode) if ended else ""
-        rew = scripted.reward(self.number, self.episode, self.time)
-        terminated, truncated = how in ("terminated", "both"), how in ("truncated", "both")
-        self.log.append((before, act, rew, self.obs, float(terminated), self.time == 1))
-        return self.show(), rew, terminated, truncated, {}
+def new_buffer(algo, kind, size):
+    """The buffer of the file, for observations of a kind."""
+    make = algo.PrioritizedBuffer if algo is dqn_per else algo.ReplayBuffer
+    dtype = torch.float32 if kind == "vector" else torch.uint8
+    return make(size, torch.zeros(SPACES[kind].shape, dtype=dtype), ACT, CPU)
 
 
-gym.register("Film-v0", Film, disable_env_checker=True)
+def check(buffer, logs):
+    """The buffer holds the last steps of all environments, in their order, whole and unmixed."""
+    steps = [log[t] for t in range(len(logs[0])) for log in logs]
+    first = max(0, len(steps) - buffer.capacity)
+    assert buffer.num_stored == len(steps) - first
+    assert buffer.position == len(steps) % buffer.capacity
+    for k in range(first, len(steps)):
+        row = {name: column[k % buffer.capacity] for name, column in buffer.columns.items()}
+        obs, act, rew, next_obs, terminated, _ = steps[k]
+        assert torch.equal(row["obs"], torch.as_tensor(obs))
+        assert torch.equal(row["next_obs"], torch.as_tensor(next_obs))
+        assert (row["act"], row["rew"], row["terminated"]) == (act, rew, terminated)
 
 
-def start(num_envs, kind="film", black=True, algo=dqn):
-    """(agent, environments, the same without wrappers, first observations)."""
-    cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
-    envs = algo.make_envs(cfg, num_envs)
-    plain = [env.unwrapped for env in envs.unwrapped.envs]
-    for i, env in enumerate(plain):
-        env.number = i
-    return make_agent(algo, kind), envs, plain, envs.reset(seed=1)[0]
+@with_vectors
+@every_kind
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("size", [100, 20], ids=["part", "wrapped"])
+def test_every_transition_is_as_it_was(algo, kind, num_envs, size):
+    """20 rows are wrapped, in the midst of a step; looked at after every step of 30."""
+    buffer = new_buffer(algo, kind, size)
+    agent, envs, plain, obs = film_envs(algo, num_envs, kind)
+    for t in range(30):
+        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
+        check(buffer, [env.log for env in plain])
+    assert {(step[4]) for env in plain for step in env.log} == {0, 1}
 
 
-@both
+@with_vectors
+@every_kind
+def test_what_is_stored_is_of_the_type_of_the_data(algo, kind):
+    """Images as the bytes that they are, actions as whole numbers, all else as float32."""
+    buffer = new_buffer(algo, kind, 20)
+    film_logs(algo, buffer, 5, 2, kind)
+    of_obs = torch.float32 if kind == "vector" else torch.uint8
+    assert {name: column.dtype for name, column in buffer.columns.items()} == {
+        "obs": of_obs, "act": torch.int64, "rew": torch.float32, "next_obs": of_obs,
+        "terminated": torch.float32}
+
+
+def test_vectors_of_doubles_are_stored_as_floats(monkeypatch):
+    made = []
+    buffer = dqn.ReplayBuffer
+    monkeypatch.setattr(dqn, "ReplayBuffer", lambda *args: made.append(args) or buffer(*args))
+    kwargs = '{"obs": "image", "act": "discrete"}'
+    dqn.train(quick(dqn, total_steps=2, run_dir="a"))
+    dqn.train(quick(dqn, total_steps=2, run_dir="b", env="tests.envs:Counter-v0",
+                    env_kwargs=kwargs))
+    assert [args[1].dtype for args in made] == [torch.float32, torch.uint8]
+    assert {args[2].dtype for args in made} == {torch.int64}
+    assert [args[0] for args in made] == [600, 600]
+
+
+@every_kind
+def test_memory_is_told_and_what_cannot_fit_is_refused(kind, capsys):
+    """Two observations, an action of 8 bytes, two numbers of 4; images take a byte per pixel."""
+    need = 2 * {"vector": 12, "film": 4 * 36 * 40, "image": 36 * 40 * 3}[kind] + 8 + 8
+    buffer = new_buffer(dqn, kind, 1000)
+    assert sum(column.nbytes for column in buffer.columns.values()) == 1000 * need
+    assert capsys.readouterr().out == (
+        f"replay buffer: 1,000 transitions, {need / 1e6:.2f} GB when full\n")
+    with pytest.raises(UsageError):
+        new_buffer(dqn, kind, 10**12)
+    assert f"--buffer-size is {10**12}, which takes {need * 1e3:.2f} GB" in capsys.readouterr().err
+
+
+@with_vectors
+@pytest.mark.parametrize("steps", [4, 30], ids=["part", "wrapped"])
+@pytest.mark.parametrize("kind", ["vector", "film"])
+def test_it_goes_on_after_a_resume(algo, kind, steps, tmp_path):
+    buffer = new_buffer(algo, kind, 20)
+    before = film_logs(algo, buffer, steps, 3, kind)
+    checkpoint.save_file(tmp_path / "a.pt", buffer.state_dict())
+    other = new_buffer(algo, kind, 20)
+    other.load_state_dict(checkpoint.load_file(tmp_path / "a.pt"))
+    check(other, before)
+    after = film_logs(algo, other, 7, 3, kind)
+    check(other, [one + two for one, two in zip(before, after)])
+
+
+@with_vectors
+def test_an_empty_buffer_can_be_saved_and_loaded(algo, tmp_path):
+    """As the first checkpoint of a run has it."""
+    buffer = new_buffer(algo, "vector", 20)
+    checkpoint.save_file(tmp_path / "a.pt", buffer.state_dict())
+    buffer.load_state_dict(checkpoint.load_file(tmp_path / "a.pt"))
+    check(buffer, film_logs(algo, buffer, 3, 2, "vector"))
+
+
+# ---- The loop
+
+@every_algo
 def test_a_run_learns_from_whole_images_of_one_step(algo, monkeypatch):
     """Colours are no frames of a stack: those of tests/envs.py tell environment, episode, time."""
     seen, plain = [], algo.update
@@ -448,232 +533,142 @@ def test_a_run_learns_from_whole_images_of_one_step(algo, monkeypatch):
         return plain(agent, optimizer, batch, *rest)
 
     monkeypatch.setattr(algo, "update", note)
-    algo.train(algo.Config(**QUICK | {
-        "env": "tests.envs:Counter-v0", "num_envs": 2, "start_steps": 40, "total_steps": 60,
-        "env_kwargs": json.dumps({"obs": "image", "act": "discrete"})}))
+    algo.train(quick(algo, env="tests.envs:Counter-v0", num_envs=2, total_steps=60,
+                     env_kwargs='{"obs": "image", "act": "discrete"}'))
     obs, next_obs = map(torch.cat, zip(*seen))
     assert len(obs) > 20 and obs[:, 1].unique().numel() > 2
     close(next_obs - obs, torch.tensor([0.0, 0.0, 1.0]).expand_as(obs))
 
 
-def new_buffer(kind, num_envs, rows):
-    obs = torch.zeros(SPACES[kind].shape, dtype=torch.float32 if kind == "vector" else torch.uint8)
-    return dqn.FrameBuffer(rows * num_envs, 1, num_envs, 4 if kind == "film" else 1, obs)
+def noted_run(algo, monkeypatch, cfg):
+    """A run -> its agent, (step, network, target) after each step, and the step of each update.
 
-
-def fill(buffer, steps, *args):
-    """So many steps of new environments -> what each of them did."""
-    algo = sys.modules[type(buffer).__module__]
-    agent, envs, plain, obs = start(*args, algo=algo)
-    for _ in range(steps):
-        obs, _ = algo.take_step(agent, envs, buffer, obs, agent.act(obs))
-    return [env.log for env in plain]
-
-
-def alive(log, rows, stack):
-    """Brute force: the steps of which all frames are among the last `rows` that were written."""
-    written, at = 0, []
-    for *_, begins in log:
-        written += stack if begins else 0
-        at.append(written - 1)
-        written += 1
-    return [step for step, newest in zip(log, at) if newest - stack + 1 >= written - rows]
-
-
-def check(buffer, logs):
-    """The buffer's live rows are the steps that should be, in their order, whole and unmixed."""
-    n, live = buffer.num_envs, np.flatnonzero(buffer.columns["live"])
-    for i, log in enumerate(logs):
-        own = live[live % n == i]
-        age = (own // n - buffer.written[i]) % buffer.rows      # the oldest row comes first
-        rows = buffer.gather(own[age.argsort()])
-        steps = alive(log, buffer.rows, buffer.stack)
-        assert len(steps) == len(own) > 0
-        for k, (obs, act, rew, next_obs, terminated, _) in enumerate(steps):
-            assert torch.equal(rows.obs[k], torch.as_tensor(obs))
-            assert torch.equal(rows.next_obs[k], torch.as_tensor(next_obs))
-            assert (rows.act[k], rows.rew[k], rows.terminated[k]) == (act, rew, terminated)
-
-
-@pytest.mark.parametrize("kind,black", [("film", True), ("film", False), ("image", True),
-                                        ("vector", True)])
-@pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("rows", [100, 20], ids=["part", "wrapped"])
-def test_every_transition_is_as_it_was(kind, black, num_envs, rows):
-    """Where 20 rows are wrapped one and a half times, and after each step on the way there."""
-    buffer, steps = new_buffer(kind, num_envs, rows), 30
-    agent, envs, plain, obs = start(num_envs, kind, black)
-    for t in range(steps):
-        obs, _ = dqn.take_step(agent, envs, buffer, obs, agent.act(obs))
-        if t > 18 or t < 4:
-            check(buffer, [env.log for env in plain])
-    assert rows == 100 or min(buffer.written) >= 30
-    ends = {(step[4], len(step)) for env in plain for step in env.log}
-    assert len(ends) == 2
-
-
-@pytest.mark.parametrize("rows", [100, 20], ids=["part", "wrapped"])
-@pytest.mark.parametrize("kind", ["film", "vector"])
-def test_it_goes_on_after_a_resume(kind, rows, tmp_path):
-    """In the midst of episodes, which are not gone on with: the next rows are of new ones."""
-    buffer = new_buffer(kind, 3, rows)
-    before = fill(buffer, 13, 3, kind)
-    checkpoint.save_file(tmp_path / "a.pt", buffer.state_dict())
-    other = new_buffer(kind, 3, rows)
-    other.load_state_dict(checkpoint.load_file(tmp_path / "a.pt"))
-    check(other, before)
-    after = fill(other, 7, 3, kind)
-    check(other, [one + two for one, two in zip(before, after)])
-
-
-def test_a_saved_buffer_takes_the_room_of_its_filled_rows_and_no_copy():
-    buffer = new_buffer("film", 3, 1000)
-    fill(buffer, 13, 3)
-    filled = 3 * max(buffer.written)
-    saved = buffer.state_dict()["columns"]
-    assert saved["frame"].untyped_storage().nbytes() == filled * 36 * 40
-    assert saved["frame"].data_ptr() == buffer.columns["frame"].ctypes.data
-    assert all(len(column) == filled for column in saved.values())
-
-
-@every_kind
-def test_samples_are_live_rows_each_as_often_as_another(kind):
-    buffer = new_buffer(kind, 3, 20)
-    fill(buffer, 30, 3, kind)
-    drawn, gather = [], buffer.gather
-    buffer.gather = lambda at: drawn.append(at) or gather(at[:1])
-    buffer.sample(20_000)
-    live = buffer.columns["live"]
-    counts = np.bincount(drawn[0], minlength=len(live))
-    assert (counts[~live] == 0).all() and 20 < live.sum() < 60
-    assert stats.chisquare(counts[live]).pvalue > 1e-3
-
-
-def test_a_sample_of_the_first_step_of_all():
-    buffer = new_buffer("film", 1, 8)
-    logs = fill(buffer, 1, 1)
-    sample = buffer.sample(5)
-    assert sample.rew.tolist() == [logs[0][0][2]] * 5
-    assert sample.obs.shape == sample.next_obs.shape == (5, 4, 36, 40)
-
-
-def test_samples_are_on_the_device_of_the_networks_and_rows_in_main_memory():
-    """"meta" stands for a GPU: nothing can be read from there."""
-    buffer = new_buffer("film", 3, 20)
-    buffer.device = torch.device("meta")
-    fill(buffer, 13, 3)
-    assert {column.device.type for column in vars(buffer.sample(5)).values()} == {"meta"}
-    assert all(column.device.type == "cpu" for column in buffer.state_dict()["columns"].values())
-
-
-def test_a_million_frames_take_less_than_8_gb(capsys):
-    """All of it is asked for here; the machine gives a page when something is written there."""
-    buffer = dqn.FrameBuffer(1_000_000, 1, 8, 4, torch.zeros(4, 84, 84, dtype=torch.uint8))
-    size = sum(column.nbytes for column in buffer.columns.values())
-    assert buffer.columns["frame"].shape == (1_000_000, 1, 84, 84)
-    assert 7.0e9 < size < 7.1e9
-    assert f"1,000,000 rows, {size / 1e9:.2f} GB" in capsys.readouterr().out
-
-
-def test_what_cannot_fit_is_refused(monkeypatch):
-    with pytest.raises(UsageError, match="--buffer-size is 1000000000000, which takes 7"):
-        dqn.FrameBuffer(10**12, 1, 1, 4, torch.zeros(4, 84, 84, dtype=torch.uint8))
-    monkeypatch.delattr(os, "sysconf")                          # as on Windows
-    dqn.FrameBuffer(100, 1, 1, 4, torch.zeros(4, 84, 84, dtype=torch.uint8))
-
-
-# ---- The loop
-
-@both
-@pytest.mark.parametrize("env", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5"])
-def test_atari_stores_a_frame_once_and_gives_stacks(algo, env, monkeypatch):
-    """A row takes 84 x 84 bytes; what is learned from has the four frames that were acted on."""
-    saw, batches, acted, update = [], [], algo.Agent.act, algo.update
-    monkeypatch.setattr(algo.Agent, "act", lambda self, obs: saw.append(obs) or acted(self, obs))
-    monkeypatch.setattr(algo, "update", lambda *args: batches.append(args[2]) or update(*args))
-    algo.train(algo.Config(**QUICK | {"env": env, "start_steps": 40, "update_every": 10}))
-    saved = torch.load("run/resume-120/rank0.pt")["state"]["buffer"]["columns"]["frame"]
-    assert saved.shape[1:] == (1, 84, 84)
-    acted_on = {obs[0].tobytes() for obs in saw}
-    assert batches and all(row.numpy().tobytes() in acted_on for b in batches for row in b.obs)
-
-
-def counted(algo, monkeypatch, **settings):
-    """A short run -> (environment steps at each update, at each copy into the target, agent)."""
-    updates, copied, last = [], [], {}
-    update, take_step = algo.update, algo.take_step
+    Steps are environment steps of all environments of this process.
+    """
+    weights, updates, at = [], [], [0]
+    update, interact = algo.update, step_of(algo)
 
     def noting_update(agent, *args):
-        updates.append(last["step"])
+        updates.append(at[0])
         return update(agent, *args)
 
-    def noting_step(agent, envs, *args):
-        targ = torch.cat([param.flatten() for param in agent.critic_targ.parameters()])
-        if "targ" in last and not torch.equal(targ, last["targ"]):
-            copied.append(last["step"])
-        last.update(targ=targ, step=last.get("step", 0) + envs.num_envs)
-        return take_step(agent, envs, *args)
+    def noting_interact(agent, envs, *args):
+        if at[0]:
+            weights.append((at[0], flat(agent.critic), flat(agent.critic_targ)))
+        at[0] += envs.num_envs
+        return interact(agent, envs, *args)
 
-    monkeypatch.setattr(algo, "update", noting_update)
-    monkeypatch.setattr(algo, "take_step", noting_step)
-    agent = algo.train(algo.Config(**QUICK | {"env": "CartPole-v1"} | settings))
-    return updates, copied, agent
+    with monkeypatch.context() as patch:
+        patch.setattr(algo, "update", noting_update)
+        patch.setattr(algo, interact.__name__, noting_interact)
+        agent = algo.train(cfg)
+    weights.append((at[0], flat(agent.critic), flat(agent.critic_targ)))
+    return agent, weights, updates
 
 
-@both
+@every_algo
 @pytest.mark.parametrize("num_envs", [1, 2, 7])
 @pytest.mark.parametrize("every", [1, 4])
-def test_updates_and_copies_keep_their_intervals_whatever_num_envs(
-        algo, num_envs, every, monkeypatch):
-    updates, copied, _ = counted(algo, monkeypatch, num_envs=num_envs, update_every=every,
-                                 target_every=24, anneal_lr=False)
-    total = -(-120 // num_envs) * num_envs                      # whole steps of all
+def test_updates_keep_their_interval_whatever_num_envs(algo, num_envs, every, monkeypatch):
+    cfg = quick(algo, num_envs=num_envs, update_every=every, anneal_lr=False, total_steps=90)
+    _, _, updates = noted_run(algo, monkeypatch, cfg)
+    total = -(-90 // num_envs) * num_envs                       # whole steps of all
     due = range(40 + every, total + 1, every)                   # the k-th belongs to its step ...
     assert len(updates) == len(due) == (total - 40) // every
     assert all(0 <= at - step < num_envs for step, at in zip(due, updates))     # ... or right after
-    # At 24 nothing was learned, after 120 comes the end.
-    assert copied == [-(-at // num_envs) * num_envs for at in (48, 72, 96)]
 
 
-@both
-def test_the_target_is_a_copy_at_its_intervals(algo, monkeypatch):
-    _, _, agent = counted(algo, monkeypatch, target_every=120)
+@every_algo
+@pytest.mark.parametrize("num_envs,update_every,target_every", [
+    (1, 3, 7), (2, 3, 7), (7, 3, 2), (5, 1, 12), (3, 4, 25), (4, 2, 24), (1, 10, 3)])
+def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_every, target_every,
+                                                        monkeypatch):
+    """Copied at every multiple of target_every, or right after it, whatever the other two are."""
+    cfg = quick(algo, num_envs=num_envs, update_every=update_every, target_every=target_every,
+                anneal_lr=False, total_steps=90)
+    agent, weights, _ = noted_run(algo, monkeypatch, cfg)
+    assert len(weights) == -(-90 // num_envs)
+    expected, before = weights[0][2], 0                         # the initial weights: none learned
+    for step, own, targ in weights:
+        if step // target_every > before // target_every:
+            expected = own
+        assert torch.equal(targ, expected), f"after step {step}"
+        before = step
+    assert not torch.equal(expected, weights[0][1])
     for own, targ in zip(agent.critic.parameters(), agent.critic_targ.parameters()):
-        assert torch.equal(own, targ) and own.data_ptr() != targ.data_ptr()
+        assert own.data_ptr() != targ.data_ptr()
 
 
-@both
-def test_eps_and_lr_follow_the_steps(algo, monkeypatch):
+def schedules(algo, cfg):
+    """A run -> {step: eps that acted}, {step: lr of updates}, {step: beta}, of this process.
+
+    Steps are environment steps of all environments, before the vector step.
+    """
+    eps, rates, betas, step = {}, {}, {}, [-cfg.num_envs]
+    interact, update, anneal = step_of(algo), algo.update, getattr(algo, "anneal_beta", None)
+
+    def noting_interact(agent, *rest):
+        step[0] += cfg.num_envs
+        eps[step[0]] = agent.eps.item()
+        return interact(agent, *rest)
+
+    def noting_update(agent, optimizer, batch, lr):
+        rates[step[0]] = lr
+        return update(agent, optimizer, batch, lr)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(algo, interact.__name__, noting_interact)
+    patch.setattr(algo, "update", noting_update)
+    if anneal:
+        sample = algo.PrioritizedBuffer.sample
+
+        def noting_sample(buffer, batch_size, beta):
+            betas[step[0]] = beta
+            return sample(buffer, batch_size, beta)
+
+        patch.setattr(algo.PrioritizedBuffer, "sample", noting_sample)
+    algo.train(cfg)
+    patch.undo()
+    return eps, rates, betas
+
+
+def schedule_config(algo, run_dir="run"):
+    return quick(algo, num_envs=4, eps_steps=50, lr=0.1, eps_end=0.1, total_steps=100,
+                 run_dir=run_dir)
+
+
+@every_algo
+def test_eps_and_lr_follow_the_steps(algo):
     """And are what the log says they are."""
-    seen, rates, step, update = [], [], algo.take_step, algo.update
-    monkeypatch.setattr(algo, "take_step", lambda agent, *rest: (
-        seen.append(agent.eps.item()), step(agent, *rest))[1])
-    monkeypatch.setattr(algo, "update", lambda agent, optimizer, batch, lr, gradient: (
-        rates.append(lr), update(agent, optimizer, batch, lr, gradient))[1])
-    algo.train(algo.Config(**QUICK | {
-        "env": "CartPole-v1", "num_envs": 2, "eps_steps": 50, "lr": 0.1, "eps_end": 0.1,
-        "total_steps": 100, "update_every": 2}))
-    close(seen, [max(0.1, 1 - 0.9 * t / 50) for t in range(0, 120, 2)])
-    # Reports are every 60 steps, so that the run is 20 longer: no step goes uphill there.
-    close(rates, [0.1 * max(0, 1 - t / 100) for t in range(40, 120, 2)])
-    for row, step in zip(rows("run"), (60, 120), strict=True):
-        assert float(row["lr"]) == pytest.approx(rates[(step - 40) // 2 - 1])
-        assert float(row["eps"]) == pytest.approx(seen[step // 2 - 1])
+    eps, rates, betas = schedules(algo, schedule_config(algo))
+    assert list(eps) == list(range(0, 100, 4)) and list(rates) == list(range(40, 100, 4))
+    close(list(eps.values()), [max(0.1, 1 - 0.9 * t / 50) for t in eps])
+    close(list(rates.values()), [0.1 * (1 - t / 100) for t in rates])
+    assert list(betas.values()) == pytest.approx([0.4 + 0.6 * t / 100 for t in betas])
+    assert bool(betas) == (algo is dqn_per)
+    for row, step in zip(rows("run"), (60, 100), strict=True):
+        assert float(row["lr"]) == pytest.approx(rates[step - 4])
+        assert float(row["eps"]) == pytest.approx(eps[step - 4])
+
+
+@every_algo
+def test_lr_can_stay_as_it_is(algo):
+    _, rates, _ = schedules(algo, dataclasses.replace(schedule_config(algo), anneal_lr=False))
+    assert set(rates.values()) == {0.1}
 
 
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
     """Episodes of 10 steps end where it stops, since environments begin anew."""
-    same = QUICK | {"env": "tests.envs:Constant-v0", "env_kwargs": '{"length": 10}', "num_envs": 2,
-                    "anneal_lr": False, "eps_steps": 100}
-    whole = dqn.train(dqn.Config(**same | {"run_dir": "whole"}))
-    dqn.train(dqn.Config(**same | {"total_steps": 60}))
-    parts = dqn.train(dqn.Config(**same | {"resume": True}))
+    same = {"env": "tests.envs:Constant-v0", "env_kwargs": '{"length": 10}', "num_envs": 2,
+            "anneal_lr": False, "eps_steps": 100}
+    whole = dqn.train(quick(dqn, **same, run_dir="whole"))
+    dqn.train(quick(dqn, **same, total_steps=60))
+    parts = dqn.train(quick(dqn, **same, resume=True))
     assert not moved(copies(whole), parts)
     one, two = (torch.load(f"{run}/resume-120/rank0.pt")["state"] for run in ("whole", "run"))
-    assert one["buffer"]["written"] == two["buffer"]["written"] == [60 + 6] * 2
-    live = one["buffer"]["columns"]["live"]
+    assert one["buffer"]["position"] == two["buffer"]["position"] == 120
     for name, column in one["buffer"]["columns"].items():
-        assert torch.equal(column[live], two["buffer"]["columns"][name][live])
+        assert torch.equal(column, two["buffer"]["columns"][name])
     for name, part in one["optimizer"].items():
         assert torch.equal(part, two["optimizer"][name])
 
@@ -682,7 +677,7 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
 
 FOREVER = 1 / (1 - 0.8)                                         # 1 + 0.8 + 0.8^2 + ...
 PROBE = {"gamma": 0.5, "num_envs": 8, "total_steps": 2000, "start_steps": 64, "update_every": 4,
-         "target_every": 40, "eps_steps": 1000, "batch": 64, "hidden": (32,), "lr": 1e-2}
+         "target_every": 40, "eps_steps": 1000, "batch_size": 64, "hidden": (32,), "lr": 1e-2}
 
 
 @pytest.mark.slow
@@ -699,63 +694,77 @@ def test_probe(case, monkeypatch):
     ({"length": 1, "max_episode_steps": 1}, 1),
 ], ids=["truncated", "terminated", "both"])
 def test_a_time_limit_is_not_an_end(env_kwargs, q):
-    agent = dqn.train(dqn.Config(**QUICK | PROBE | {
+    agent = dqn.train(quick(dqn, **PROBE | {
         "env": "tests.envs:Constant-v0", "env_kwargs": json.dumps(env_kwargs), "gamma": 0.8}))
     close(agent.critic(torch.zeros(1, 1)), torch.full((1, 2), q), atol=0.05, rtol=0)
 
 
-def test_images_are_learned():
-    cfg = dqn.Config(**QUICK | PROBE | {"env": "tests.envs:Bright-v0", "lr": 1e-3, "batch": 32,
-                                        "total_steps": 600, "eps_steps": 300})
-    assert dqn.evaluate(dqn.train(cfg), cfg, 30, seed=1).mean() >= 0.95
+@pytest.mark.parametrize("algo", [dqn, dqn_atari], ids=name_of)
+def test_images_are_learned(algo):
+    cfg = quick(algo, **PROBE | {"env": "tests.envs:Bright-v0", "env_kwargs": "{}", "lr": 1e-3,
+                                 "batch_size": 32, "total_steps": 600, "eps_steps": 300})
+    assert evaluate(algo.train(cfg), cfg, 30, seed=1)[0].mean() >= 0.95
 
 
 # ---- Other processes
 
+ALGOS = {"dqn": dqn, "dqn_per": dqn_per, "dqn_atari": dqn_atari}
+
+
+def learn_ten(algo):
+    """Ten updates on this rank's part of prepared batches -> all parameters, metrics, optimizer.
+
+    Of convolutions by plain gradients: Adam makes large steps of what is noise in small ones.
+    """
+    agent = make_agent(algo)
+    optimizer = (Descent if algo is dqn_atari else mpi.Adam)(agent.critic)
+    metrics = []
+    for k in range(10):
+        batch = weigh(make_batch(algo, seed=k))
+        share = part(batch, torch.arange(32).chunk(mpi.size())[mpi.rank()])
+        metrics.append(algo.update(agent, optimizer, share, 1e-2))
+    return copies(agent), metrics, optimizer
+
+
 def learn_share(folder):
-    """Two updates with this rank's part of each batch, all of it if it is alone."""
-    agent = make_agent(seed=mpi.rank())                         # rank 0's weights are taken
-    mpi.flatten(agent.critic_targ)
-    optimizer = mpi.Adam(mpi.flatten(agent.critic))
-    for k in range(2):
-        rows = torch.arange(32).chunk(mpi.size())[mpi.rank()]
-        dqn.update(agent, optimizer, part(make_batch(seed=k), rows), 1e-2)
-    torch.save(copy.deepcopy(agent.state_dict()), folder / f"rank{mpi.rank()}of{mpi.size()}.pt")
-    return agent.state_dict()
+    results = {name: (learn_ten(algo)[0], schedules(algo, schedule_config(algo, f"{name}2")))
+               for name, algo in ALGOS.items()}
+    torch.save(results, folder / f"rank{mpi.rank()}.pt")
 
 
 def test_two_ranks_equal_one(tmp_path):
+    """The same weights from halves of each batch; eps, lr and beta by the steps of both."""
     two_ranks(__file__, "share", tmp_path)
-    one = learn_share(tmp_path)
-    first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
-    for name in one:
-        assert torch.equal(first[name], second[name])
-        close(first[name], one[name])
+    first, second = (torch.load(tmp_path / f"rank{k}.pt", weights_only=False) for k in (0, 1))
+    for name, algo in ALGOS.items():
+        for key, expected in learn_ten(algo)[0].items():
+            assert torch.equal(first[name][0][key], second[name][0][key])
+            close(first[name][0][key], expected, rtol=1e-4, atol=1e-5)
+        alone = schedules(algo, schedule_config(algo, name))
+        assert alone == first[name][1] == second[name][1]
 
 
 def learn_compiled(folder):
-    """The same ten updates with the gradient as it is and compiled."""
-    compiled = mpi.compiled(dqn.dqn_gradient, True)
-    for name, function in (("eager", dqn.dqn_gradient), ("compiled", compiled)):
-        agent = make_agent()
-        optimizer = mpi.Adam(mpi.flatten(agent.critic))
-        metrics = [dqn.update(agent, optimizer, make_batch(seed=k), 1e-2, function)
-                   for k in range(10)]
-        torch.save((dict(agent.state_dict()), metrics), folder / f"{name}.pt")
-    assert compiled.fast is not compiled.plain, "nothing was compiled"
+    for name, algo in ALGOS.items():
+        eager = learn_ten(algo)[:2]
+        mpi.COMPILE = True
+        *compiled, optimizer = learn_ten(algo)
+        mpi.COMPILE = False
+        function, = optimizer.compiled.values()
+        assert hasattr(function, "_torchdynamo_orig_callable"), "nothing was compiled"
+        torch.save((*eager, *compiled), folder / f"{name}.pt")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 def test_compiled_equals_eager(tmp_path, dynamo_env):
-    command = [sys.executable, __file__, "compiled", tmp_path]
-    run(command, env=dynamo_env)
-    (weights, metrics), (expected, eager) = (torch.load(tmp_path / f"{name}.pt")
-                                             for name in ("compiled", "eager"))
-    for name in expected:
-        close(weights[name], expected[name], rtol=1e-4, atol=1e-5)
-    for one, two in zip(metrics, eager, strict=True):
-        close(one["q_loss"], two["q_loss"], rtol=1e-4)
+    run([sys.executable, __file__, "compiled", tmp_path], env=dynamo_env)
+    for name in ALGOS:
+        params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt", weights_only=False)
+        for key, expected in params.items():
+            close(got[key], expected, rtol=1e-3, atol=1e-4)
+        for one, two in zip(metrics, compiled, strict=True):
+            close(two["q_loss"], one["q_loss"], rtol=1e-3, atol=1e-5)
 
 
 if __name__ == "__main__":

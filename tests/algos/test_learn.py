@@ -7,6 +7,7 @@ import torch
 
 from algos import ppo
 from tests import probe
+from utils.envs import evaluate
 
 QUICK = {"device": "cpu", "run_dir": "run"}
 
@@ -60,7 +61,7 @@ def test_a_time_limit_is_not_an_end(env_kwargs, val):
     """One state, reward 1 a step. Rollouts of 20 steps: each ends where an episode does."""
     agent = ppo.train(ppo.Config(
         env="tests.envs:Constant-v0", env_kwargs=json.dumps(env_kwargs), total_steps=4800,
-        batch=160, minibatch=80, epochs=4, lr=0.02, hidden=(16,), gamma=0.8, lam=1.0,
+        rollout_steps=160, minibatch_size=80, epochs=4, lr=0.02, hidden=(16,), gamma=0.8, lam=1.0,
         scale_rew=False, **QUICK))
     assert probe.value(agent, torch.zeros(1, 1)) == pytest.approx(val, abs=0.05)
 
@@ -70,17 +71,17 @@ def test_a_time_limit_is_not_an_end(env_kwargs, val):
 @pytest.mark.slow
 def test_cartpole():
     """It falls after twenty steps at first, and stands all 500 of each of ten episodes now."""
-    cfg = ppo.Config(env="CartPole-v1", total_steps=30 * 1024, num_envs=16, batch=1024,
-                     minibatch=256, lr=3e-3, gamma=0.98, **QUICK)
+    cfg = ppo.Config(env="CartPole-v1", total_steps=30 * 1024, num_envs=16, rollout_steps=1024,
+                     minibatch_size=256, lr=3e-3, gamma=0.98, **QUICK)
     agent = ppo.train(cfg)
-    assert ppo.evaluate(agent, cfg, 10, seed=1).mean() >= 475
+    assert evaluate(agent, cfg, 10, seed=1)[0].mean() >= 475
 
 
 def test_reach():
     """Continuous actions, as far as it goes and not beyond: nearly what is possible."""
-    cfg = ppo.Config(env="tests.envs:Reach-v0", total_steps=16384, num_envs=16, batch=512,
-                     minibatch=128, lr=3e-3, gamma=0.9, hidden=(32,), **QUICK)
-    returns = ppo.evaluate(ppo.train(cfg), cfg, 50, seed=1)
+    cfg = ppo.Config(env="tests.envs:Reach-v0", total_steps=16384, num_envs=16, rollout_steps=512,
+                     minibatch_size=128, lr=3e-3, gamma=0.9, hidden=(32,), **QUICK)
+    returns, _ = evaluate(ppo.train(cfg), cfg, 50, seed=1)
     far, near = 0.2, 0.4                                        # a step down, a step up
     starts = np.linspace(-1, 1, 1001)
     left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
@@ -90,7 +91,7 @@ def test_reach():
 
 def test_images():
     """Height and width differ, colours come last, the values are those of uint8."""
-    cfg = ppo.Config(env="tests.envs:Bright-v0", total_steps=4096, num_envs=16, batch=256,
-                     minibatch=64, epochs=4, **QUICK)
+    cfg = ppo.Config(env="tests.envs:Bright-v0", total_steps=4096, num_envs=16, rollout_steps=256,
+                     minibatch_size=64, epochs=4, **QUICK)
     agent = ppo.train(cfg)
-    assert ppo.evaluate(agent, cfg, 50, seed=1).mean() >= 0.98
+    assert evaluate(agent, cfg, 50, seed=1)[0].mean() >= 0.98

@@ -1,4 +1,4 @@
-"""The agent, `update` and `evaluate` of algos/ppo.py: what they change, and who agrees with them.
+"""The agent and `update` of algos/ppo.py: what they change, and who agrees with them.
 
 Run as a program, this file is one of the processes that two tests at its end start.
 """
@@ -6,6 +6,7 @@ import copy
 import math
 import shutil
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,14 +34,17 @@ from tests.helpers import (
     noted,
     onpolicy_agent,
     onpolicy_pairs as pairs,
+    parameters,
+    reward_sums,
     run,
     same,
     statistics,
     two_ranks,
 )
 from utils import mpi
+from utils.envs import evaluate
 
-SMALL = {"num_envs": 3, "batch": 24, "minibatch": 24, "epochs": 1, "hidden": (8, 8)}
+SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "hidden": (8, 8)}
 make_agent = partial(onpolicy_agent, ppo)
 make_rollout = partial(helpers.make_rollout, ppo)
 targets = partial(helpers.targets, ppo)
@@ -49,40 +53,39 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
-def adam(flat):
-    return mpi.Adam(flat, eps=1e-5)
+PLAIN_LOSS = ppo.ppo_loss
 
 
-def learn(agent, rollout, gradient=ppo.ppo_gradient, lr=1e-3, optimizer=adam):
-    """One learning phase -> the agent's parameters after it, and the metrics."""
-    flat = mpi.flatten(agent)
-    return flat.detach(), ppo.update(agent, flat, optimizer(flat), rollout, lr, gradient)
+def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3, make=None):
+    """One update -> the agent's parameters after it, and the metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo, "ppo_loss", loss)
+        return helpers.learn(ppo, agent, rollout, make, lr)
 
 
 class Spy:
-    """A gradient that keeps what it was given, and a copy of the agent as it then was."""
+    """A loss that keeps what it was given, and a copy of the agent as it then was."""
 
     def __init__(self):
         self.calls = []
 
-    def __call__(self, agent, flat, obs, act, logp_old, adv, ret):
-        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), obs=obs, act=act,
-                                          logp_old=logp_old, adv=adv, ret=ret))
-        return ppo.ppo_gradient(agent, flat, obs, act, logp_old, adv, ret)
+    def __call__(self, agent, minibatch):
+        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
+        return PLAIN_LOSS(agent, minibatch)
 
 
 def gradient_of(agent, obs, act, logp_old, adv, ret):
     """Of one minibatch: the gradients by name, and the terms of the loss [3]."""
-    twin = copy.deepcopy(agent)
-    flat = mpi.flatten(twin)
-    flat.grad.fill_(123)  # nothing is left of an earlier one
-    terms = ppo.ppo_gradient(twin, flat, obs, act, logp_old, adv, ret)
-    return {name: param.grad for name, param in twin.named_parameters()}, torch.stack(terms)
+    loss, metrics = PLAIN_LOSS(agent, ppo.Minibatch(obs, act, logp_old, adv, ret))
+    names, params = zip(*agent.named_parameters())
+    grads = torch.autograd.grad(loss, params)
+    terms = [metrics[name].detach() for name in ("pi_loss", "v_loss", "entropy")]
+    return dict(zip(names, grads)), torch.stack(terms)
 
 
 def rows_of(call, agent, rollout):
     """Which rows of the rollout, [T N], stand in a minibatch."""
-    rows = agent.normalize(rollout.obs).flatten(0, 1).flatten(1)
+    rows = agent.normalize_obs(rollout.obs).flatten(0, 1).flatten(1)
     equal = (call.obs.flatten(1)[:, None] == rows).all(-1)
     assert (equal.sum(1) == 1).all()
     return equal.int().argmax(1)
@@ -134,7 +137,7 @@ def test_the_policy_starts_with_deviations_of_std_init():
 @pytest.mark.parametrize("num_rows", [1, 5])
 def test_values_are_a_vector_never_a_column(kind, num_rows):
     agent = make_agent(kind)
-    out, val = agent(agent.normalize(torch.zeros(num_rows, *SPACES[kind][0].shape)))
+    out, val = agent(agent.normalize_obs(torch.zeros(num_rows, *SPACES[kind][0].shape)))
     assert out.shape == (num_rows, 2 if kind == "box" else 4) and val.shape == (num_rows,)
 
 
@@ -145,31 +148,32 @@ def test_channels_may_stand_first_or_last():
     names = dict(last.named_parameters())
     first.load_state_dict({name: names.get(name, x) for name, x in first.state_dict().items()})
     obs = torch.randint(256, (5, *IMAGES.shape), dtype=torch.uint8)
-    for actual, expected in zip(first(first.normalize(obs.permute(0, 3, 1, 2))),
-                                last(last.normalize(obs))):
+    for actual, expected in zip(first(first.normalize_obs(obs.permute(0, 3, 1, 2))),
+                                last(last.normalize_obs(obs))):
         close(actual, expected)
 
 
 def test_images_are_between_0_and_1_and_keep_their_rows():
     agent, obs = make_agent("images"), torch.zeros(2, 3, *IMAGES.shape, dtype=torch.uint8)
     obs[1, 2, 43, 5, 1] = 255  # row 43, column 5, second channel
-    actual = agent.normalize(obs)
+    actual = agent.normalize_obs(obs)
     assert actual.dtype == torch.float32 and actual.shape == (2, 3, 3, 44, 36)
     assert actual[1, 2, 1, 43, 5] == 1 and actual.sum() == 1
 
 
 def test_observations_are_normalized_by_the_running_statistics():
     obs = 3 + 2 * torch.tensor([[-1.0, 0, 1], [2, 3, 1e6]])
-    close(make_agent().normalize(obs), [[-1, 0, 1], [2, 3, 10]])
-    close(make_agent(norm_obs=False).normalize(obs), obs)
+    close(make_agent().normalize_obs(obs), [[-1, 0, 1], [2, 3, 10]])
+    close(make_agent(norm_obs=False).normalize_obs(obs), obs)
 
 
 @every_kind
 def test_every_parameter_gets_a_gradient(kind):
     agent, spy = make_agent(kind, ent_coef=0.01), Spy()
     learn(agent, make_rollout(agent), spy)
-    for name, param in agent.named_parameters():
-        assert param.grad.any(), f"{name} learns nothing"
+    grads, _ = gradient_of(*vars(spy.calls[0]).values())
+    for name, grad in grads.items():
+        assert grad.any(), f"{name} learns nothing"
 
 
 @vectors
@@ -309,7 +313,7 @@ def test_a_state_dict_is_the_whole_policy(kind, tmp_path):
     obs = make_rollout(agent).obs.flatten(0, 1)
     torch.save(agent.state_dict(), tmp_path / "agent.pt")
     other = ppo.Agent(*SPACES[kind], agent.cfg)
-    mpi.flatten(other)
+    mpi.Adam(other)
     other.load_state_dict(torch.load(tmp_path / "agent.pt", weights_only=True))
     assert torch.equal(other.act(obs, True), agent.act(obs, True))
     torch.manual_seed(5)
@@ -319,13 +323,13 @@ def test_a_state_dict_is_the_whole_policy(kind, tmp_path):
 
 
 @pytest.mark.parametrize("loaded", [False, True])
-def test_the_flat_vector_is_what_acts(loaded):
+def test_the_optimizer_moves_what_acts(loaded):
     agent, obs = make_agent(), torch.ones(1, 3)
-    flat = mpi.flatten(agent)
+    optimizer = mpi.Adam(agent)
     if loaded:
         agent.load_state_dict(make_agent(seed=1).state_dict())
     before = agent.act(obs, deterministic=True)
-    flat.data += 0.1
+    optimizer.minimize(lambda: (agent.actor(obs).sum(), {}), lr=0.1)
     assert not torch.equal(agent.act(obs, deterministic=True), before)
 
 
@@ -349,11 +353,11 @@ def test_evaluate_changes_nothing(name):
         agent = ppo.Agent(env.observation_space, env.action_space, cfg)
     kept, before = statistics(agent), copy.deepcopy(agent.state_dict())
     torch_state = torch.get_rng_state()
-    returns = ppo.evaluate(agent, cfg, 2, seed=0)
+    returns, _ = evaluate(agent, cfg, 2, seed=0)
     assert same(statistics(agent), kept) and same(agent.state_dict(), before)
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert returns.shape == (2,) and returns[0] != returns[1]
-    assert (ppo.evaluate(agent, cfg, 2, seed=0) == returns).all()
+    assert (evaluate(agent, cfg, 2, seed=0)[0] == returns).all()
 
 
 @every_kind
@@ -361,35 +365,35 @@ def test_observe_takes_each_observation_and_running_return_once(kind):
     agent = ppo.Agent(*SPACES[kind], ppo.Config(gamma=0.9, **SMALL))
     rollouts = [make_rollout(agent, seed) for seed in range(3)]
     for rollout in rollouts:
-        agent.observe(rollout)
+        agent.update_stats(rollout)
     obs, rew, done = (torch.cat([getattr(x, name) for x in rollouts])
                       for name in ("obs", "rew", "done"))
-    ret, last = ppo.running_returns(rew, done, torch.zeros(3), 0.9)
-    close(agent.ret_sum, last)
-    expected = [(agent.ret_stats, ret.flatten().double())]
+    ret, last = reward_sums(ppo, rew, done, torch.zeros(3), 0.9)
+    close(agent.discounted_reward_sum, last)
+    expected = [(agent.reward_sum_stats, ret.flatten().double())]
     if kind != "images":
         expected.append((agent.obs_stats, obs.flatten(0, 1).double()))
     else:
         assert not agent.obs_stats.count.any()  # images are divided by 255, and no more
     for stats, rows in expected:
-        close(stats.count, torch.full(rows.shape[1:], 72.0))
+        close(stats.count, 72.0)
         close(stats.mean, rows.mean(0))
         close(stats.var, rows.var(0, correction=0))
 
 
 def test_training_observes_after_it_has_learned_and_before_it_collects_again(monkeypatch):
     calls = []
-    for owner, name in ((ppo, "collect"), (ppo, "update"), (ppo.Agent, "observe")):
+    for owner, name in ((ppo, "collect"), (ppo, "update"), (ppo.Agent, "update_stats")):
         monkeypatch.setattr(owner, name, noted(calls, getattr(owner, name)))
     ppo.train(ppo.Config(env="CartPole-v1", total_steps=72, **SMALL))
-    assert calls == ["collect", "update", "observe"] * 3
+    assert calls == ["collect", "update", "update_stats"] * 3
 
 
 # ---- What the loss is given
 
 @every_kind
 def test_ratio_is_1_at_first_with_the_probabilities_of_acting(kind):
-    agent, spy = make_agent(kind, minibatch=8), Spy()
+    agent, spy = make_agent(kind, minibatch_size=8), Spy()
     rollout = make_rollout(agent)
     acting = distribution(agent, rollout.obs.flatten(0, 1))
     logp = acting.log_prob(rollout.act.flatten(0, 1))
@@ -409,7 +413,7 @@ def test_ratio_is_1_at_first_with_the_probabilities_of_acting(kind):
 
 @vectors
 def test_every_sample_is_taken_once_an_epoch_and_in_a_new_order(kind):
-    agent, spy = make_agent(kind, minibatch=4, epochs=3), Spy()
+    agent, spy = make_agent(kind, minibatch_size=4, epochs=3), Spy()
     rollout = make_rollout(agent)
     learn(agent, rollout, spy)
     orders = torch.stack([rows_of(call, agent, rollout) for call in spy.calls]).view(3, 24)
@@ -435,7 +439,7 @@ def test_targets_follow_the_critic_from_epoch_to_epoch_but_logp_old_does_not(kin
 
 
 def test_targets_within_an_epoch_are_those_of_its_start():
-    agent, spy = make_agent(minibatch=4, norm_adv=False), Spy()
+    agent, spy = make_agent(minibatch_size=4, norm_adv=False), Spy()
     rollout = make_rollout(agent)
     adv, ret = targets(agent, rollout)
     learn(agent, rollout, spy, lr=1e-2)
@@ -445,7 +449,7 @@ def test_targets_within_an_epoch_are_those_of_its_start():
 
 @pytest.mark.parametrize("minibatch", [24, 8])
 def test_norm_adv_normalizes_each_minibatch(minibatch):
-    agent, spy = make_agent(minibatch=minibatch), Spy()
+    agent, spy = make_agent(minibatch_size=minibatch), Spy()
     rollout = make_rollout(agent)
     adv, _ = targets(agent, rollout)
     learn(agent, rollout, spy, lr=0.0)
@@ -457,10 +461,10 @@ def test_norm_adv_normalizes_each_minibatch(minibatch):
 def test_minibatches_of_one_sample():
     """Normalised, its advantage would be 0, or NaN: nothing would be learned, in silence."""
     with pytest.raises(SystemExit):
-        make_agent(minibatch=1)
-    agent = make_agent(minibatch=1, norm_adv=False)
+        make_agent(minibatch_size=1)
+    agent = make_agent(minibatch_size=1, norm_adv=False)
     flat, metrics = learn(agent, make_rollout(agent))
-    assert flat.isfinite().all() and metrics["pi_loss"] != 0
+    assert flat.isfinite().all() and metrics["pi_loss"].all()
 
 
 @pytest.mark.eq("ppo", 7)
@@ -480,13 +484,13 @@ def test_scale_rew_divides_by_the_deviation_of_returns(settings, expected):
 def test_the_unit_of_rewards_does_not_matter():
     results = []
     for unit in (1, 1000):
-        agent = make_agent(minibatch=8, epochs=2)
+        agent = make_agent(minibatch_size=8, epochs=2)
         rollout = make_rollout(agent)
         rollout.rew.mul_(unit)
-        agent.observe(rollout)
-        agent.ret_stats.mean *= 0  # never read: rewards are not centred
+        agent.update_stats(rollout)
+        agent.reward_sum_stats.mean *= 0  # never read: rewards are not centred
         torch.manual_seed(1)
-        agent.ret_stats.var.copy_(unit**2 * torch.tensor(7.0))
+        agent.reward_sum_stats.var.copy_(unit**2 * torch.tensor(7.0))
         results.append(learn(agent, rollout)[0])
     close(*results)
 
@@ -497,7 +501,7 @@ def test_the_order_of_environments_does_not_matter():
         agent = make_agent()
         rollout = make_rollout(agent)
         columns = {name: x[:, order] for name, x in vars(rollout).items()}
-        results.append(learn(agent, ppo.Rollout(**columns), optimizer=Descent)[0])
+        results.append(learn(agent, ppo.Rollout(**columns), make=Descent)[0])
     close(*results)
 
 
@@ -506,19 +510,19 @@ def test_the_order_of_environments_does_not_matter():
 @pytest.mark.parametrize("limit", [0.05, 0.0, 1e9])
 def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
     free = make_agent(max_grad_norm=1e9)
-    start, rollout = mpi.flatten(free).detach().clone(), make_rollout(free)
-    gradient = start - learn(free, rollout, lr=1.0, optimizer=Descent)[0]
+    start, rollout = parameters(free), make_rollout(free)
+    gradient = start - learn(free, rollout, lr=1.0, make=Descent)[0]
     assert gradient.norm() > 0.1
-    flat, metrics = learn(make_agent(max_grad_norm=limit), rollout, lr=1.0, optimizer=Descent)
+    flat, metrics = learn(make_agent(max_grad_norm=limit), rollout, lr=1.0, make=Descent)
     close(metrics["grad_norm"], gradient.norm()[None], rtol=1e-4)  # as it was before the cut
     share = 0.05 / gradient.norm() if limit == 0.05 else 1
     close(start - flat, share * gradient, rtol=1e-3)
 
 
 def test_each_minibatch_is_one_step_down_its_own_gradient():
-    agent, spy = make_agent(minibatch=8, max_grad_norm=0.0), Spy()
-    expected = mpi.flatten(agent).detach().clone()
-    flat, metrics = learn(agent, make_rollout(agent), spy, lr=0.1, optimizer=Descent)
+    agent, spy = make_agent(minibatch_size=8, max_grad_norm=0.0), Spy()
+    expected = parameters(agent)
+    flat, metrics = learn(agent, make_rollout(agent), spy, lr=0.1, make=Descent)
     for call in spy.calls:
         grads, _ = gradient_of(*vars(call).values())
         expected -= 0.1 * torch.cat([grad.flatten() for grad in grads.values()])
@@ -530,7 +534,7 @@ def test_lr_is_the_step_size():
     results = []
     for lr in (0.0, 1e-4, 2e-4):
         agent = make_agent()
-        start = mpi.flatten(agent).detach().clone()
+        start = parameters(agent)
         flat, metrics = learn(agent, make_rollout(agent), lr=lr)
         results.append((flat - start).abs().max())
         assert metrics["lr"] == lr
@@ -558,7 +562,7 @@ def test_target_kl_is_compared_with_the_policy_that_acted():
 
 @every_kind
 def test_metrics_say_what_happened(kind):
-    agent, spy = make_agent(kind, minibatch=8, epochs=4, clip_ratio=0.05), Spy()
+    agent, spy = make_agent(kind, minibatch_size=8, epochs=4, clip_ratio=0.05), Spy()
     rollout, before = make_rollout(agent), copy.deepcopy(agent)
     metrics = learn(agent, rollout, spy, lr=1e-3 if kind == "images" else 1e-2)[1]
     obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten(0, 1)
@@ -569,13 +573,13 @@ def test_metrics_say_what_happened(kind):
     close(metrics["clip_frac"], outside.float().mean())
     close(metrics["kl"], (ratio - 1 - ratio.log()).mean(), rtol=1e-3)
     with torch.no_grad():
-        val = before(before.normalize(obs))[1]
+        val = before(before.normalize_obs(obs))[1]
     terms = torch.stack([gradient_of(*vars(call).values())[1] for call in spy.calls])
     _, ret = targets(before, rollout)
     close(metrics["val"].flatten(), val)
     explained = 1 - np.var((ret - val).numpy()) / np.var(ret.numpy())
     close(metrics["explained_variance"], explained, rtol=1e-4)
-    for name, term in zip(("pi_loss", "v_loss", "entropy"), terms.mean(0)):
+    for name, term in zip(("pi_loss", "v_loss", "entropy"), terms.T):
         close(metrics[name], term, rtol=1e-4)
     assert metrics["epochs"] == 4 and metrics["grad_norm"].shape == (12,)
     assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
@@ -588,12 +592,12 @@ def test_explained_variance_by_hand(weight, explained):
     agent.critic[-1].weight.data = torch.tensor([[weight, 0, 0]])
     agent.critic[-1].bias.data.fill_(7)  # a constant explains nothing, and spoils nothing
     rollout = make_rollout(agent)
-    rollout.rew.copy_(agent.normalize(rollout.obs)[..., 0])
+    rollout.rew.copy_(agent.normalize_obs(rollout.obs)[..., 0])
     close(learn(agent, rollout)[1]["explained_variance"], explained, atol=1e-4)
 
 
 def test_metrics_of_a_batch_of_one_are_finite():
-    agent = make_agent(num_envs=1, batch=1, minibatch=1, norm_adv=False)
+    agent = make_agent(num_envs=1, rollout_steps=1, minibatch_size=1, norm_adv=False)
     metrics = learn(agent, make_rollout(agent))[1]
     assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
 
@@ -617,9 +621,9 @@ def their_ppo(agent, lr):
 class Drifted(Spy):
     """A spy whose old policy is another one, so that ratios leave the range at once."""
 
-    def __call__(self, agent, flat, obs, act, logp_old, adv, ret):
-        noise = torch.linspace(-0.5, 0.5, len(ret))  # minibatches are shuffled: any order is random
-        return super().__call__(agent, flat, obs, act, logp_old + noise, adv, ret)
+    def __call__(self, agent, minibatch):
+        noise = torch.linspace(-0.5, 0.5, len(minibatch.ret))  # of shuffled samples
+        return super().__call__(agent, replace(minibatch, logp_old=minibatch.logp_old + noise))
 
 
 def clipped_shares(call):
@@ -635,9 +639,9 @@ def clipped_shares(call):
 @vectors
 @pytest.mark.parametrize("num_steps", [1, 10])
 def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
-    agent = make_agent(kind, num_envs=4, batch=64 * num_steps, minibatch=64, ent_coef=0.01,
-                       max_grad_norm=0.2)
-    start, model = mpi.flatten(agent).detach().clone(), their_ppo(agent, lr=1e-3)
+    agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64,
+                       ent_coef=0.01, max_grad_norm=0.2)
+    start, model = parameters(agent), their_ppo(agent, lr=1e-3)
     spy = Drifted()
     flat, metrics = learn(agent, make_rollout(agent), spy, lr=1e-3)
     assert len(spy.calls) == num_steps
@@ -648,9 +652,9 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
     model.rollout_buffer.get = lambda batch_size: iter(samples)
     model.train()
     logged = model.logger.name_to_value
-    close(metrics["pi_loss"], logged["train/policy_gradient_loss"], rtol=1e-4, atol=1e-6)
-    close(metrics["v_loss"], logged["train/value_loss"], rtol=1e-4)
-    close(metrics["entropy"], -logged["train/entropy_loss"], rtol=1e-4)
+    close(metrics["pi_loss"].mean(), logged["train/policy_gradient_loss"], rtol=1e-4, atol=1e-6)
+    close(metrics["v_loss"].mean(), logged["train/value_loss"], rtol=1e-4)
+    close(metrics["entropy"].mean(), -logged["train/entropy_loss"], rtol=1e-4)
     assert metrics["grad_norm"].min() > agent.cfg.max_grad_norm  # so that the cut is compared too
     assert (flat - start).abs().max() > 9e-4 * num_steps**0.5
     for our, their in pairs(agent, model.policy):
@@ -662,41 +666,39 @@ def test_training_steps_as_the_optimizer_of_stable_baselines3(monkeypatch):
     """With all that it leaves at their defaults, which show where gradients are tiny."""
     given, plain = [], ppo.update
 
-    def keep(agent, flat, optimizer, *rest):
+    def keep(agent, optimizer, *rest):
         given.append(optimizer)
-        return plain(agent, flat, optimizer, *rest)
+        return plain(agent, optimizer, *rest)
 
     monkeypatch.setattr(ppo, "update", keep)
     ppo.train(ppo.Config(env="CartPole-v1", total_steps=24, **SMALL))
     theirs = PPO("MlpPolicy", Nowhere(*SPACES["discrete"]), device="cpu")
     [ours], their = given, theirs.policy.optimizer
-    flat = torch.zeros_like(ours.flat).requires_grad_()
+    start = torch.nn.Parameter(torch.zeros(300))
+    flat, slope = torch.zeros(300).requires_grad_(), torch.logspace(-9, 0, 300)
     theirs = type(their)([flat], **their.defaults | {"lr": 0.1})
-    ours.load_state_dict({name: torch.zeros_like(x) for name, x in ours.state_dict().items()})
-    ours.flat.data.zero_()
+    ours = type(ours)(start, eps=ours.eps)
     for _ in range(3):
-        ours.flat.grad.copy_(torch.logspace(-9, 0, len(flat)))
-        flat.grad = ours.flat.grad.clone()
-        ours.step(0.1), theirs.step()
-    close(ours.flat, flat, rtol=1e-4)
+        ours.minimize(lambda: ((start * slope).sum(), {}), lr=0.1)
+        flat.grad = slope.clone()
+        theirs.step()
+    close(start.detach(), flat, rtol=1e-4)
 
 
 # ---- Other processes
 
 def learn_share(folder):
     """One learning phase with this rank's environments, all of them if it is alone."""
-    agent = make_agent(num_envs=4, batch=64, minibatch=64)
+    agent = make_agent(num_envs=4, rollout_steps=64, minibatch_size=64)
     columns = vars(make_rollout(agent))
     columns["rew"] *= torch.tensor([1.0, 2.0, 5.0, 9.0])  # what a rank sees alone would mislead it
     columns["obs"] += torch.tensor([0.0, 0.1, 0.5, 1.0]).view(4, 1)
     envs = torch.arange(4).chunk(mpi.size())[mpi.rank()]
     rollout = ppo.Rollout(**{name: x[:, envs] for name, x in columns.items()})
-    if mpi.rank() > 0:
-        agent.load_state_dict(make_agent(seed=9, num_envs=4).state_dict())  # rank 0's are taken
     flat, metrics = learn(agent, rollout)
-    agent.observe(rollout)
+    agent.update_stats(rollout)
     result = {"flat": flat, "kl": metrics["kl"], "grad_norm": metrics["grad_norm"],
-              **statistics(agent), "adv": ppo.normalize_adv(rollout.rew)}
+              **statistics(agent), "adv": ppo.normalize_advantages(rollout.rew)}
     torch.save(result, folder / f"rank{mpi.rank()}of{mpi.size()}.pt")
     return result
 
@@ -707,19 +709,22 @@ def test_two_ranks_equal_one(tmp_path):
     first, second = (torch.load(tmp_path / f"rank{k}of2.pt") for k in (0, 1))
     assert torch.equal(first["flat"], second["flat"])
     for saved in (first, second):
-        for name in set(one) - {"adv", "ret_sum"}:
+        for name in set(one) - {"adv", "discounted_reward_sum"}:
             close(saved[name], one[name], rtol=1e-5, atol=1e-6)
-    for name in ("adv", "ret_sum"):  # of each rank's own environments
+    for name in ("adv", "discounted_reward_sum"):  # of each rank's own environments
         close(torch.cat([first[name], second[name]], -1), one[name])
 
 
 def learn_compiled(folder):
-    """The same learning phase with the gradient as it is and compiled."""
-    compiled = mpi.compiled(ppo.ppo_gradient, True)
-    for name, gradient in (("eager", ppo.ppo_gradient), ("compiled", compiled)):
-        agent = make_agent(minibatch=8, epochs=2, ent_coef=0.01)
-        torch.save(learn(agent, make_rollout(agent), gradient), folder / f"{name}.pt")
-    assert compiled.fast is not compiled.plain, "nothing was compiled"
+    """The same update, eager and compiled."""
+    for name, compiled in (("eager", False), ("compiled", True)):
+        mpi.COMPILE = compiled
+        agent = make_agent(minibatch_size=8, epochs=2, ent_coef=0.01)
+        optimizer = mpi.Adam(agent, eps=1e-5)
+        result = helpers.learn_with(ppo, agent, optimizer, make_rollout(agent))
+        torch.save(result, folder / f"{name}.pt")
+    fast = optimizer.compiled[ppo.ppo_loss]
+    assert hasattr(fast, "_torchdynamo_orig_callable"), "nothing was compiled"
 
 
 @pytest.mark.slow

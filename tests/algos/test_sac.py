@@ -1,5 +1,6 @@
 """algos/sac.py by hand, against torch.distributions and against stable-baselines3."""
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,20 +12,17 @@ from torch.distributions.transforms import TanhTransform
 from algos import sac
 from tests import helpers
 from tests.helpers import (
-    UNIT,
-    VECTOR,
-    Nowhere,
-    actor_gradient,
     bare,
     close,
     column,
     copies,
-    critic_gradient,
-    learner,
+    gradient_in,
     linear_agent,
     moved,
+    noise_is,
     offpolicy_agent as make_agent,
     offpolicy_batch as make_batch,
+    offpolicy_optimizers,
 )
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
@@ -38,13 +36,19 @@ def policy(out):
     return Independent(TransformedDistribution(base, TanhTransform(cache_size=1)), 1)
 
 
+def squashed(algo, out, eps):
+    """Actions and log pi of a policy that draws this eps."""
+    with noise_is(eps):
+        return algo.sample_squashed_gaussian(out)
+
+
 # ---- The squashed Gaussian
 
 @pytest.mark.eq("sac", 4, 5)
 def test_sample_and_logp_by_hand():
     """u = 0.3 + 0.5 * 1 = 0.8 and u = -1 + 2 * 0.25 = -0.5; the second dimension adds its own."""
     out = torch.tensor([[0.3, -1.0, math.log(0.5), math.log(2)]])
-    act, logp = sac.squashed(out, torch.tensor([[1.0, 0.25]]))
+    act, logp = squashed(sac, out, torch.tensor([[1.0, 0.25]]))
     close(act, [[0.6640368, -0.4621172]])
     first = -0.5 + 0.6931472 - 0.9189385 - math.log(1 - 0.6640368**2)
     second = -0.03125 - 0.6931472 - 0.9189385 - math.log(1 - 0.4621172**2)
@@ -57,7 +61,7 @@ def test_logp_is_that_of_torch_distributions():
     algo = bare(sac)
     torch.manual_seed(0)
     out, eps = 2 * torch.randn(1000, 8).double(), torch.randn(1000, 4).double()
-    act, logp = algo.squashed(out, eps)
+    act, logp = squashed(algo, out, eps)
     mean, log_std = out.chunk(2, -1)
     theirs = policy(out)
     raw = mean + log_std.clamp(-20, 2).exp() * eps
@@ -79,7 +83,7 @@ def test_the_density_of_actions_integrates_to_one(mean, std):
     side = (torch.arange(500).double() + 0.5) / 250 - 1
     act = torch.cartesian_prod(side, side)
     out = torch.cat([mean, std.log()]).expand(len(act), 4)
-    again, logp = algo.squashed(out, (act.atanh() - mean) / std)
+    again, logp = squashed(algo, out, (act.atanh() - mean) / std)
     close(again, act, rtol=1e-9)
     close(logp.exp().sum() * (2 / 500) ** 2, 1.0, rtol=2e-3)
 
@@ -87,7 +91,7 @@ def test_the_density_of_actions_integrates_to_one(mean, std):
 def test_logp_far_out_is_finite_and_right():
     """tanh(30) is 1 in float32, and log(1 - 1) minus infinity: log 4 - 2 |u| is the answer."""
     out = torch.tensor([[30.0, 0.0], [-30, 0], [88, 0]], requires_grad=True)
-    act, logp = sac.squashed(out, torch.zeros(3, 1))
+    act, logp = squashed(sac, out, torch.zeros(3, 1))
     close(act, column(1.0, -1.0, 1.0))
     plain = -0.5 * math.log(2 * math.pi)
     close(logp, [plain - math.log(4) + 60] * 2 + [plain - math.log(4) + 176])
@@ -98,14 +102,14 @@ def test_logp_far_out_is_finite_and_right():
 
 def test_deviations_are_kept_within_bounds():
     out = torch.tensor([[0.0, 50], [0, -50]])
-    act, _ = sac.squashed(out, torch.full((2, 1), 0.01))
+    act, _ = squashed(sac, out, torch.full((2, 1), 0.01))
     close(act, torch.tanh(column(0.01 * math.exp(2), 0.01 * math.exp(-20))))
 
 
 def test_densities_are_those_of_the_deviations_that_are_kept():
     """Beyond a bound the density is that at the bound; short of it each has its own."""
     eps, log_stds = torch.full((6, 1), 0.3), torch.tensor([-50.0, -20, -19.5, 1.5, 2, 50])
-    _, logp = sac.squashed(torch.stack([torch.zeros(6), log_stds], 1), eps)
+    _, logp = squashed(sac, torch.stack([torch.zeros(6), log_stds], 1), eps)
     kept = log_stds.clip(-20, 2)
     raw = 0.3 * kept.exp().double()
     close(logp, -0.045 - kept - 0.5 * math.log(2 * math.pi) + 2 * raw.cosh().log())
@@ -124,13 +128,13 @@ def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
 # ---- Losses
 
 @pytest.mark.eq("sac", 6, 7)
-def test_soft_q_by_hand():
+def test_soft_value_by_hand():
     q1, q2, logp = torch.tensor([1.0, 5]), torch.tensor([2.0, 4]), torch.tensor([-1.0, 0.5])
-    close(sac.soft_q(q1, q2, logp, torch.tensor(0.1)), [1.1, 3.95])
+    close(sac.soft_value(q1, q2, logp, torch.tensor(0.1)), [1.1, 3.95])
 
 
 @pytest.mark.eq("sac", 2, 6)
-def test_critic_gradient_by_hand():
+def test_critic_loss_and_gradient_by_hand():
     """mu = atanh 0.5 and sigma = 1 with eps = 0: a' = 0.5 and
     log pi = -log(2 pi) / 2 - log 0.75 = -0.6312565. alpha 2 adds 1.262513 to Q_targ,
     9 at s' = 3 and 30.5 at 20 (the lower ones); y = 6.1312565 and 13.8812565."""
@@ -139,27 +143,27 @@ def test_critic_gradient_by_hand():
     agent.actor[0].weight.data.zero_()
     agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
     agent.log_alpha.data.fill_(math.log(2))
-    _, _, flats = learner(agent)
-    loss, q1, q2 = sac.sac_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS,
-                                           torch.zeros(2, 1))
+    batch = sac.Transitions(S, A, REW, NEXT, ENDS)
+    with noise_is(torch.zeros(2, 1)):
+        loss, metrics, grad = gradient_in(agent.critic, sac.critic_loss, agent, batch)
     first, second = (1.5 - 6.1312565, 1 + 1.5 - 15.3812565), (2 - 6.1312565, 4 - 13.8812565)
     close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
-    close(flats["critic"].grad[2], first[0] + first[1])
-    close(flats["critic"].grad[5], second[0] + second[1])
+    close(metrics["critic_loss"], loss)
+    close(metrics["q1"], [1.5, 1])
+    close(metrics["q2"], [2.0, 4])
+    close(grad[2], first[0] + first[1])
+    close(grad[5], second[0] + second[1])
 
 
 def test_a_terminal_state_has_no_entropy_either():
     agent, batch = make_agent(sac), make_batch(sac)
     agent.log_alpha.data.fill_(20.0)
-    _, _, flats = learner(agent)
-    loss, q1, q2 = sac.sac_critic_gradient(
-        agent, flats["critic"], batch.obs, batch.act, batch.rew, batch.next_obs,
-        torch.ones(32), torch.randn(32, 2))
-    close(loss, (q1 - batch.rew).square().mean() + (q2 - batch.rew).square().mean())
+    loss, metrics = sac.critic_loss(agent, replace(batch, terminated=torch.ones(32)))
+    close(loss, sum((metrics[q] - batch.rew).square().mean() for q in ("q1", "q2")))
 
 
 @pytest.mark.eq("sac", 7)
-def test_actor_gradient_by_hand():
+def test_actor_loss_and_gradient_by_hand():
     """mu = atanh 0.5, sigma = 1, eps = 0, alpha = 2: Q_1 = s + 3 a is the lower one at s = 1,
     Q_2 = 9 - a - 3 s at 2 and 3. The bias of mu moves a by 0.75 and log pi by 2 a = 1."""
     lines = [(1.0, 3.0, 0.0), (-3.0, -1.0, 9.0)]
@@ -167,19 +171,27 @@ def test_actor_gradient_by_hand():
     agent.actor[0].weight.data.zero_()
     agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
     agent.log_alpha.data.fill_(math.log(2))
-    _, _, flats = learner(agent)
-    loss, logp = sac.sac_actor_gradient(agent, flats["actor"], column(1.0, 2.0, 3.0),
-                                        torch.zeros(3, 1))
-    close(logp, [-0.6312565] * 3)
+    obs, zero = column(1.0, 2.0, 3.0), torch.zeros(3)
+    with noise_is(torch.zeros(3, 1)):
+        loss, metrics, grad = gradient_in(agent.actor, sac.actor_loss, agent,
+                                          sac.Transitions(obs, obs, zero, obs, zero))
+    close(metrics["logp"], [-0.6312565] * 3)
+    close(metrics["actor_loss"], loss)
     close(loss, 2 * -0.6312565 - (2.5 + 2.5 - 0.5) / 3)
-    close(flats["actor"].grad[2], 2 * 1 - 0.75 * (3 - 1 - 1) / 3)   # of the bias of mu
-    close(flats["actor"].grad[3], -2.0)                             # of log sigma: -alpha, eps is 0
+    close(grad[2], 2 * 1 - 0.75 * (3 - 1 - 1) / 3)   # of the bias of mu
+    close(grad[3], -2.0)                                            # of log sigma: -alpha, eps is 0
 
 
 @pytest.mark.eq("sac", 8)
 def test_temperature_by_hand():
-    """H = -1 and mean log pi = -2, so an entropy of 2: too much of it, and alpha is to fall."""
-    close(sac.alpha_gradient(torch.tensor([-1.0, -3]), -1.0), 3.0)
+    """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
+    agent = make_agent(sac, target_entropy=-1.0)
+    agent.log_alpha.data.fill_(math.log(0.2))
+    loss, metrics = sac.alpha_loss(agent, torch.tensor([-1.0, -3]))
+    close(loss, 3 * math.log(0.2))
+    close(metrics["alpha_loss"], loss)
+    close(metrics["alpha"], 0.2)
+    close(torch.autograd.grad(loss, agent.log_alpha)[0], 3.0)
 
 
 @pytest.mark.parametrize("log_std,rises", [(-5.0, True), (0.0, False)])
@@ -187,29 +199,46 @@ def test_the_temperature_rises_where_entropy_is_short(log_std, rises):
     agent, batch = make_agent(sac, lr=1e-2), make_batch(sac)
     agent.actor[-1].weight.data.zero_()
     agent.actor[-1].bias.data = torch.tensor([0.0, 0, log_std, log_std])
-    optimizers, targets, _ = learner(agent)
     before = agent.log_alpha.item()
-    metrics = sac.update(agent, optimizers, targets, batch)
+    metrics = sac.update(agent, offpolicy_optimizers(agent), batch)
     close(metrics["alpha"], math.exp(before))                       # what the losses used
     close(agent.log_alpha, before + (1e-2 if rises else -1e-2))     # Adam's first step
 
 
-def test_target_entropy_is_of_each_dimension():
+@pytest.mark.parametrize("setting,target", [(None, -2.0), (-1.4, -1.4), (0.0, 0.0)])
+def test_target_entropy_is_minus_the_dimensions_unless_given(setting, target):
     """At exactly the entropy that is asked for, nothing pulls."""
-    agent, batch = make_agent(sac, target_entropy=-0.7, learn_alpha=False), make_batch(sac)
-    optimizers, targets, _ = learner(agent)
-    logp = sac.update(agent, optimizers, targets, batch)["logp"]
-    close(agent.log_alpha.grad, -(logp.mean() - 1.4))
+    agent, batch = make_agent(sac, target_entropy=setting), make_batch(sac)
+    optimizers = offpolicy_optimizers(agent)
+    logp = sac.update(agent, optimizers, batch)["logp"]
+    close(optimizers.alpha.grad, -(logp.mean() + target)[None])
+    at_target = torch.tensor([0.5, -0.5]) - target
+    optimizers.alpha.minimize(sac.alpha_loss, agent, at_target, lr=1e-3)
+    close(optimizers.alpha.grad, [0.0])
 
 
 def test_a_fixed_temperature_stays():
+    """And no metric of the run speaks of it as if it were learned."""
     agent = make_agent(sac, alpha=0.2, learn_alpha=False)
-    agent.log_alpha.data.fill_(math.log(0.2))
-    optimizers, targets, _ = learner(agent)
+    optimizers, before = offpolicy_optimizers(agent), agent.log_alpha.item()
     for k in range(3):
-        metrics = sac.update(agent, optimizers, targets, make_batch(sac, seed=k))
-        close(metrics["alpha"], 0.2)
+        metrics = sac.update(agent, optimizers, make_batch(sac, seed=k))
+        assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
+        close(agent.alpha(), 0.2)
+        assert agent.log_alpha.item() == before and optimizers.alpha.steps == 0
     close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
+    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).alpha(), 0.3)
+
+
+def test_a_fixed_temperature_is_what_the_losses_use():
+    """As with a learned one of that value, whatever log_alpha says."""
+    batch, losses = make_batch(sac), []
+    for learned in (True, False):
+        agent = make_agent(sac, alpha=0.2, learn_alpha=learned)
+        agent.log_alpha.data.fill_(math.log(0.2) if learned else 5.0)
+        torch.manual_seed(1)
+        losses.append((sac.critic_loss(agent, batch)[0], sac.actor_loss(agent, batch)[0]))
+    close(torch.stack(losses[0]), torch.stack(losses[1]))
 
 
 def test_a_fixed_temperature_is_not_that_of_another_run():
@@ -218,16 +247,27 @@ def test_a_fixed_temperature_is_not_that_of_another_run():
     learned = sac.train(helpers.quick(sac, run_dir="learned", **given))
     fixed = sac.train(helpers.quick(sac, run_dir="fixed", learn_alpha=False, **given))
     assert learned.log_alpha == first.log_alpha != math.log(0.5)
-    close(fixed.log_alpha.exp(), 0.2)
+    close(learned.alpha(), first.log_alpha.exp())
+    close(fixed.alpha(), 0.2)
 
 
-def test_neither_loss_moves_the_temperature():
+@pytest.mark.parametrize("loss_fn", [sac.critic_loss, sac.actor_loss])
+def test_the_temperature_is_a_constant_to_the_other_losses(loss_fn):
     agent, batch = make_agent(sac), make_batch(sac)
-    _, _, flats = learner(agent)
+    loss, _ = loss_fn(agent, batch)
+    assert torch.autograd.grad(loss, agent.log_alpha, allow_unused=True) == (None,)
+    assert not agent.alpha().requires_grad
+
+
+def test_the_temperatures_loss_reaches_the_temperature_alone():
+    """log pi is a number to it, although it comes from the actor."""
+    agent, batch = make_agent(sac), make_batch(sac)
+    optimizers = offpolicy_optimizers(agent)
+    logp = optimizers.actor.minimize(sac.actor_loss, agent, batch, lr=1e-3)["logp"]
+    assert not logp.requires_grad
     before = copies(agent)
-    critic_gradient(sac, agent, flats["critic"], batch)
-    actor_gradient(sac, agent, flats["actor"], batch)
-    assert agent.log_alpha.grad is None and not moved(before, agent)
+    optimizers.alpha.minimize(sac.alpha_loss, agent, logp, lr=1e-3)
+    assert moved(before, agent) == {"log_alpha"}
 
 
 # ---- stable-baselines3
@@ -254,8 +294,9 @@ def their_model(agent, batches):
 
     It halves the critics' loss; with half of Adam's eps that makes the same step.
     """
-    model = SAC("MlpPolicy", Nowhere(VECTOR, UNIT), 1e-3, tau=0.05, gamma=0.9, device="cpu",
-                buffer_size=1, ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
+    spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
+    model = SAC("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
+                ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
     model.set_logger(configure(None, []))
     model.policy.double()
     model.actor.action_dist.epsilon = 0.0
@@ -275,7 +316,7 @@ def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_ste
     agent.log_alpha.data.fill_(math.log(0.3))
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     model = their_model(agent, batches)
-    optimizers, targets, flats = learner(agent)
+    optimizers = offpolicy_optimizers(agent)
     noise = [torch.randn(2, 32, 2, dtype=torch.float64) for _ in batches]
     with monkeypatch.context() as patch:
         left = iter([eps for pair in noise for eps in (pair[1], pair[0])])
@@ -283,24 +324,21 @@ def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_ste
         patch.setattr("stable_baselines3.common.policies.preprocess_obs", helpers.as_it_is)
         model.train(num_steps, 32)
         assert next(left, None) is None
-    with monkeypatch.context() as patch:
-        left = iter([eps for pair in noise for eps in pair])
-        patch.setattr(torch, "randn_like", lambda like: next(left))
-        metrics = [algo.update(agent, optimizers, targets, batch) for batch in batches]
-        assert next(left, None) is None
+    with noise_is(*[eps for pair in noise for eps in pair]):
+        metrics = [algo.update(agent, optimizers, batch) for batch in batches]
     theirs = model.logger.name_to_value
-    names = {"pi_loss": "actor_loss", "alpha": "ent_coef", "alpha_loss": "ent_coef_loss"}
+    names = {"actor_loss": "actor_loss", "alpha": "ent_coef", "alpha_loss": "ent_coef_loss"}
     for our, their in names.items():
         mean = torch.stack([each[our] for each in metrics]).mean()
         close(mean, theirs[f"train/{their}"], rtol=1e-9)
-    close(torch.stack([each["q_loss"] for each in metrics]).mean(),
+    close(torch.stack([each["critic_loss"] for each in metrics]).mean(),
           2 * theirs["train/critic_loss"], rtol=1e-9)
     if num_steps == 1:
         # Theirs adds the actor's gradient to the critics' .grad: Adam's mean shows what was used.
         optimizer = model.critic.optimizer.state
         means = [optimizer[param]["exp_avg"].flatten() for net in model.critic.q_networks
                  for param in net.parameters()]
-        close(flats["critic"].grad, 2 * 10 * torch.cat(means), rtol=1e-9, atol=1e-13)
+        close(optimizers.critic.grad, 2 * 10 * torch.cat(means), rtol=1e-9, atol=1e-13)
         last = zip(*(x.grad.chunk(2) for x in agent.actor[-1].parameters()))
         actor = [our.grad for our in agent.actor[:-1].parameters()]
         actor += [half for halves in last for half in halves]

@@ -10,26 +10,27 @@ from stable_baselines3.common.logger import configure
 from algos import ddpg, td3
 from tests import helpers
 from tests.helpers import (
-    UNIT,
-    VECTOR,
-    Nowhere,
     bare,
     close,
     column,
-    learner,
+    flat,
+    gradient_in,
     linear_agent,
+    noise_is,
     offpolicy_agent as make_agent,
     offpolicy_batch as make_batch,
+    offpolicy_optimizers,
 )
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
 REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
+BATCH = td3.Transitions(S, A, REW, NEXT, ENDS)
 
 
 # ---- Hand values
 
 @pytest.mark.eq("td3", 2, 6)
-def test_critic_gradient_by_hand():
+def test_critic_loss_and_gradient_by_hand():
     """Q_targ are 9 and 13.5 at s' = 3, a' = 0.5; 43 and 30.5 at 20: in each row another is lower.
 
     So y = 5.5 and 13.25; Q_1 = s + a is 1.5 and 1, Q_2 = 2 s is 2 and 4.
@@ -37,52 +38,60 @@ def test_critic_gradient_by_hand():
     agent = linear_agent(td3, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
                          [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
     agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
-    _, _, flats = learner(agent)
-    still = torch.zeros(2, 1)
-    loss, q1, q2 = td3.td3_critic_gradient(agent, flats["critic"], S, A, REW, NEXT, ENDS, still)
-    close(q1, [1.5, 1])
-    close(q2, [2.0, 4])
+    with noise_is(torch.zeros(2, 1)):
+        loss, metrics, grad = gradient_in(agent.critic, td3.critic_loss, agent, BATCH)
+    close(metrics["q1"], [1.5, 1])
+    close(metrics["q2"], [2.0, 4])
     first, second = (-4.0, -12.25), (-3.5, -9.25)                   # Q - y
     close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
+    close(metrics["critic_loss"], loss)
     # Of s, of a, of the bias: the mean of 2 (Q - y) times what the weight stands at.
-    close(flats["critic"].grad, [-4 - 24.5, -2 + 12.25, -16.25, -3.5 - 18.5, -1.75 + 9.25, -12.75])
+    close(grad, [-4 - 24.5, -2 + 12.25, -16.25, -3.5 - 18.5, -1.75 + 9.25, -12.75])
 
 
-@pytest.mark.eq("td3", 7)
+def noisy(act, eps, sigma, bound):
+    with noise_is(eps):
+        return td3.add_clipped_noise(act, sigma, bound)
+
+
+@pytest.mark.eq("td3", 5)
 def test_noise_on_the_targets_action_by_hand():
     act, eps = column(0.5, 0.5, -0.8, 0.1, 0.1), column(1.0, 10, -3, 2.5, -2.6)
-    close(td3.smoothed(act, eps, 0.2, 0.5), column(0.7, 1.0, -1.0, 0.6, -0.4))
-    close(td3.smoothed(act, eps, 0.0, 0.5), act)
+    close(noisy(act, eps, 0.2, 0.5), column(0.7, 1.0, -1.0, 0.6, -0.4))
+    close(noisy(act, eps, 0.0, 0.5), act)
 
 
-@pytest.mark.parametrize("sigma,clip", [(0.2, 0.5), (1.0, 1.5), (3.0, 0.1)])
-def test_noise_on_the_targets_action_is_that_of_numpy(sigma, clip):
+@pytest.mark.parametrize("sigma,bound", [(0.2, 0.5), (1.0, 1.5), (3.0, 0.1)])
+def test_noise_on_the_targets_action_is_that_of_numpy(sigma, bound):
     """Within the clip and beyond it, within the box and beyond it on either side."""
     act, eps = 2 * torch.rand(500, 2) - 1, 2 * torch.randn(500, 2)
-    noise = np.clip(sigma * eps.numpy(), -clip, clip)
-    close(td3.smoothed(act, eps, sigma, clip), np.clip(act.numpy() + noise, -1, 1))
+    noise = np.clip(sigma * eps.numpy(), -bound, bound)
+    close(noisy(act, eps, sigma, bound), np.clip(act.numpy() + noise, -1, 1))
 
 
-def test_the_targets_noise_is_independent_in_every_dimension_and_sample(monkeypatch):
-    """It reaches the gradient function as one number for each action of the batch."""
-    agent, batch, seen = make_agent(td3), make_batch(td3, 500), []
-    optimizers, targets, _ = learner(agent)
-    smoothed = td3.smoothed
-    monkeypatch.setattr(td3, "smoothed", lambda *args: seen.append(args) or smoothed(*args))
-    td3.update(agent, optimizers, targets, batch)
-    (act, eps, sigma, clip), = seen
-    assert eps.shape == act.shape == (500, 2) and len(eps.unique()) == 1000
-    assert (sigma, clip) == (0.2, 0.5) and 0.9 < eps.std() < 1.1
+def test_the_targets_noise_is_independent_in_every_dimension_and_sample():
+    """Of the actions alone: around 0, with a wide clip, it is normal with deviation sigma."""
+    noise = td3.add_clipped_noise(torch.zeros(5000, 2), 0.1, 0.9)
+    assert len(noise.unique()) > 9990 and 0.098 < noise.std() < 0.102
+    assert abs(np.corrcoef(noise.T)[0, 1]) < 0.05
+
+
+def test_the_targets_action_is_that_of_the_target_actor_with_the_settings_noise(monkeypatch):
+    agent = make_agent(td3, act_noise=0.3, target_noise=0.25, noise_clip=0.4)
+    batch, seen = make_batch(td3, 500), []
+    add = td3.add_clipped_noise
+    monkeypatch.setattr(td3, "add_clipped_noise", lambda *args: seen.append(args) or add(*args))
+    td3.critic_loss(agent, batch)
+    (act, sigma, bound), = seen
+    assert (sigma, bound) == (0.25, 0.4)
     close(act, agent.actor_targ(batch.next_obs))                    # of the target, at s'
 
 
 def test_only_the_first_critic_leads_the_actor():
     agent, batch = make_agent(td3), make_batch(td3)
-    _, _, flats = learner(agent)
     grads = []
     for _ in range(2):
-        td3.td3_actor_gradient(agent, flats["actor"], batch.obs)
-        grads.append(flats["actor"].grad.clone())
+        grads.append(gradient_in(agent.actor, td3.actor_loss, agent, batch)[2])
         for param in agent.critic.q2.parameters():
             param.data.fill_(torch.nan)
     assert torch.equal(*grads)
@@ -91,13 +100,14 @@ def test_only_the_first_critic_leads_the_actor():
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_actor_and_targets_wait_for_their_step_and_critics_do_not(delay):
     agent, batch = make_agent(td3, policy_delay=delay), make_batch(td3)
-    optimizers, targets, flats = learner(agent)
+    optimizers = offpolicy_optimizers(agent)
     for count in range(6):
-        before = {name: flat.detach().clone() for name, flat in flats.items()}
-        td3.update(agent, optimizers, targets, batch, count=count)
+        before = {name: flat(net) for name, net in agent.named_children()}
+        metrics = td3.update(agent, optimizers, batch, count)
         due = (count + 1) % delay == 0
-        for name, flat in flats.items():
-            assert torch.equal(flat, before[name]) != (due or name == "critic"), name
+        assert ("actor_loss" in metrics) == due
+        for name, net in agent.named_children():
+            assert torch.equal(flat(net), before[name]) != (due or name == "critic"), name
 
 
 # ---- Without its three ideas
@@ -112,12 +122,12 @@ def test_td3_without_its_ideas_is_ddpg():
                          (new.critic_targ.q1, old.critic_targ),
                          (new.critic_targ.q2, old.critic_targ)):
         ours.load_state_dict(theirs.state_dict())
-    learners = learner(old)[:2], learner(new)[:2]
+    optimizers = offpolicy_optimizers(old), offpolicy_optimizers(new)
     for k in range(10):
-        was = ddpg.update(old, *learners[0], make_batch(ddpg, seed=k))
-        now = td3.update(new, *learners[1], make_batch(td3, seed=k), count=k)
-        close(now["q_loss"], 2 * was["q_loss"])
-        close(now["pi_loss"], was["pi_loss"])
+        was = ddpg.update(old, optimizers[0], make_batch(ddpg, seed=k))
+        now = td3.update(new, optimizers[1], make_batch(td3, seed=k), count=k)
+        close(now["critic_loss"], 2 * was["critic_loss"])
+        close(now["actor_loss"], was["actor_loss"])
     for ours, theirs in ((new.actor, old.actor), (new.actor_targ, old.actor_targ),
                          (new.critic.q1, old.critic), (new.critic_targ.q2, old.critic_targ)):
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
@@ -142,13 +152,14 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
     algo = bare(td3)
     settings = {"lr": 1e-3, "tau": 0.05, "gamma": 0.9}
     agent = make_agent(algo, space=helpers.UNIT, **settings).double()
-    model = TD3("MlpPolicy", Nowhere(VECTOR, UNIT), 1e-3, tau=0.05, gamma=0.9, device="cpu",
-                buffer_size=1, policy_kwargs={"net_arch": [16, 16]})
+    spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
+    model = TD3("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
+                policy_kwargs={"net_arch": [16, 16]})
     model.set_logger(configure(None, []))
     model.policy.double()
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
-    optimizers, targets, flats = learner(agent)
+    optimizers = offpolicy_optimizers(agent)
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     noise = [torch.randn(32, 2, dtype=torch.float64) for _ in batches]
     model.replay_buffer = helpers.TheirBuffer(batches)
@@ -157,21 +168,19 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
         patch.setattr(torch.Tensor, "normal_", lambda self, mean, std: self.copy_(std * next(left)))
         patch.setattr("stable_baselines3.common.policies.preprocess_obs", helpers.as_it_is)
         model.train(num_steps, 32)
-    with monkeypatch.context() as patch:
-        left = iter(noise)
-        patch.setattr(torch, "randn_like", lambda like: next(left))
-        metrics = [algo.update(agent, optimizers, targets, batch, count=k)
+        assert next(left, None) is None
+    with noise_is(*noise):
+        metrics = [algo.update(agent, optimizers, batch, count=k)
                    for k, batch in enumerate(batches)]
-    assert next(left, None) is None
     theirs = model.logger.name_to_value
-    close(torch.stack([each["q_loss"] for each in metrics]).mean(), theirs["train/critic_loss"],
-          rtol=1e-10)
+    losses = torch.stack([each["critic_loss"] for each in metrics])
+    close(losses.mean(), theirs["train/critic_loss"], rtol=1e-10)
     if num_steps == 1:
         grads = [param.grad.flatten() for net in model.policy.critic.q_networks
                  for param in net.parameters()]
-        close(flats["critic"].grad, torch.cat(grads), rtol=1e-10, atol=1e-13)
+        close(optimizers.critic.grad, torch.cat(grads), rtol=1e-10, atol=1e-13)
     else:
-        losses = [each["pi_loss"] for each in metrics if "pi_loss" in each]
+        losses = [each["actor_loss"] for each in metrics if "actor_loss" in each]
         assert len(losses) == 5
         close(torch.stack(losses).mean(), theirs["train/actor_loss"], rtol=1e-10)
     for our, their in pairs(agent, model.policy):

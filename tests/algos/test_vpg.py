@@ -15,9 +15,16 @@ from tests.helpers import (
     Descent,
     close,
     column,
+    copies,
+    distribution,
     gradients,
+    learn,
+    learn_with,
     make_rollout,
+    moved,
     onpolicy_agent as make_agent,
+    onpolicy_optimizer,
+    parameters,
     targets,
     values,
     vec,
@@ -68,8 +75,8 @@ def closed_form(logits):
 def chain_agent(val=(0.0, 0.0), lam=1.0):
     """Linear in what it sees, so that the weights' gradient is that of the logits."""
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    cfg = vpg.Config(hidden=(), gamma=1.0, lam=lam, batch=2, minibatch=1, num_envs=1, v_steps=1,
-                     norm_obs=False, scale_rew=False)
+    cfg = vpg.Config(hidden=(), gamma=1.0, lam=lam, rollout_steps=2, minibatch_size=1, num_envs=1,
+                     v_steps=1, norm_obs=False, scale_rew=False)
     agent = vpg.Agent(space, gym.spaces.Discrete(2), cfg)
     agent.actor[-1].weight.data = vec((0.3, -0.4), (0.9, 0.2))  # [action, state]
     agent.critic[-1].weight.data = vec(val)
@@ -90,17 +97,17 @@ class Kept(Descent):
     """Stands still, and keeps the gradients that it was given."""
 
     def step(self, lr):
-        self.kept = [*getattr(self, "kept", []), self.flat.grad.clone()]
+        self.kept = [*getattr(self, "kept", []), self.grad.clone()]
 
 
 def estimated(agent, rollout):
-    """The gradient of the expected return [state, action] by what `update` hands to Adam."""
-    flat = mpi.flatten(agent)
-    first, second = Kept(flat), Kept(flat)
-    vpg.update(agent, flat, first, second, rollout, 0.0)
-    (grad,) = first.kept
-    flat.grad.copy_(grad)
-    return -2 * agent.actor[-1].weight.grad.T.clone()  # the loss is a mean over two steps
+    """The gradient of the expected return [state, action], as `update` estimates it."""
+    agent = copy.deepcopy(agent)
+    optimizers = onpolicy_optimizer(vpg, agent, Kept)
+    vpg.update(agent, optimizers, rollout, 0.0)
+    (grad,) = optimizers.policy.kept
+    weight = agent.actor[-1].weight
+    return -2 * grad[:weight.numel()].view_as(weight).T  # the loss is a mean over two steps
 
 
 def exact_expectation(agent):
@@ -154,59 +161,60 @@ def test_the_mean_over_many_batches_is_within_its_error_bars():
 # ---- Who moves what
 
 class Watched(mpi.Adam):
-    """Notes which parameters each step changed, to the bit."""
+    """Notes which parameters of `agent` each step changed, to the bit."""
 
     log, agent = [], None
 
     def step(self, lr):
-        before = copy.deepcopy(self.agent.state_dict())
+        before = copies(self.agent)
         super().step(lr)
-        moved = {name for name, x in self.agent.named_parameters()
-                 if not torch.equal(x, before[name])}
-        self.log.append((self, moved))
+        self.log.append((self, moved(before, self.agent)))
 
 
 @every_kind
 def test_one_policy_step_moves_the_policy_and_then_value_steps_the_critic(kind):
     """In the second and third update too, when both remember gradients of before."""
     agent = make_agent(vpg, kind, v_steps=3)
-    flat = mpi.flatten(agent)
+    optimizers = onpolicy_optimizer(vpg, agent, Watched)
     Watched.log, Watched.agent = [], agent
-    optimizer, v_optimizer = Watched(flat), Watched(flat)
     for seed in range(3):
-        rollout = make_rollout(vpg, agent, seed)
-        vpg.update(agent, flat, optimizer, v_optimizer, rollout, 1e-2)
+        learn_with(vpg, agent, optimizers, make_rollout(vpg, agent, seed), lr=1e-2)
     critic = {name for name, _ in agent.named_parameters() if name.startswith("critic")}
     policy = {name for name, _ in agent.named_parameters()} - critic
-    assert [who is optimizer for who, _ in Watched.log] == [True, False, False, False] * 3
-    for who, moved in Watched.log:
-        assert moved == (policy if who is optimizer else critic)
+    is_policy = [who is optimizers.policy for who, _ in Watched.log]
+    assert is_policy == [True, False, False, False] * 3
+    for who, changed in Watched.log:
+        assert changed == (policy if who is optimizers.policy else critic)
 
 
 @every_kind
-def test_what_the_two_losses_are_given(kind):
+def test_what_the_two_losses_are_given(kind, monkeypatch):
     """The advantages of the critic that was; features of the policy that is; rows that belong."""
-    agent = make_agent(vpg, kind, minibatch=8, v_steps=30)
+    agent = make_agent(vpg, kind, minibatch_size=8, v_steps=30)
     rollout, before, policy_calls, value_calls = make_rollout(vpg, agent), None, [], []
+    plain_policy, plain_value = vpg.vpg_policy_loss, vpg.critic_value_loss
 
-    def gradient(agent, flat, obs, act, adv):
-        policy_calls.append((obs, act, adv))
-        return vpg.pi_gradient(agent, flat, obs, act, adv)
+    def policy_loss(agent, batch):
+        policy_calls.append(batch)
+        return plain_policy(agent, batch)
 
-    def v_gradient(agent, flat, features, ret):
+    def value_loss(agent, features, ret):
         value_calls.append((features, ret))
-        return vpg.v_gradient(agent, flat, features, ret)
+        return plain_value(agent, features, ret)
 
-    flat, before = mpi.flatten(agent), copy.deepcopy(agent)
-    vpg.update(agent, flat, mpi.Adam(flat), mpi.Adam(flat), rollout, 1e-2, gradient, v_gradient)
+    monkeypatch.setattr(vpg, "vpg_policy_loss", policy_loss)
+    monkeypatch.setattr(vpg, "critic_value_loss", value_loss)
+    before = copy.deepcopy(agent)
+    learn(vpg, agent, rollout, lr=1e-2)
     adv, ret = targets(vpg, before, rollout)
-    ((obs, act, given),) = policy_calls
-    close(obs, agent.normalize(rollout.obs).flatten(0, 1))
-    assert torch.equal(act, rollout.act.flatten(0, 1))
-    close(given, adv, rtol=1e-4, atol=1e-5)
+    (batch,) = policy_calls
+    close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
+    assert torch.equal(batch.act, rollout.act.flatten(0, 1))
+    close(batch.adv, adv, rtol=1e-4, atol=1e-5)
+    assert not batch.adv.requires_grad
     with torch.no_grad():
-        features = agent.encoder(obs)  # as it is now
-    seen = torch.zeros(len(obs))
+        features = agent.encoder(batch.obs)  # as it is now
+    seen = torch.zeros(len(features))
     for rows, rets in value_calls:
         equal = (rows[:, None] == features).flatten(2).all(-1)
         assert (equal.sum(1) == 1).all() and not rows.requires_grad
@@ -217,18 +225,33 @@ def test_what_the_two_losses_are_given(kind):
     assert len(value_calls) == 30 and seen.min() > 0 and seen.std() > 0
 
 
-def test_step_sizes():
+@every_kind
+def test_losses_by_the_library(kind):
+    """With all that `agent` computes on the way: outputs, log-probabilities, values."""
+    agent = make_agent(vpg, kind)
+    rollout = make_rollout(vpg, agent)
+    obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten(0, 1)
+    adv, ret = torch.randn(2, len(obs))
+    policy = distribution(agent, obs)
+    normal = agent.normalize_obs(obs)
+    loss, metrics = vpg.vpg_policy_loss(agent, vpg.Batch(normal, act, adv))
+    close(loss.detach(), -(policy.log_prob(act) * adv).mean(), rtol=1e-4)
+    close(metrics["pi_loss"].detach(), loss.detach())
+    close(metrics["entropy"].detach(), policy.entropy().mean(), rtol=1e-4)
+    loss, metrics = vpg.critic_value_loss(agent, agent.encoder(normal), ret)
+    close(loss.detach(), (values(agent, rollout.obs) - ret).square().mean().detach(), rtol=1e-4)
+    close(metrics["v_loss"].detach(), loss.detach())
+
+
+def test_learning_rates():
     results = []
     for lr, v_lr in ((1e-4, 1e-3), (2e-4, 1e-3)):
         agent = make_agent(vpg, v_steps=1, v_lr=v_lr)
-        flat = mpi.flatten(agent)
         before = copy.deepcopy(agent)
-        metrics = vpg.update(agent, flat, mpi.Adam(flat), mpi.Adam(flat), make_rollout(vpg, agent),
-                             lr)
+        _, metrics = learn(vpg, agent, make_rollout(vpg, agent), lr=lr)
         assert metrics["lr"] == lr
         for part, size in (("actor", lr), ("critic", v_lr)):  # Adam's first step is of length lr
-            old, new = (torch.nn.utils.parameters_to_vector(getattr(x, part).parameters())
-                        for x in (before, agent))
+            old, new = (parameters(getattr(x, part)) for x in (before, agent))
             results.append(((new - old).abs().max() / size).item())
     close(results, [1.0] * 4, rtol=0.02)
 
@@ -237,31 +260,33 @@ def test_value_steps_fit_the_returns():
     agent = make_agent(vpg, v_steps=400, v_lr=1e-2, hidden=(32,))
     rollout = make_rollout(vpg, agent)
     _, ret = targets(vpg, agent, rollout)
-    flat = mpi.flatten(agent)
-    vpg.update(agent, flat, mpi.Adam(flat), mpi.Adam(flat), rollout, 1e-3)
+    learn(vpg, agent, rollout)
     with torch.no_grad():
         val = values(agent, rollout.obs)
     assert (val - ret).square().mean() < 0.05 * ret.var()
 
 
-def test_two_optimizers_of_which_the_policys_lr_falls_to_zero(monkeypatch):
-    given, plain = [], vpg.update
+def test_the_lr_of_the_policy_alone_falls_to_zero(monkeypatch):
+    given, plain = [], mpi.Adam.step
 
-    def update(agent, flat, optimizer, v_optimizer, rollout, lr, *rest):
-        assert optimizer is not v_optimizer and optimizer.flat is v_optimizer.flat is flat
-        given.append(lr)
-        return plain(agent, flat, optimizer, v_optimizer, rollout, lr, *rest)
+    def step(optimizer, lr):
+        given.append((optimizer.label, lr))
+        plain(optimizer, lr)
 
-    monkeypatch.setattr(vpg, "update", update)
+    monkeypatch.setattr(mpi.Adam, "step", step)
     for anneal in (True, False):
-        vpg.train(vpg.Config("CartPole-v1", total_steps=96, num_envs=2, batch=24, minibatch=24,
-                             v_steps=1, lr=0.1, anneal_lr=anneal, run_dir=f"run{anneal}"))
-    close(given, [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])
+        vpg.train(vpg.Config("CartPole-v1", total_steps=96, num_envs=2, rollout_steps=24,
+                             minibatch_size=24, v_steps=1, lr=0.1, v_lr=0.2, anneal_lr=anneal,
+                             run_dir=f"run{anneal}"))
+    lrs = [lr for label, lr in given if label == "policy_grad_norm"]
+    close(lrs, [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])
+    assert [lr for label, lr in given if label == "critic_grad_norm"] == [0.2] * 8
 
 
-@pytest.mark.parametrize("settings", [{"minibatch": 4096}, {"v_steps": 0}, {"v_lr": 0.0},
-                                      {"num_procs": 3, "num_envs": 9, "batch": 2304},
-                                      {"lam": 1.1}, {"batch": 2047}])
+@pytest.mark.parametrize("settings", [{"minibatch_size": 4096}, {"minibatch_size": 200},
+                                      {"v_steps": 0}, {"v_lr": 0.0}, {"lam": 1.1},
+                                      {"num_procs": 3, "num_envs": 9, "rollout_steps": 2304},
+                                      {"rollout_steps": 2047}])
 def test_settings_that_are_refused(settings):
     with pytest.raises(SystemExit):
         vpg.Config(**settings)
@@ -271,6 +296,7 @@ def test_gae_of_the_chain():
     """What the gradient is made of: with lam = 1 and no baseline, the reward to go."""
     agent = chain_agent()
     rollout = chain_rollout(torch.tensor([1]), torch.tensor([1]))
-    _, adv, ret = vpg.estimate(agent, rollout)
-    close(adv.detach(), column(4, 3))
-    close(ret.detach(), column(4, 3))
+    with torch.no_grad():
+        _, adv, ret = vpg.compute_targets(agent, rollout)
+    close(adv, column(4, 3))
+    close(ret, column(4, 3))

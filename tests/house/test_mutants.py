@@ -1,6 +1,6 @@
-"""The catalogue of planted bugs still applies, and its runner tells kills from errors.
+"""The catalogue of planted bugs still applies, and the runner tells kills from errors.
 
-A few of the bugs are planted here; all of them by `python -m tests.mutants`.
+These tests plant a sample of the bugs. `python -m tests.mutants` plants all of them.
 """
 import ast
 import csv
@@ -15,12 +15,12 @@ from tests.mutants import __main__ as runner, catalogue, changes, general
 from tests.mutants.catalogue import ROOT, TESTS, Mutant
 
 BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
-LEAST = {"algos": 15, "utils": 8, "": 8}    # bugs of each file that has some, by its folder
-LEAST_SECOND = 5                            # of the second catalogue
+LEAST = {"algos": 15, "utils": 8, "": 8}    # bugs per file, if it has any, by folder
+LEAST_SECOND = 5                            # the same in the second catalogue
 
 
 def one(**changes):
-    """An entry that any file takes which says "import math" once."""
+    """Return an entry that applies to any file with one "import math"."""
     fields = {"id": "ppo-x", "module": "ppo", "old": "import math\n", "new": "import math as m\n",
               "wrong": "All of it.", "found": "Nowhere."}
     return Mutant(**fields | changes)
@@ -103,7 +103,7 @@ def test_verdict(said, status, crashes, expected):
 
 
 def test_a_bug_is_planted_in_all_its_files_or_in_none(tmp_path):
-    """One that has no place in a file, or several, is an error."""
+    """It is an error if `old` is missing from a file, or stands there several times."""
     (tmp_path / "algos").mkdir()
     files = {name: tmp_path / f"algos/{name}.py" for name in ("ppo", "a2c")}
     every = list(catalogue.plantings([one(also=["a2c"])]))[-1]
