@@ -521,7 +521,7 @@ def save(figure: Figure, out: str) -> None:
     svg = out.endswith(".svg")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "plainrl"}):
         try:
-            figure.savefig(out, dpi=150, metadata={"Date": None} if svg else None)
+            figure.savefig(out, dpi=200, metadata={"Date": None} if svg else None)
         except OSError as error:
             raise UsageError(f"--out {out} cannot be written: {error.strerror}") from None
 
