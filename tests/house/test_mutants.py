@@ -16,7 +16,7 @@ from tests.mutants.catalogue import ROOT, TESTS, Mutant
 
 BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
 LEAST = {"algos": 15, "utils": 8, "": 8}    # bugs per file, if it has any, by folder
-LEAST_SECOND = 5                            # the same in the second catalogue
+LEAST_SECOND = 3                            # in the second, whose entries moved to utils/
 
 
 def one(**changes):
