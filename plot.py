@@ -1,18 +1,21 @@
-"""Learning curves and tables of many runs, with intervals.
+"""Draw learning curves and print a table of many runs, with confidence intervals.
 
-    python plot.py runs                                 the table here, the curves in curves.svg
+    python plot.py runs                                 table here, curves in curves.svg
     python plot.py runs --aggregate iqm --smooth 10 --out curves.png
-    python plot.py runs --by lr --table markdown        a line for each value of a setting
-    python plot.py runs --compare ppo trpo --anchors    and what others have published
+    python plot.py runs --by lr --table markdown        one line per value of a setting
+    python plot.py runs --compare ppo trpo --anchors    also results published by others
 
-Runs are found by the files in them, run directories as well as the result.json files that
-`python -m utils.sweep --results` leaves; what is skipped is named. A panel is an environment, a
-thin line a seed, the thick one all seeds; the band is named above the panels. An interval is a 95%
-percentile bootstrap over seeds, those of each environment drawn on their own. Columns of the table:
+Runs are found at any depth below the folders given. A run is a run directory, or a result.json
+written by python -m utils.sweep --results. Each run that is skipped is named, with the reason.
+
+Each panel of the figure shows one environment. A thin line is one seed. The thick line is the mean
+over seeds, or the statistic that --aggregate names. The title says what the band is. Intervals in
+tables are 95% percentile bootstraps over seeds; the seeds of each environment are resampled
+separately. Columns of the table:
 
     train100    mean return of the last 100 training episodes
     eval        mean return of deterministic episodes with the final weights
-    4 of 6      train100 of the first six seeds without the best and the worst of them
+    4 of 6      mean train100 of the first six seeds, without the best and the worst
 """
 import csv
 import dataclasses
@@ -38,34 +41,35 @@ from utils import results as result_files
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
-# Okabe & Ito's colours, which the colour-blind tell apart, without their yellow.
+# Okabe and Ito's palette for colour-blind readers, without its yellow.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLES = ["-", "--", ":", "-."]     # where there are more lines than colours
-POINTS = 100                        # of a curve
-RESAMPLES = 10_000                  # of a bootstrap; at each point of a curve a fifth
-TAUS = np.linspace(0, 1, 101)       # of a performance profile
+STYLES = ["-", "--", ":", "-."]     # for lines beyond the number of colours
+POINTS = 100                        # points per curve
+RESAMPLES = 10_000                  # of a bootstrap; a fifth of that at each point of a curve
+TAUS = np.linspace(0, 1, 101)       # x-axis of a performance profile
 X_AXES = {"steps": "environment steps", "episodes": "episodes", "time": "minutes"}
-# Settings that say where, how fast and on how many processes a run went, not what it was.
+# Settings that change where or how fast a run went, or when it was evaluated. Runs that differ only
+# in these are seeds of the same line.
 PLACE = {"env", "seed", "run_dir", "resume", "device", "torch_threads", "num_procs", "compile",
          "eval_every"}
 STATISTICS = {"mean": np.mean, "median": np.median,
-              # Mean of the middle half; whole seeds are cut: of 3 none, of 6 best and worst.
+              # Interquartile mean. It drops whole seeds: none of 3, the best and the worst of 6.
               "iqm": partial(trim_mean, proportiontocut=0.25)}
 TRIMMED = partial(trim_mean, proportiontocut=1 / 6)
 
 
 @dataclass(frozen=True)
 class Plot:
-    runs: tyro.conf.Positional[tuple[str, ...]]  # run directories, or folders with runs in them
-    x: Literal["steps", "episodes", "time"] = "steps"  # time in minutes
-    y: str = "ep_ret"  # a column of episodes.csv or of progress.csv
-    smooth: Literal[1, 10, 100] = 100  # how many rows of y a point is the mean of
-    by: str = ""  # a line for each algo, env or value of a setting; default: whatever differs
-    aggregate: Literal["mean", "median", "iqm"] = "mean"  # the thick line, and the table's figure
-    compare: tuple[str, str] = ("", "")  # two lines by their names, such as: ppo trpo
-    anchors: bool = False  # a second table: published figures beside these
-    table: Literal["text", "markdown", "csv"] = "text"  # how tables are printed
-    out: str = "curves.svg"  # .svg or .png
+    runs: tyro.conf.Positional[tuple[str, ...]]  # run directories, or folders that contain runs
+    x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time is in minutes
+    y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv
+    smooth: Literal[1, 10, 100] = 100  # moving average over this many rows
+    by: str = ""  # one line per value of this setting, or per algo or env; empty: all that differ
+    aggregate: Literal["mean", "median", "iqm"] = "mean"  # statistic over seeds
+    compare: tuple[str, str] = ("", "")  # names of two lines to compare, such as: ppo trpo
+    anchors: bool = False  # also print results published by others
+    table: Literal["text", "markdown", "csv"] = "text"  # format of the tables
+    out: str = "curves.svg"  # file for the figure, .svg or .png
 
     def __post_init__(self):
         if Path(self.out).suffix not in (".svg", ".png"):
@@ -73,10 +77,10 @@ class Plot:
 
 
 class Run(NamedTuple):
-    """One seed: its curve, where that ends on the x-axis, and its final figures."""
+    """One seed: its curve, where the run ends on the x-axis, and its final results."""
 
     path: Path
-    algo: str                       # with the library before it, where that is not this one
+    algo: str                       # after the library's name, if it is not plainrl
     env: str
     seed: int
     settings: dict
@@ -84,25 +88,25 @@ class Run(NamedTuple):
     y: np.ndarray
     end: float
     steps: int
-    whole: bool                     # its budget is used up
+    whole: bool                     # finished: it has made all its steps
     train100: float
     eval: float | None
-    stored: bool                    # read from a result.json alone
+    stored: bool                    # read from a result.json, without the run directory
 
 
 class Skip(Exception):
-    """Why something is left out."""
+    """Raised with the reason why a run is skipped."""
 
 
 def note(text: str) -> None:
-    """To standard error, so that a table can be redirected."""
+    """Print to standard error, so that standard output holds only tables."""
     print(text, file=sys.stderr)
 
 
 # ---- Reading
 
 def load(plot: Plot) -> list[Run]:
-    """All runs that can be read, each once; a line for whatever is skipped."""
+    """Return all runs that can be read, each once. Print a line for each that is skipped."""
     folders, runs = {}, []
     for given in plot.runs:
         found = sorted(path.parent for path in Path(given).rglob("*.json")
@@ -117,12 +121,12 @@ def load(plot: Plot) -> list[Run]:
         except Skip as reason:
             note(f"{folder}: {reason}; skipped")
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            note(f"{folder} is damaged, or no run of this project ({error!r}); skipped")
+            note(f"{folder}: damaged, or not a plainrl run ({error!r}); skipped")
     return runs
 
 
 def read_run(folder: Path, plot: Plot) -> Run:
-    """A run from its directory; its result.json, if there is one, knows the evaluation."""
+    """Return the run in a run directory, with the evaluation from its result.json, if any."""
     config, y = read_json(folder / "config.json"), plot.y
     settings, algo = dict(config["settings"]), str(config["algo"])
     env, seed, budget = str(settings["env"]), int(settings["seed"]), float(settings["total_steps"])
@@ -131,16 +135,16 @@ def read_run(folder: Path, plot: Plot) -> Run:
     rows = episodes if y in episodes else progress
     if y not in rows:
         raise Skip(f"there is no column {y} in episodes.csv or progress.csv")
-    there = np.isfinite(rows[y])    # a report need not have every quantity
+    there = np.isfinite(rows[y])    # a report may lack some quantities
     if not there.any():
-        raise Skip(f"no row has {y}")
+        raise Skip(f"no row has a value of {y}")
     axis = {"steps": lambda of: of["step"], "time": lambda of: of["time"] / 60,
             "episodes": lambda of: np.searchsorted(episodes["step"], of["step"],
                                                    side="right")}[plot.x]
     final, steps = None, int(progress["step"][-1])
     if (folder / "result.json").exists():
         result = read_json(folder / "result.json")
-        if result.get("steps", steps) == steps:         # not of before it was resumed
+        if result.get("steps", steps) == steps:         # else the run was resumed since
             final = float(np.mean(result["eval"]))
     return Run(folder, algo, env, seed, settings, axis(rows)[there][plot.smooth - 1:],
                smooth(rows[y][there], plot.smooth), float(axis(progress)[-1]), steps,
@@ -148,19 +152,19 @@ def read_run(folder: Path, plot: Plot) -> Run:
 
 
 def read_result(folder: Path, plot: Plot) -> Run:
-    """A run from its result.json: final figures, and the mean return of each 1% of the steps.
+    """Return a run from its result.json: final results, and the mean return per 1% of the steps.
 
-    It knows how long the run took, and no more of time: every step counts the same.
+    The file holds only the total time, so time is split evenly over the steps.
     """
     result = result_files.read_result(folder / "result.json")
     algo = f"{result.get('library', '')} {result['algo']}".strip()
     if plot.x == "episodes" or plot.y != "ep_ret":
-        raise Skip("result.json knows ep_ret against steps or time, nothing else")
+        raise Skip("result.json holds only ep_ret, against steps or time")
     if not result["curve"]:
-        raise Skip("not one episode ended in it")
+        raise Skip("no episode ended in this run")
     x, y = np.array(result["curve"], dtype=float).T
     steps = int(result.get("steps", result["total_steps"]))
-    unit = 1.0 if plot.x == "steps" else result["seconds"] / 60 / steps     # all at one rate
+    unit = 1.0 if plot.x == "steps" else result["seconds"] / 60 / steps     # minutes per step
     return Run(folder, algo, str(result["env"]), int(result["seed"]),
                defaults(algo) | result.get("settings", {}), x * unit, y, steps * unit, steps, True,
                float(result["train100"]), float(np.mean(result["eval"])), True)
@@ -168,9 +172,9 @@ def read_result(folder: Path, plot: Plot) -> Run:
 
 @cache
 def defaults(algo: str) -> dict:
-    """Settings that a result.json does not name: those of the algorithm's file as it is here."""
+    """Return the defaults of the present algorithm file; a result.json names only other values."""
     if not (algo.isidentifier() and importlib.util.find_spec(f"algos.{algo}")):
-        return {}                   # of another library
+        return {}                   # an algorithm of another library
     config = importlib.import_module(f"algos.{algo}").Config
     return {field.name: field.default for field in dataclasses.fields(config)
             if field.default is not dataclasses.MISSING}
@@ -181,24 +185,24 @@ def read_json(path: Path) -> dict:
 
 
 def read_columns(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Those columns of a CSV file that it has; an empty cell is NaN.
+    """Return those of the named columns that a CSV file has. An empty cell is NaN.
 
-    A half-written last line is left out.
+    A half-written last line is skipped, since the run may still be writing it.
     """
     whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
     if rest:
-        note(f"{path}: its last line is half-written; skipped")
+        note(f"{path}: the half-written last line is skipped")
     columns, *rows = [line.split(",") for line in whole.split("\n")]
     if not rows:
         raise Skip(f"{path.name} has no rows yet")
     if any(len(row) != len(columns) for row in rows):
-        raise Skip(f"{path.name} is damaged: its rows are not equally long")
+        raise Skip(f"{path.name} is damaged: its rows differ in length")
     return {name: np.array([float(row[k] or "nan") for row in rows])
             for k, name in enumerate(columns) if name in names}
 
 
 def smooth(y: np.ndarray, window: int) -> np.ndarray:
-    """Means of the last `window` values, from where there are that many."""
+    """Return the means of `window` successive values: window - 1 values fewer than in y."""
     if len(y) < window:
         return np.empty(0)
     return np.lib.stride_tricks.sliding_window_view(y, window).mean(-1)
@@ -210,13 +214,17 @@ Groups = dict[str, dict[str, list[Run]]]        # panel -> line -> its seeds
 
 
 def group(runs: list[Run], by: str = "") -> Groups:
-    """A panel an environment, a line whatever `by` tells apart; `env`: the other way round."""
+    """Return one panel per environment, with one line per algorithm and combination of settings.
+
+    By default, all settings that differ tell lines apart. `by` names the only one that does;
+    "algo" means none. "env" gives one line per environment in panels of algorithm and settings.
+    """
     alike, by = defaultdict(list), by.replace("-", "_")
     known = sorted({"algo", "env"}.union(*(run.settings for run in runs)))
     if runs and by and by not in known:
         near = difflib.get_close_matches(by, known, 3, 0.4)
         raise UsageError(f"--by {by}: no run has such a setting; nearest: {', '.join(near)}")
-    for run in sorted(runs, key=lambda run: (run.seed, not run.whole)):     # of two the whole one
+    for run in sorted(runs, key=lambda run: (run.seed, not run.whole)):     # finished runs first
         alike[run.env, run.algo].append(run)
     groups = defaultdict(lambda: defaultdict(dict))
     for (env, algo), found in sorted(alike.items()):
@@ -224,30 +232,34 @@ def group(runs: list[Run], by: str = "") -> Groups:
         named = {"": differ, "env": differ, "algo": []}.get(by, [by])
         pooled = [name for name in differ if name not in named]
         if pooled:
-            note(f"{algo} on {env}: runs that differ in {', '.join(pooled)} are taken together")
+            note(f"{algo} on {env}: runs that differ in {', '.join(pooled)} are pooled")
         for run in found:
             line = " ".join([algo, *(f"{name}={spell(run, name)}" for name in named)])
             seeds = groups[line][env] if by == "env" else groups[env][line]
             first = seeds.setdefault((run.seed, *(spell(run, name) for name in pooled)), run)
             if first is not run:
-                note(f"{run.path}: {first.path} is seed {run.seed} of {line} already; skipped")
+                note(f"{run.path}: seed {run.seed} of {line} is also in {first.path}; skipped")
     return {panel: {line: list(lines[line].values()) for line in sorted(lines, key=natural)}
             for panel, lines in sorted(groups.items())}
 
 
 def natural(text: str) -> list[str | float]:
-    """What to sort by: num_envs=2 comes before num_envs=16."""
-    parts = re.split(r"(\d+(?:\.\d+)?(?:e-\d+)?)", text)     # text and numbers in turn
+    """Return a sort key that puts num_envs=2 before num_envs=16."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e-\d+)?)", text)     # text and numbers alternate
     return [float(part) if k % 2 else part for k, part in enumerate(parts)]
 
 
 def flat(groups: Groups) -> list[tuple[str, str, list[Run]]]:
-    """Panel, line and seeds of every line."""
+    """Return (panel, line, seeds) of every line."""
     return [(panel, line, runs) for panel, lines in groups.items() for line, runs in lines.items()]
 
 
 def differing(runs: list[Run]) -> list[str]:
-    """Settings in which runs differ; a peer's result.json names only those that were chosen."""
+    """Return the settings in which runs differ.
+
+    The result.json of another library names only settings that were changed, so a setting that
+    some of these name and others do not counts as different.
+    """
     differ = set()
     for name in set().union(*(run.settings for run in runs)) - PLACE:
         values = {spell(run, name) for run in runs if name in run.settings}
@@ -257,6 +269,7 @@ def differing(runs: list[Run]) -> list[str]:
 
 
 def spell(run: Run, name: str) -> str:
+    """Return the value of a setting as text: 64-64 for a list, 1000 for 1000.0."""
     value = run.settings.get(name, "default")
     if isinstance(value, (list, tuple)):
         return "-".join(map(str, value))
@@ -266,26 +279,27 @@ def spell(run: Run, name: str) -> str:
 # ---- Statistics
 
 def interval(samples: list[np.ndarray], statistic) -> tuple[np.ndarray, np.ndarray]:
-    """Ends of the 95% bootstrap interval; seeds are drawn within each sample, along its last axis.
+    """Return the two ends of the 95% bootstrap interval of a statistic of several samples.
 
-    NaN where a sample has a single seed, or one without a value.
+    Seeds lie along the last axis and are resampled within each sample separately. Both ends are
+    NaN if a sample has only one seed or lacks a value.
     """
     if not all(sample.shape[-1] > 1 and np.isfinite(sample).all() for sample in samples):
         nothing = np.full(samples[0].shape[:-1], np.nan)
         return nothing, nothing
     ends = bootstrap(samples, statistic, vectorized=True, axis=-1, method="percentile",
                      n_resamples=RESAMPLES // 5 if samples[0].ndim > 1 else RESAMPLES,
-                     batch=200, rng=np.random.default_rng(0))       # 200 at a time, for memory
+                     batch=200, rng=np.random.default_rng(0))       # 200 at once, to save memory
     return ends.confidence_interval.low, ends.confidence_interval.high
 
 
 def at(run: Run, x: np.ndarray) -> np.ndarray:
-    """A seed's y at each x; the last known value holds."""
+    """Return a seed's y at each x: the value of the last point up to there."""
     return run.y[np.searchsorted(run.x, x, side="right") - 1]
 
 
 def band(y: np.ndarray, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The thick line of [POINTS, seeds] and the ends of its band, each [POINTS]."""
+    """Return the thick line and the two ends of its band, each [POINTS], from y [POINTS, seeds]."""
     centre = STATISTICS[how](y, axis=-1)
     if how != "mean":
         return centre, *interval([y], STATISTICS[how])
@@ -296,7 +310,7 @@ def band(y: np.ndarray, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # ---- Tables
 
 def finished(groups: Groups) -> Groups:
-    """Without the runs that have not used up their budget: their figures are of something else."""
+    """Return only the finished runs: results after fewer steps are not comparable."""
     done = defaultdict(dict)
     for panel, line, runs in flat(groups):
         for run in runs:
@@ -309,14 +323,14 @@ def finished(groups: Groups) -> Groups:
 
 
 def results(groups: Groups, how: str) -> list[dict]:
-    """A row a line; a figure with the ends of its interval is a tuple of three."""
+    """Return one table row per line. A statistic is a tuple with the two ends of its interval."""
     rows = []
     for panel, line, runs in flat(groups):
         train, final = (np.array([getattr(run, name) for run in runs], dtype=float)
-                        for name in ("train100", "eval"))       # NaN, if one eval is not there
-        six = len(runs) >= 6 and len({run.seed for run in runs}) == len(runs)   # of one setting
+                        for name in ("train100", "eval"))       # a missing eval is NaN
+        six = len(runs) >= 6 and len({run.seed for run in runs}) == len(runs)   # no seed twice
         rows.append({
-            "environment": runs[0].env,             # --by env: it is the line
+            "environment": runs[0].env,             # with --by env, lines are environments
             "line": panel if line == runs[0].env else line, "steps": min(run.steps for run in runs),
             "seeds": len(runs), "train100": estimate(train, STATISTICS[how]),
             "eval": estimate(final, STATISTICS[how]),
@@ -325,14 +339,14 @@ def results(groups: Groups, how: str) -> list[dict]:
 
 
 def estimate(values: np.ndarray, statistic) -> tuple[float, float, float]:
-    """The statistic and its interval."""
+    """Return the statistic and the two ends of its interval."""
     return float(statistic(values, axis=-1)), *map(float, interval([values], statistic))
 
 
 def published(groups: Groups, how: str = "mean") -> list[dict]:
-    """Figures of others for the same algorithm, environment and budget, beside ours."""
+    """Return rows of published results for our algorithms, environments and numbers of steps."""
     if not ANCHORS.exists():
-        raise UsageError(f"--anchors: there is no {ANCHORS}; it is part of a checkout")
+        raise UsageError(f"--anchors needs {ANCHORS}, which comes with a clone of the repository")
     anchors = list(csv.DictReader(ANCHORS.read_text(encoding="utf-8").splitlines()))
     rows = []
     for _, line, runs in flat(groups):
@@ -352,7 +366,7 @@ def published(groups: Groups, how: str = "mean") -> list[dict]:
 
 
 def cell(value) -> str:
-    """A cell of a text or Markdown table."""
+    """Return a value as a cell of a text or Markdown table."""
     if isinstance(value, tuple):
         middle, low, high = map(cell, value)
         return middle if low == "-" else f"{middle} [{low}, {high}]"
@@ -363,8 +377,8 @@ def cell(value) -> str:
 
 
 def table(rows: list[dict], kind: str) -> str:
-    """Rows with the same keys as text, Markdown or CSV."""
-    if kind == "csv":               # an interval takes two cells more
+    """Return rows, which all have the same keys, as text, Markdown or CSV."""
+    if kind == "csv":               # an interval adds two columns
         rows = [{name + end: part for name, value in row.items() for end, part in
                  (zip(("", "_low", "_high"), value) if isinstance(value, tuple) else [("", value)])}
                 for row in rows]
@@ -382,16 +396,19 @@ def table(rows: list[dict], kind: str) -> str:
 # ---- Two lines compared
 
 def compare(groups: Groups, first: str, second: str, kind: str = "text") -> dict:
-    """Print the probability of improvement; the profiles of both, over what both have run."""
+    """Print how likely a seed of `first` beats one of `second`; return both performance profiles.
+
+    Only panels with finished runs of both lines count.
+    """
     both = {panel: lines for panel, lines in groups.items() if {first, second} <= set(lines)}
     if not both:
         there = ", ".join(sorted({line for _, line, _ in flat(groups)}))
         raise UsageError(f"--compare {first} {second}: no panel has finished runs of both; "
-                         f"there are: {there or 'none'}")
+                         f"finished lines: {there or 'none'}")
     ours, theirs = ([np.array([run.train100 for run in lines[name]]) for lines in both.values()]
                     for name in (first, second))
     rows = []
-    for panel, samples in [*zip(both, zip(ours, theirs)), ("all of these", [*ours, *theirs])]:
+    for panel, samples in [*zip(both, zip(ours, theirs)), ("mean over panels", [*ours, *theirs])]:
         value = float(improvement(*samples)), *map(float, interval(samples, improvement))
         rows.append({f"{first} beats {second}": panel, "probability (train100)": value})
     print("\n" + table(rows, kind))
@@ -400,19 +417,19 @@ def compare(groups: Groups, first: str, second: str, kind: str = "text") -> dict
 
 
 def improvement(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-    """How often a seed of A beats one of B, a tie half; the mean over environments.
+    """Return the probability that a seed of A beats a seed of B, averaged over environments.
 
-    The samples are A's in each environment, then B's in the same order.
+    A tie counts as one half. The samples are A's, one per environment, then B's in the same order.
     """
-    pairs = zip(samples, samples[len(samples) // 2:])       # ends with B's
+    pairs = zip(samples, samples[len(samples) // 2:])       # zip stops after B's last
     signs = [np.sign(a[..., :, None] - b[..., None, :]).mean((-1, -2)) for a, b in pairs]
     return (np.mean(signs, axis=0) + 1) / 2
 
 
 def profile(samples: list[np.ndarray], ends: list[tuple[float, float]]) -> tuple:
-    """The share of seeds above each of TAUS, and its interval.
+    """Return the fraction of seeds above each of TAUS, and the two ends of its interval.
 
-    0 is the worst seed of both lines in an environment, 1 the best.
+    Results are scaled in each environment: the worst seed of both lines is 0, the best is 1.
     """
     above = [((sample - low) / max(high - low, 1e-12) > TAUS[:, None]).astype(float)
              for sample, (low, high) in zip(samples, ends)]
@@ -420,14 +437,14 @@ def profile(samples: list[np.ndarray], ends: list[tuple[float, float]]) -> tuple
 
 
 def mean_of_means(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
-    """Every environment counts the same, however many seeds it has."""
+    """Return the mean over seeds, averaged over environments, which all count the same."""
     return np.mean([sample.mean(axis) for sample in samples], axis=0)
 
 
 # ---- Figures
 
 def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
-    """A panel for each environment and, where two lines are compared, one of their profiles."""
+    """Return a figure with one panel per environment, and one for the profiles, if any."""
     names = sorted({line for _, line, _ in flat(groups)}, key=natural)
     looks = {name: {"color": COLOURS[k % len(COLOURS)],
                     "linestyle": STYLES[k // len(COLOURS) % len(STYLES)]}
@@ -452,7 +469,7 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
         ax.plot(TAUS, share, **looks[name], linewidth=2, label=name, gid=f"profile, {name}")
         ax.fill_between(TAUS, low, high, color=looks[name]["color"], alpha=0.15, linewidth=0)
         ax.set(title="performance profile, 95% intervals",
-               xlabel="train100: 0 the worst seed, 1 the best", ylabel="share of seeds above")
+               xlabel="train100, scaled: worst seed 0, best 1", ylabel="fraction of seeds above")
     for k, ax in enumerate(axes):
         ax.grid(alpha=0.25)
         ax.set_axis_on() if k < count else ax.set_axis_off()
@@ -464,7 +481,7 @@ def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
 
 
 def draw_line(ax, runs: list[Run], name: str, look: dict, how: str, gid: str) -> None:
-    """Every seed thin, all of them thick, and the band."""
+    """Draw each seed thin, the statistic over seeds thick, and the band."""
     for run in runs:
         if not len(run.x):
             note(f"{run.path}: fewer rows than --smooth; not in the figure")
@@ -474,9 +491,9 @@ def draw_line(ax, runs: list[Run], name: str, look: dict, how: str, gid: str) ->
     start, end = max(run.x[0] for run in runs), min(run.end for run in runs)
     longest = max(run.end for run in runs)
     if longest > end:
-        note(f"{gid}: seeds end between {end:,.6g} and {longest:,.6g}; cut to what all have")
+        note(f"{gid}: seeds end between {end:,.6g} and {longest:,.6g}; all are cut at {end:,.6g}")
     if start > end:
-        note(f"{gid}: its seeds have no stretch in common; skipped")
+        note(f"{gid}: its seeds do not overlap on the x-axis; not in the figure")
         return
     x = np.linspace(start, end, POINTS)
     y = np.stack([at(run, x) for run in runs], -1)              # [POINTS, seeds]
@@ -491,7 +508,7 @@ def draw_line(ax, runs: list[Run], name: str, look: dict, how: str, gid: str) ->
 
 
 def y_label(lines: dict[str, list[Run]], plot: Plot) -> str:
-    """What a point is the mean of."""
+    """Return the label of the y-axis: the quantity, and what each point is the mean of."""
     stored = {run.stored for runs in lines.values() for run in runs}
     rows = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
     means = [f"last {plot.smooth} {rows}"] * (plot.smooth > 1 and False in stored)
@@ -500,20 +517,20 @@ def y_label(lines: dict[str, list[Run]], plot: Plot) -> str:
 
 
 def save(figure: Figure, out: str) -> None:
-    """Text in an SVG stays text, and the same data give the same file."""
+    """Write the figure. Text in an SVG stays text, and the same data give the same file."""
     svg = out.endswith(".svg")
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "plainrl"}):
         try:
-            figure.savefig(out, dpi=150, metadata={"Date": None} if svg else None)
+            figure.savefig(out, dpi=200, metadata={"Date": None} if svg else None)
         except OSError as error:
             raise UsageError(f"--out {out} cannot be written: {error.strerror}") from None
 
 
 def main(plot: Plot) -> None:
-    """UsageError if there is nothing at all."""
+    """Read runs, print tables, write the figure. UsageError: there is no run, or no curve."""
     groups = group(load(plot), plot.by)
     if not groups:
-        raise UsageError(f"nothing to plot in {' '.join(plot.runs) or 'no folder'}")
+        raise UsageError(f"no run to plot; folders given: {' '.join(plot.runs) or 'none'}")
     done = finished(groups)
     if done:
         print(table(results(done, plot.aggregate), plot.table))
@@ -522,9 +539,9 @@ def main(plot: Plot) -> None:
     if others:
         print("\n" + table(others, plot.table))
     elif plot.anchors:
-        note("--anchors: nothing is published for these runs' algorithms, environments, budgets")
+        note("--anchors: no published results for these algorithms, environments and steps")
     if not any(len(run.x) for _, _, runs in flat(groups) for run in runs):
-        raise UsageError(f"no run has --smooth {plot.smooth} rows with {plot.y}: no figure")
+        raise UsageError(f"--smooth {plot.smooth}: no run has that many rows with {plot.y}")
     save(draw(groups, plot, compared), plot.out)
     note(f"{plot.out}: {sum(len(runs) for _, _, runs in flat(groups))} runs")
 

@@ -1,4 +1,4 @@
-"""What plainrl needs, and what each dependency saves us from writing."""
+"""Package metadata and dependencies; a comment says what each dependency is for."""
 from pathlib import Path
 
 from setuptools import setup
@@ -6,52 +6,52 @@ from setuptools import setup
 HERE = Path(__file__).parent
 
 CORE = [
-    # Tensors, gradients and optimizers. Nothing newer than what the tests ran with: a new minor
-    # release may change the numbers of a seed.
+    # Tensors, gradients and optimizers. The upper bound is the newest release that the tests ran
+    # with, since a new minor release may change the results of a seed.
     "torch>=2.11,<2.14",
-    # The environments, their vectors, episode statistics and the video recorder.
+    # Environments, vector environments, episode statistics and the video recorder.
     "gymnasium[mujoco]>=1.4,<2",
-    "mujoco>=3,<5",         # the physics of HalfCheetah and its kin; gymnasium admits any newer one
-    "numpy",                # observations and actions, as the environments speak them
-    "mpi4py",               # a sum over processes in one call, on one machine or a cluster
-    # mpiexec and the MPI library as a wheel: no system package to install. Windows has no such
-    # wheel, and runs one process.
+    "mujoco>=3,<5",         # physics of HalfCheetah and others; gymnasium sets no upper bound
+    "numpy",                # arrays of observations and actions
+    "mpi4py",               # sums over processes, on one machine or a cluster
+    # mpiexec and the MPI library as a wheel, so no system package is needed. There is no wheel for
+    # Windows, where runs use one process.
     "mpich; sys_platform != 'win32'",
     "matplotlib",           # learning curves
     "scipy",                # bootstrap confidence intervals
-    "tyro",                 # a command line from a dataclass: flags, types, help, nearest flag
-    "tqdm",                 # the progress bar with its time left
-    "tensorboard",          # TensorBoard's event files, and the page that shows them
-    "jaxtyping",            # shapes in the signatures, checked by the tests
+    "tyro",                 # makes a command line from a dataclass: flags, types, help, suggestions
+    "tqdm",                 # progress bar with the time left
+    "tensorboard",          # writes event files, and shows them in a browser
+    "jaxtyping",            # shapes in signatures, which the tests check
 ]
 
-ATARI = ["ale-py"]                      # the Atari games, preprocessed in C++
+ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
-VIDEO = ["moviepy", "pygame"]           # an mp4 of recorded frames; draws classic control
+VIDEO = ["moviepy", "pygame"]           # moviepy writes mp4 files; pygame draws classic control
 
 TEST = [
     *ATARI, *BOX2D, *VIDEO,
     "pytest",
-    "pytest-xdist",         # tests on both cores
-    "pytest-timeout",       # a hang (two ranks that wait for each other) fails, with its stack
-    "beartype",             # the checker behind jaxtyping's import hook
+    "pytest-xdist",         # runs tests in parallel
+    "pytest-timeout",       # fails a test that hangs, and prints its stack
+    "beartype",             # type checker behind jaxtyping's import hook
     "ruff",
-    "nbclient",             # runs the notebooks from top to bottom
-    "ipykernel",            # the kernel that it runs them in
-    "stable-baselines3",    # an independent reference for losses and gradients
-    "sb3-contrib",          # the same for the algorithms that stable-baselines3 lacks
+    "nbclient",             # runs the notebooks
+    "ipykernel",            # the kernel in which nbclient runs them
+    "stable-baselines3",    # independent reference for losses and gradients
+    "sb3-contrib",          # the same for algorithms that stable-baselines3 lacks
 ]
 
 setup(
     name="plainrl",
     version="0.1.0",
-    description="Deep reinforcement learning, one readable file an algorithm",
+    description="Deep reinforcement learning, one readable file per algorithm",
     long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",
     packages=["algos", "utils"],
-    # Modules that stand beside setup.py; one that is not there would break the build.
+    # Modules beside setup.py. Naming one that does not exist would break the build.
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
     extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "test": TEST},

@@ -303,7 +303,10 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (3): Q(s, a) regresses on the target, without gradient."""
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
-        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        if agent.cfg.double:
+            q_next = agent.critic(batch.next_obs)
+        else:
+            q_next = q_targ
         next_val = greedy_value(q_targ, q_next)  # Eq. (2)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)

@@ -67,7 +67,6 @@ Reproduce     python -m algos.dqn_atari
 """
 
 import copy
-import math
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -79,7 +78,7 @@ from torch.nn.functional import smooth_l1_loss
 
 from utils import mpi
 from utils.envs import check_memory, image_to_float, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_settings, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
@@ -109,7 +108,6 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
 
     def __post_init__(self):
         check_settings(self, fractions="eps_end", counts="eps_steps")
-        check_range(self, "buffer_size", low=8 * self.num_envs)  # 8 rows in each ring
 
 
 # ======================================= agent ========================================
@@ -191,10 +189,11 @@ class FrameBuffer:
         """An observation stacks `num_frames` frames along its first axis."""
         self.num_envs = num_envs
         self.num_frames = num_frames  # n
-        self.num_rows = capacity // num_envs  # per environment
+        # Rows per environment; even the smallest ring has room for one transition.
+        self.num_rows = max(capacity // num_envs, num_frames + 1)
         self.frame_shape = (obs_shape[0] // num_frames, *obs_shape[1:])
         self.device = device  # where batches go
-        num_bytes = (math.prod(self.frame_shape) + 8 + 4 + 4 + 1) * capacity
+        num_bytes = (int(np.prod(self.frame_shape)) + 8 + 4 + 4 + 1) * capacity
         check_memory("--buffer-size", capacity, num_bytes, torch.device("cpu"))
         shape = (self.num_rows, num_envs)
         self.columns = {
@@ -216,8 +215,8 @@ class FrameBuffer:
             for name in ("act", "rew", "terminated"):
                 self.columns[name][row, env] = transition[name][env]
             self.columns["live"][row, env] = True
-            num_channels = self.frame_shape[0]
-            self.write(env, transition["next_obs"][env][-num_channels:])  # the newest
+            # Of next_obs only the newest frame is new.
+            self.write(env, transition["next_obs"][env][-self.frame_shape[0] :])
 
     def write(self, env: int, frames: np.ndarray) -> None:
         """Append one frame, or a stack of them, to the ring of an environment."""
@@ -232,23 +231,19 @@ class FrameBuffer:
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         filled = min(int(self.num_written.max()), self.num_rows) * self.num_envs
-        live = self.columns["live"].reshape(-1)  # first row 0 of every environment, ...
         picks = torch.randint(filled, (batch_size,)).numpy()
-        while not live[picks].all():  # draw again where a row is not live
-            dead = ~live[picks]
+        while (dead := ~self.columns["live"].take(picks)).any():  # draw those again
             picks[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
         return self.gather(picks // self.num_envs, picks % self.num_envs)
 
-    def gather(self, rows: Int64[np.ndarray, "B"],
-               envs: Int64[np.ndarray, "B"]) -> Transitions:
+    def gather(self, rows: np.ndarray, envs: np.ndarray) -> Transitions:
         """The transitions in these rows of these environments."""
-        steps = np.arange(1 - self.num_frames, 2)  # 1 - n, ..., 0, 1
-        around = (rows[:, None] + steps) % self.num_rows
-        frames = torch.from_numpy(self.columns["frame"][around, envs[:, None]])
-        frames = frames.to(self.device)  # [B, n + 1, C, H, W]
-        act, rew, terminated = (
-            torch.from_numpy(self.columns[name][rows, envs]).to(self.device)
-            for name in ("act", "rew", "terminated"))
+        # Of row k the rows k - n + 1, ..., k + 1: frames [B, n + 1, C, H, W].
+        around = (rows[:, None] + np.arange(1 - self.num_frames, 2)) % self.num_rows
+        parts = [self.columns["frame"][around, envs[:, None]]]
+        parts += [self.columns[k][rows, envs] for k in ("act", "rew", "terminated")]
+        frames, act, rew, terminated = (
+            torch.from_numpy(part).to(self.device) for part in parts)
         obs = frames[:, :-1].flatten(1, 2)  # Eq. (7); [B, n, C, ...] -> [B, n C, ...]
         next_obs = frames[:, 1:].flatten(1, 2)
         return Transitions(obs, act, rew, next_obs, terminated)
@@ -276,8 +271,8 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
     return next_obs
 
 
-def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
-             obs: np.ndarray, act: Tensor) -> np.ndarray:
+def step_envs(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
+              obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
     next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     s_prime = true_next_obs(next_obs, terminated | truncated, infos)
@@ -332,7 +327,10 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (3): Q(s, a) regresses on the target, without gradient."""
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
-        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        if agent.cfg.double:
+            q_next = agent.critic(batch.next_obs)
+        else:
+            q_next = q_targ
         next_val = greedy_value(q_targ, q_next)  # Eq. (2)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
@@ -379,7 +377,7 @@ def train(cfg: Config) -> Agent:
         while step < cfg.total_steps:
             agent.eps.fill_(epsilon(step, cfg.eps_end, cfg.eps_steps))
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            obs = step_envs(agent, envs, buffer, obs, agent.act(obs))
             updates_before = updates_due(step, cfg)
             step += cfg.num_envs
             for _ in range(updates_due(step, cfg) - updates_before):

@@ -51,9 +51,10 @@ Departures from the papers. Those of algos/dqn.py. In the paper the maximum in
 (9) is over the whole buffer; over the batch it is cheaper. The paper writes
 alpha for omega. It also divides DQN's learning rate by four; we do not.
 
-Defaults: as algos/dqn.py. In a healthy run `q` behaves as there. `td_error`
-scatters around a small mean. `weight` falls to a mean of about 0.1 as the
-errors of the buffer spread, and `q_loss` with it, to 0.01 to 0.03.
+Defaults: as algos/dqn.py. In a healthy run on CartPole `q` behaves as there.
+The mean `td_error` of the drawn transitions ends at 2 to 3: the largest errors
+are failures that Q did not foresee. The mean `weight` falls to about 0.1, and
+with it `q_loss`, to 0.01 to 0.03.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_per.py
@@ -398,7 +399,10 @@ def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
     """Eq. (3): Q(s, a) regresses on the target, without gradient."""
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
-        q_next = agent.critic(batch.next_obs) if agent.cfg.double else q_targ
+        if agent.cfg.double:
+            q_next = agent.critic(batch.next_obs)
+        else:
+            q_next = q_targ
         next_val = greedy_value(q_targ, q_next)  # Eq. (2)
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)

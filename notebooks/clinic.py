@@ -31,8 +31,7 @@ class Bug(NamedTuple):
 
 BUGS = {
     "A": Bug("ppo", ((
-        "        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))",
-        "        steps.append((next_obs, act.cpu().numpy(), rew, true_obs, terminated, done))"),)),
+        'steps.append({"obs": obs,', 'steps.append({"obs": next_obs,'),)),
     "B": Bug("ppo", ((
         "        return self.actor(features), self.critic(features).squeeze(-1)",
         "        return self.actor(features), self.critic(features)"), (
@@ -55,8 +54,7 @@ BUGS = {
         "            root = self.square.sqrt() + self.eps\n",
         "        root = self.square.sqrt() + self.eps\n")), "utils/mpi.py"),
     "E": Bug("ppo", ((
-        "        steps.append((obs, act.cpu().numpy(), rew, true_obs, terminated, done))",
-        "        steps.append((obs, act.cpu().numpy(), rew, true_obs, done, done))"),)),
+        '"terminated": terminated, "done": done})', '"terminated": done, "done": done})'),)),
     "F": Bug("ppo", tuple((
         f'self.register_buffer("{buffer}, dtype=torch.float64))',
         f'self.register_buffer("{buffer}, dtype=torch.float64), False)')
@@ -217,7 +215,7 @@ def chart(runs, columns):
         ax.set(title=column, xlabel="step")
         if column == "explained_variance":  # arbitrary if all targets are equal
             ax.set_ylim(-1, 1.1)
-        if column in ("v_loss_mean", "q_loss"):
+        if column in ("v_loss_mean", "critic_loss"):
             ax.set_yscale("log")
         ax.grid(alpha=0.25)
     axes[0, 0].legend()

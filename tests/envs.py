@@ -1,6 +1,6 @@
-"""Environments whose every number is known beforehand, and small ones that are learned in seconds.
+"""Scripted environments, whose every number is known, and small ones that are learned in seconds.
 
-Importing this module registers them, so that any algorithm runs on them:
+Importing this module registers them, so any algorithm can run on them:
 
     python -m algos.ppo --env tests.envs:Counter-v0
     python -m algos.ppo --env tests.envs:ProbeAct-v0 --env-kwargs '{"box": true}'
@@ -11,36 +11,36 @@ from gymnasium.spaces import Box, Discrete
 
 from utils.mpi import rank
 
-LENGTHS = (3,), (7,), (1, 5, 2)         # of the episodes of environments 0, 1, 2; 3 is as 0 again
+LENGTHS = (3,), (7,), (1, 5, 2)         # of episodes in environments 0, 1, 2; then again from 0
 ENDS = ("terminated", "truncated", "both")
 LOW, HIGH = np.float32([0, -3]), np.float32([5, 3])
-IMAGE = (36, 40, 3)                     # height, width, colours: the smallest that is taken
+IMAGE = (36, 40, 3)                     # height, width, colours: the smallest image allowed
 
 
-# ---- Scripted: nothing depends on the actions
+# ---- Scripted: actions change nothing
 
 def length(number, episode):
-    """Steps of this episode of this environment."""
+    """Return the number of steps of an episode of an environment."""
     return LENGTHS[number % 3][episode % len(LENGTHS[number % 3])]
 
 
 def end(number, episode):
-    """How it ends: terminated, truncated or both."""
+    """Return how an episode ends: terminated, truncated or both."""
     return ENDS[(number + episode) % 3]
 
 
 def reward(number, episode, time):
-    """Of the step that leads to `time`; a whole number and a half, so exact in float32."""
+    """Return the reward of the step that leads to `time`, a number that float32 holds exactly."""
     return 100 * number + 10 * episode - time + 0.5
 
 
 class Counter(gym.Env):
-    """Observes (environment, episode, time) and follows the script above.
+    """An environment that observes (environment, episode, time) and follows the script above.
 
-    With every trap that a loop may step into: one array serves for all observations, that of
-    `reset` too; lengths and ends differ; the box of actions is as wide on no two sides. Keeps
-    what it was sent: actions in `acts`, seeds in `seeds`. Environments are numbered as they are
-    made; `Counter.made.clear()` starts anew.
+    It sets every trap that a training loop may fall into. All observations share one array, that
+    of `reset` included. Lengths and ends of episodes vary. The action box has different bounds on
+    every side. It records its actions in `acts` and its seeds in `seeds`. Environments are numbered
+    in the order in which they are made; `Counter.made.clear()` starts again at 0.
     """
 
     made = []
@@ -56,7 +56,7 @@ class Counter(gym.Env):
         self.made.append(self)
 
     def observe(self):
-        self.obs[...] = self.number, self.episode, self.time    # of an image: its colours
+        self.obs[...] = self.number, self.episode, self.time    # an image: as its three colours
         return self.obs
 
     def reset(self, seed=None, options=None):
@@ -77,7 +77,7 @@ class Counter(gym.Env):
 
 
 class Faulty(Counter):
-    """Goes wrong at its step `at`: raises, or gives a reward or an observation of no use."""
+    """A Counter that fails at its step `at`: it raises, or returns a bad reward or observation."""
 
     def __init__(self, fault="raise", at=5, **kwargs):
         super().__init__(**kwargs)
@@ -88,17 +88,17 @@ class Faulty(Counter):
         if len(self.acts) == self.at:
             if self.fault == "raise":
                 raise RuntimeError("the motor of joint 3 is too hot")
-            bad = float(self.fault.split()[1])                  # "obs nan", "rew inf"
+            bad = float(self.fault.split()[1])                  # of "obs nan" or "rew inf"
             obs, rew = (np.full_like(obs, bad), rew) if "obs" in self.fault else (obs, bad)
         return obs, rew, terminated, truncated, info
 
 
-# ---- Runs that are stopped
+# ---- For runs that are stopped
 
 class Ends(gym.Env):
-    """Sixteen steps along a line, from the same place each time: all chance is in the actions.
+    """Sixteen steps along a line from a fixed start, so only the actions are random.
 
-    At step 64 in its life (of 128 in two environments) it asks for what `Ends.then` says.
+    At its 64th step since it was made, an environment calls `Ends.then`.
     """
 
     observation_space = Box(-np.inf, np.inf, (2,))
@@ -121,7 +121,7 @@ class Ends(gym.Env):
 
 
 class Hot(Ends):
-    """Raises in the third update, on rank 1 alone."""
+    """An environment that raises in the third update, on rank 1 only."""
 
     def step(self, act):
         if self.life == 70 and rank() == 1:
@@ -132,7 +132,7 @@ class Hot(Ends):
 # ---- Learned in seconds
 
 class Constant(gym.Env):
-    """One state and reward 1 for ever, or until it terminates after `length` steps."""
+    """One state and reward 1, forever or until it terminates after `length` steps."""
 
     observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
 
@@ -150,14 +150,16 @@ class Constant(gym.Env):
 
 
 class Probe(gym.Env):
-    """An episode of one step in which all is left out that is not tested.
+    """An episode of one step that leaves out everything that is not tested.
 
-    sees    the observation is -1 or 1, as the fall of a coin, and the reward is the same;
-            else it is 0, and the reward 1
-    late    the reward comes one step later, after an observation of 1; the action is that of
-            the first step
-    acts    the reward is 1 for the one right action instead, and falls with the square of the
-            distance to it. After -1 that is 1, otherwise 3; of 0 to 3, or in a box from -1 to 4
+    By default the observation is 0 and the reward 1. The flags change that:
+
+    sees    the observation is -1 or 1 at random, and the reward equals it
+    late    the reward comes one step later, after an observation of 1, and depends on the first
+            action
+    acts    the reward is 1 for the right action and falls with the squared distance from it. The
+            right action is 1 after observation -1, and 3 otherwise
+    box     actions are continuous, from -1 to 4, instead of the numbers 0 to 3
     """
 
     def __init__(self, sees=False, late=False, acts=False, box=False):
@@ -185,7 +187,7 @@ class Probe(gym.Env):
 
 
 class Reach(gym.Env):
-    """Ten steps along a line to 0: the cost of each is the distance that is left."""
+    """Ten steps along a line to 0. The reward is minus the distance that is left."""
 
     observation_space = Box(-np.inf, np.inf, (1,))
     action_space = Box(-0.2, 0.4, (1,))
@@ -201,7 +203,7 @@ class Reach(gym.Env):
 
 
 class Bright(gym.Env):
-    """A dark or a bright image, of which the action is to say which it is."""
+    """A dark or a bright image. The action has to say which: reward 1 for the right answer."""
 
     observation_space, action_space = Box(0, 255, IMAGE, np.uint8), Discrete(2)
 
@@ -219,7 +221,7 @@ def register(name, kind, quiet=False, **kwargs):
                  disable_env_checker=quiet)
 
 
-register("Counter", Counter, quiet=True)                        # the checker points out the traps
+register("Counter", Counter, quiet=True)                        # the checker warns of the traps
 register("Faulty", Faulty, quiet=True)
 register("Ends", Ends)
 register("Hot", Hot)

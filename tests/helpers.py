@@ -1,6 +1,6 @@
-"""What several test files share: numbers, small agents and batches, runs, other processes.
+"""Helpers that several test files share: numbers, small agents and batches, runs, processes.
 
-Each section says whose tests it serves. A helper that one file alone needs stands in that file.
+The title of a section says which tests use it. A helper that only one file needs is in that file.
 """
 import contextlib
 import csv
@@ -32,7 +32,7 @@ from utils import checkpoint, launch, mpi
 from utils.envs import make_envs
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 600                          # seconds for another process, on a machine that is busy
+PATIENCE = 600                          # seconds to wait for another process
 LOG_2PI = math.log(2 * math.pi)
 VECTOR = Box(-np.inf, np.inf, (3,), np.float32)
 BOX = Box(LOW, HIGH)
@@ -42,12 +42,12 @@ UNIT = Box(-1, 1, (2,), np.float32)
 # ---- Numbers
 
 def vec(*numbers):
-    """Numbers [B]; rows [B, k] where each is a tuple."""
+    """Return a tensor [B] of numbers, or [B, k] of tuples."""
     return torch.tensor(numbers, dtype=torch.float32)
 
 
 def column(*numbers):
-    """Numbers as [T, 1]: steps of one environment, or samples of one dimension."""
+    """Return numbers as [T, 1]: steps of one environment, or samples of one dimension."""
     return vec(*numbers)[:, None]
 
 
@@ -57,7 +57,7 @@ def close(actual, expected, rtol=1e-5, atol=1e-6):
 
 
 def same(a, b):
-    """Equal to the bit: tensors, and dictionaries and lists of them all the way down."""
+    """Return whether two tensors, or nested dicts and lists of tensors, are equal to the bit."""
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
     if isinstance(a, dict):
@@ -68,7 +68,7 @@ def same(a, b):
 
 
 def gradients(function, *inputs):
-    """A function's value and its gradient in each of the inputs."""
+    """Return a function's value and its gradient with respect to each input."""
     inputs = [value.clone().requires_grad_() for value in inputs]
     value = function(*inputs)
     return value.detach(), *torch.autograd.grad(value, inputs)
@@ -81,7 +81,7 @@ def name_of(algo):
 
 
 def bare(algo):
-    """The module again, without the checks of shapes and types: it takes float64, and mistakes."""
+    """Load a module again without shape and type checks, for float64 and for wrong shapes."""
     name = f"bare_{name_of(algo)}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(algo.__file__))
@@ -91,7 +91,7 @@ def bare(algo):
 
 
 def refuses_columns(function, count, *rest):
-    """Of its first `count` arguments, numbers of 4 samples, none may be [4, 1] among others [4]."""
+    """The function must refuse each of its first `count` arguments as [4, 1] beside others [4]."""
     for at_fault in range(count):
         args = [torch.ones(4, 1) if at == at_fault else torch.ones(4) for at in range(count)]
         with pytest.raises(AssertionError):
@@ -99,17 +99,17 @@ def refuses_columns(function, count, *rest):
 
 
 def copies(agent):
-    """The state dict of an agent as it is now, by name."""
+    """Return a copy of an agent's state dict."""
     return {name: param.detach().clone() for name, param in agent.state_dict().items()}
 
 
 def moved(before, agent):
-    """Names of what is no longer as in `before`, which `copies` returned."""
+    """Return the names of tensors that changed since `before`, a result of `copies`."""
     return {name for name, now in agent.state_dict().items() if not torch.equal(before[name], now)}
 
 
 def noted(calls, function):
-    """The function, which first adds its name to the list `calls`."""
+    """Wrap a function: each call first adds its name to the list `calls`."""
     def call(*args, **kwargs):
         calls.append(function.__name__)
         return function(*args, **kwargs)
@@ -117,7 +117,7 @@ def noted(calls, function):
 
 
 def script(number, steps):
-    """What environment `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
+    """Return what Counter `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
     rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0
     for step in range(steps):
         time += 1
@@ -133,12 +133,12 @@ def script(number, steps):
 
 
 def parameters(agent):
-    """All parameters of a module as one vector, a copy."""
+    """Return a copy of all parameters of a module as one vector."""
     return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
 
 class Descent(mpi.Adam):
-    """With a learning rate of 1, parameters move by the gradient."""
+    """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
 
     def step(self, lr):
         self.flat -= lr * self.grad
@@ -150,19 +150,19 @@ ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
-# Those that the algorithm's Config has.
+# Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
          "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
 
 def onpolicy_config(algo, **settings):
-    """A small Config of a module; what it does not know is left out."""
+    """Return a small Config of a module. Settings that it lacks are ignored."""
     known = {field.name for field in dataclasses.fields(algo.Config)}
     return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
 
 
 def onpolicy_agent(algo, kind="box", seed=0, **settings):
-    """A small agent that has seen something: neither weights nor statistics are the first ones."""
+    """Return a small agent whose weights and statistics differ from the initial ones."""
     torch.manual_seed(seed)
     agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
     for param in agent.parameters():
@@ -173,7 +173,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
 
 
 def make_rollout(algo, agent, seed=0):
-    """What `collect` could return: V(s') is that of the next row unless the episode ends."""
+    """Return a random rollout. next_obs is the next row's obs unless the episode ends."""
     torch.manual_seed(seed)
     steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
     if agent.images:
@@ -190,7 +190,7 @@ def make_rollout(algo, agent, seed=0):
 
 
 def onpolicy_optimizer(algo, agent, make=None):
-    """What `update` takes, as `train` makes it, or of the class `make`."""
+    """Return the optimizer that `update` takes: as `train` makes it, or of class `make`."""
     if algo is vpg:
         make = make or mpi.Adam
         return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
@@ -202,47 +202,47 @@ def onpolicy_optimizer(algo, agent, make=None):
 
 
 def fitting(optimizer):
-    """The class as one that the annotations of a2c let pass."""
+    """Return the class as a subclass of RMSProp, which the annotations of a2c require."""
     return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
 
 
 def learn(algo, agent, rollout, make=None, lr=1e-3):
-    """One update, the agent's first -> its parameters after it, and the metrics."""
+    """Make a first update. Return the parameters after it, and the metrics."""
     return learn_with(algo, agent, onpolicy_optimizer(algo, agent, make), rollout, lr)
 
 
 def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
-    """One update with this optimizer -> the agent's parameters after it, and the metrics."""
+    """Make an update with this optimizer. Return the parameters after it, and the metrics."""
     rest = [rollout] if algo is trpo else [rollout, lr]
     metrics = algo.update(agent, optimizer, *rest)
     return parameters(agent), metrics
 
 
 def steps_alone(algo, rew, terminated, done):
-    """A rollout of which only these [T, N] matter."""
+    """Return a rollout with these tensors [T, N], and zeros elsewhere."""
     nothing = torch.zeros(*rew.shape, 1)
     return algo.Rollout(nothing, nothing, rew, nothing, terminated, done)
 
 
 def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
-    """`compute_advantages` of these numbers, [T, N]."""
+    """Call `compute_advantages` with tensors [T, N]."""
     rollout = steps_alone(algo, rew, terminated, done)
     return algo.compute_advantages(rollout, val, next_val, gamma, lam)
 
 
 def reward_sums(algo, rew, done, last, gamma):
-    """`discounted_reward_sums` of these numbers, [T, N]."""
+    """Call `discounted_reward_sums` with tensors [T, N]."""
     rollout = steps_alone(algo, rew, torch.zeros_like(rew), done)
     return algo.discounted_reward_sums(rollout, last, gamma)
 
 
 def values(agent, raw_obs):
-    """V of raw observations, [T, N, ...] -> [T N]."""
+    """Return V of raw observations: [T, N, ...] -> [T N]."""
     return agent.critic(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1))).squeeze(-1)
 
 
 def targets(algo, agent, rollout):
-    """adv and ret [T N] by the values of an agent as it is."""
+    """Return adv and ret, [T N], from the agent's present values."""
     with torch.no_grad():
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
@@ -252,7 +252,7 @@ def targets(algo, agent, rollout):
 
 
 def distribution(agent, raw_obs):
-    """The policy as a library's distribution of actions, [B], from raw observations [B, ...]."""
+    """Return the policy at raw observations [B, ...] as one of PyTorch's distributions, [B]."""
     with torch.no_grad():
         out = agent.actor(agent.encoder(agent.normalize_obs(raw_obs)))
     if agent.discrete:
@@ -261,7 +261,7 @@ def distribution(agent, raw_obs):
 
 
 def statistics(agent):
-    """A copy of whatever the agent remembers of data, parameters aside."""
+    """Return a copy of the agent's state without its parameters: the running statistics."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
     return kept | {"discounted_reward_sum": agent.discounted_reward_sum.clone()}
@@ -273,7 +273,7 @@ NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic
 
 
 def offpolicy_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
-    """A small agent whose weights, those of the targets too, are not the first ones."""
+    """Return a small agent whose weights, targets included, differ from the initial ones."""
     torch.manual_seed(seed)
     agent = algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings}))
     for param in agent.parameters():
@@ -282,7 +282,7 @@ def offpolicy_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
 
 
 def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
-    """Transitions of random numbers, of which some terminate."""
+    """Return random transitions, of which some terminate."""
     torch.manual_seed(seed)
     parts = {"obs": torch.randn(size, 3), "act": 2 * torch.rand(size, 2) - 1,
              "rew": torch.randn(size), "next_obs": torch.randn(size, 3),
@@ -291,7 +291,7 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
 
 
 def offpolicy_optimizers(agent):
-    """Optimizers of an agent's networks, as `train` makes them."""
+    """Return the optimizers of an agent's networks, as `train` makes them."""
     named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
     if hasattr(agent, "log_alpha"):
         named["alpha"] = mpi.Adam(agent.log_alpha)
@@ -299,19 +299,19 @@ def offpolicy_optimizers(agent):
 
 
 def offpolicy_update(algo, agent, optimizers, batch, count=0):
-    """One call of a file's `update`; TD3's takes how many came before it."""
+    """Call a file's `update`. TD3's also takes the number of updates so far."""
     delay = [count] if name_of(algo) == "td3" else []
     return algo.update(agent, optimizers, batch, *delay)
 
 
 def flat(net):
-    """A copy of the weights of a network, or of a parameter, as one vector."""
+    """Return a copy of a parameter, or of a network's weights, as one vector."""
     params = [net] if isinstance(net, nn.Parameter) else net.parameters()
     return torch.cat([param.detach().flatten() for param in params])
 
 
 def gradient_in(net, loss_fn, *args):
-    """(loss, metrics, gradient in all weights of `net` as one vector) of a loss function."""
+    """Return a loss, its metrics, and its gradient in the weights of `net` as one vector."""
     loss, metrics = loss_fn(*args)
     grads = torch.autograd.grad(loss, list(net.parameters()))
     return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
@@ -319,7 +319,7 @@ def gradient_in(net, loss_fn, *args):
 
 @contextlib.contextmanager
 def noise_is(*draws):
-    """Inside, torch.randn_like returns these tensors, one per call; every one must be drawn."""
+    """Make torch.randn_like return these tensors, one per call. All of them must be used."""
     left, plain = list(draws), torch.randn_like
 
     def given(like):
@@ -336,14 +336,14 @@ def noise_is(*draws):
 
 
 def line(weights, bias):
-    """A layer with one output and these weights."""
+    """Return a linear layer with one output and these weights."""
     layer = nn.Linear(len(weights), 1)
     layer.weight.data, layer.bias.data = torch.tensor([weights]), torch.tensor([bias])
     return layer
 
 
 def linear_agent(algo, critics, critic_targs, **settings):
-    """One observation, one action, all networks lines: weights (of s, of a, bias), by hand."""
+    """Return an agent whose critics are linear, with given (weight of s, weight of a, bias)."""
     one = Box(-1, 1, (1,), np.float32)
     agent = offpolicy_agent(algo, space=one, obs_space=one, hidden=(), **settings)
     for net, lines in ((agent.critic, critics), (agent.critic_targ, critic_targs)):
@@ -361,12 +361,12 @@ DQN_SPACES = {"vector": VECTOR, "film": Box(0, 255, (4, 36, 40), np.uint8),
 
 
 def dqn_kind(algo, kind=""):
-    """Vectors for a file that takes them, else stacks of frames."""
+    """Return `kind`, or by default what the file takes: vectors, or stacks of frames (film)."""
     return kind or ("film" if name_of(algo) == "dqn_atari" else "vector")
 
 
 def dqn_quick(algo, **settings):
-    """The Config of a short run, on images for the file that takes nothing else."""
+    """Return the Config of a short run, with images for dqn_atari, which takes nothing else."""
     settings = {"env": "CartPole-v1", "update_every": 2} | settings
     if name_of(algo) == "dqn_atari" and settings["env"] == "CartPole-v1":
         settings |= {"env": "tests.envs:Counter-v0",
@@ -375,7 +375,7 @@ def dqn_quick(algo, **settings):
 
 
 def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
-    """A small agent; neither its weights nor its target's are the first ones."""
+    """Return a small agent whose weights, the target's included, differ from the initial ones."""
     torch.manual_seed(seed)
     cfg = quick(algo, **{"hidden": (16, 16)} | settings)
     agent = algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg)
@@ -385,7 +385,7 @@ def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
 
 
 def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
-    """Transitions of random numbers, of which some terminate."""
+    """Return random transitions, of which some terminate."""
     torch.manual_seed(seed)
     kind = dqn_kind(algo, kind)
     shape = (size, *DQN_SPACES[kind].shape)
@@ -396,15 +396,20 @@ def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
 
 
 def dqn_loss(algo):
-    """The loss function of the file."""
+    """Return the loss function of the file."""
     return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
 
 
-class Film(gym.Env):
-    """The script of tests/envs.py, seen as vectors, images or stacks of frames; it keeps a log.
+def dqn_interact(algo):
+    """The function of the file that steps the environments."""
+    return algo.step_envs if name_of(algo) == "dqn_atari" else algo.interact
 
-    No two frames are equal. A stack begins with black frames, or with the first one repeated. One
-    array serves for all that is shown, as with Counter.
+
+class Film(gym.Env):
+    """The script of tests/envs.py with vectors, images or stacks of frames as observations.
+
+    It logs its transitions. All frames differ. A stack starts with black frames or with copies of
+    the first one. All observations share one array, as in Counter.
     """
 
     def __init__(self, kind="film", black=True):
@@ -449,7 +454,7 @@ gym.register("Film-v0", Film, disable_env_checker=True)
 
 
 def film_envs(algo, num_envs, kind, black=True):
-    """(agent, environments, the same without wrappers, first observations) of Film."""
+    """Return an agent, Film environments, the same without wrappers, and first observations."""
     cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
     envs = make_envs(cfg, num_envs)
     plain = [env.unwrapped for env in envs.unwrapped.envs]
@@ -459,24 +464,24 @@ def film_envs(algo, num_envs, kind, black=True):
 
 
 def film_logs(algo, buffer, steps, num_envs, kind):
-    """Fill a buffer with so many steps of new environments -> what each of them did."""
+    """Fill a buffer with steps of new environments. Return the log of each environment."""
     agent, envs, plain, obs = film_envs(algo, num_envs, kind)
     for _ in range(steps):
-        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
+        obs = dqn_interact(algo)(agent, envs, buffer, obs, agent.act(obs))
     return [env.log for env in plain]
 
 
 # ---- stable-baselines3
 
 class Nowhere(gym.Env):
-    """Spaces alone, for a library that wants an environment."""
+    """An environment that only has spaces, for libraries that need an environment."""
 
     def __init__(self, obs_space, act_space):
         self.observation_space, self.action_space = obs_space, act_space
 
 
 def onpolicy_pairs(agent, policy):
-    """Our parameters beside those of a policy of stable-baselines3."""
+    """Return pairs of our parameters and those of a stable-baselines3 policy."""
     nets = policy.mlp_extractor
     theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
     layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
@@ -486,12 +491,12 @@ def onpolicy_pairs(agent, policy):
 
 
 def as_it_is(obs, *args, **kwargs):
-    """In place of stable-baselines3's preprocessing, which makes float32 of observations."""
+    """Replaces stable-baselines3's preprocessing, which converts observations to float32."""
     return obs
 
 
 class TheirBuffer:
-    """Hands stable-baselines3 prepared batches, one a call."""
+    """A replay buffer that gives stable-baselines3 prepared batches, one per call."""
 
     def __init__(self, batches):
         self.left = iter(batches)
@@ -508,7 +513,7 @@ CLOCK = {"time", "steps_per_second"}
 
 
 def quick(algo, env="tests.envs:Reach-v0", **settings):
-    """The Config of a short off-policy run of small networks; `hidden` only where it is known."""
+    """Return the Config of a short off-policy run with small networks, if it has `hidden`."""
     settings = {
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,
         "buffer_size": 600, "start_steps": 40, "report_every": 60, "total_steps": 120, **settings}
@@ -518,7 +523,7 @@ def quick(algo, env="tests.envs:Reach-v0", **settings):
 
 
 def rows(run_dir, name="progress.csv"):
-    """The rows of a run's csv file, the wall clock aside."""
+    """Return the rows of a run's CSV file without wall-clock columns."""
     with open(Path(run_dir, name), newline="") as file:
         return [{key: cell for key, cell in row.items() if key not in CLOCK}
                 for row in csv.DictReader(file)]
@@ -529,7 +534,7 @@ def steps(run_dir):
 
 
 def saved(run_dir, rank=0):
-    """The step of the one checkpoint of a run, and all that a rank saved there but the clock."""
+    """Return the step of a run's only checkpoint, and what a rank saved in it except the time."""
     (step, folder), = checkpoint.resume_folders(run_dir).items()
     policy = checkpoint.load_file(Path(run_dir, "policy.pt"))
     payload = checkpoint.load_file(folder / f"rank{rank}.pt")
@@ -545,13 +550,13 @@ def assert_same_run(a, b):
 
 
 def snapshot(folder="."):
-    """Every file below a folder with what is in it, every folder with None."""
+    """Return path -> contents for every file below a folder, and None for every folder."""
     return {str(path): path.read_bytes() if path.is_file() else None
             for path in sorted(Path(folder).rglob("*"))}
 
 
 def refused(function, *args):
-    """The message of a refusal, which must have status 2 and write nothing."""
+    """Return the message of a UsageError, which must have status 2 and write nothing."""
     before = snapshot()
     with pytest.raises(mpi.UsageError) as caught:
         function(*args)
@@ -563,23 +568,23 @@ def refused(function, *args):
 # ---- Other processes
 
 def mpiexec():
-    """The launcher beside this Python, or else the first one on the path."""
+    """Return the mpiexec beside this Python, or else the first one on the path."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside if beside.exists() else shutil.which("mpiexec") or "mpiexec")
 
 
 def command(*args):
-    """python -m algos.ppo ARGS, to be started."""
+    """Return the command python -m algos.ppo ARGS."""
     return [sys.executable, "-m", "algos.ppo", *map(str, args)]
 
 
 def mpirun(*args):
-    """The same in two processes."""
+    """Return the same command for two processes."""
     return [mpiexec(), "-n", "2", *command(*args)]
 
 
 def run(args, code=0, **kwargs):
-    """The finished process; fails the test, with what it said, if it ended otherwise."""
+    """Run a command. Fail with its output unless the exit status is `code`."""
     done = subprocess.run(list(map(str, args)), capture_output=True, text=True, timeout=PATIENCE,
                           **kwargs)
     assert done.returncode == code, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -587,29 +592,29 @@ def run(args, code=0, **kwargs):
 
 
 def two_ranks(file, *args):
-    """Run a test file as a program, with these arguments, in two processes."""
+    """Run a test file as a program in two processes."""
     env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     run([mpiexec(), "-n", "2", sys.executable, file, *args], env=env)
 
 
 def wait_for(condition, process=None, every=0.02):
-    """Until condition() holds; fails if the process ends before, or if it takes for ever."""
+    """Wait until condition() holds. Fail if the process ends first, or after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
         assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, "it has not come true"
+        assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(every)
     return found
 
 
 def wait_for_rows(process, run_dir, count):
-    """Until progress.csv has more rows than that."""
+    """Wait until progress.csv has at least `count` rows."""
     path = Path(run_dir, "progress.csv")
     wait_for(lambda: path.exists() and path.read_text().count("\n") > count, process)
 
 
 def end(process):
-    """Kill a process and its group, if it still runs."""
+    """Kill a process and its group if it is still running."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()

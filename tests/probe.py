@@ -1,11 +1,11 @@
-"""Which part of an algorithm is broken?  Five environments, each of which needs one part more.
+"""Find the broken part of an algorithm with five environments. Each needs one more part to work.
 
-    python -m tests.probe --algo ppo                    # algos/ppo.py; half a minute
-    python -m tests.probe --algo ppo --set lr=1e-3      # with settings of your own
+    python -m tests.probe --algo ppo                    # algos/ppo.py, half a minute
+    python -m tests.probe --algo ppo --set lr=1e-3      # with your own settings
 
-What has to be learned is known: values, and actions of discrete and of continuous kind. The first
-probe that fails tells where to look. Exit status 1 if one fails. Idea: Andy Jones, "Debugging RL,
-Without the Agonizing Pain".
+The right values and the right actions, discrete and continuous, are known. The first probe that
+fails says where to look. The exit status is 1 if one fails. The idea comes from Andy Jones,
+"Debugging RL, Without the Agonizing Pain".
 """
 import argparse
 import contextlib
@@ -28,12 +28,12 @@ SETTINGS = {"total_steps": 6144, "num_envs": 8, "gamma": GAMMA, "hidden": (32, 3
 OFF_POLICY = {"total_steps": 1200, "num_envs": 2, "lr": 5e-3, "batch_size": 64, "start_steps": 200,
               "buffer_size": 2000, "report_every": 600, "tau": 0.05, "learn_alpha": False,
               "alpha": 0.01}
-NEAR = {"value": 0.05, "action": 0.2}                           # how far off is still learned
+NEAR = {"value": 0.05, "action": 0.2}                           # errors that still count as learned
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An environment, the value of each observation or None where actions count, and a hint."""
+    """An environment, its value per observation (None: check actions), observations, and a hint."""
 
     env: str
     vals: dict | None
@@ -43,20 +43,20 @@ class Case:
 
 CASES = [
     Case("ProbeValue", {0: 1}, (0,),
-         "the value loss and the optimizer: not even one number is learned"),
+         "the value loss and the optimizer: they cannot learn a single number"),
     Case("ProbeObs", {-1: -1, 1: 1}, (-1, 1),
-         "the way of observations to the critic: normalisation, rows of obs and ret mixed up"),
+         "how observations reach the critic: normalisation, rows of obs and ret mixed up"),
     Case("ProbeLate", {0: GAMMA, 1: 1}, (0, 1),
-         "the return: discount, next_obs, what bootstraps and where an episode ends"),
+         "the value target: discount, next_obs, bootstrapping, ends of episodes"),
     Case("ProbeAct", None, (0,),
-         "the policy's loss: sign of the advantage, log-probability, actions on their way"),
+         "the policy loss (sign of the advantage, log-probability) and how actions are sent"),
     Case("ProbePolicy", None, (-1, 1),
-         "the policy's input: rows of obs, act and adv mixed up, other observations while acting"),
+         "the policy's input: rows of obs, act and adv mixed up, wrong observations while acting"),
 ]
 
 
 def probe(algo, case, box, **settings):
-    """Train `algo` (a module) on it -> rows (what, expected, got, how far off it may be)."""
+    """Train `algo`, a module, on a case. Return rows (what, expected, got, tolerance)."""
     fields = {field.name for field in dataclasses.fields(algo.Config)}
     both = SETTINGS | (OFF_POLICY if "buffer_size" in fields else {})
     quick = {name: value for name, value in both.items() if name in fields}
@@ -79,7 +79,7 @@ def probe(algo, case, box, **settings):
 
 @torch.no_grad()
 def value(agent, obs):
-    """V of one raw observation, [1, 1]; of a Q-function that of the best action."""
+    """Return V of one raw observation, [1, 1], or Q of the best action if the critic is a Q."""
     if hasattr(agent, "critic_targ"):
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
@@ -87,13 +87,13 @@ def value(agent, obs):
 
 
 def passed(rows):
-    return all(abs(got - want) <= near for _, want, got, near in rows)      # NaN is not near
+    return all(abs(got - want) <= near for _, want, got, near in rows)      # NaN does not pass
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", required=True, help="ppo, for algos/ppo.py")
+    parser.add_argument("--algo", required=True, help="name of an algorithm: ppo for algos/ppo.py")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=NUMBER")
     args = parser.parse_args(argv)
@@ -103,7 +103,7 @@ def parse(argv):
 
 
 def main(argv=None):
-    """Exit status: 0 if all that was asked is learned, else 1."""
+    """Run all probes. Return exit status 0 if every one is learned, else 1."""
     name, settings = parse(argv)
     algo = importlib.import_module(f"algos.{name}")
     print(f"{'probe':<12}{'actions':<11}{'':<14}{'expected':>9}{'got':>9}")
@@ -112,7 +112,7 @@ def main(argv=None):
         for box in (False, True):
             try:
                 rows = probe(algo, case, box, **settings)
-            except UsageError:                                  # says why on standard error
+            except UsageError:                                  # it prints why
                 continue
             except FloatingPointError as error:
                 rows = [(str(error), 0.0, float("nan"), 0.0)]
@@ -126,7 +126,7 @@ def main(argv=None):
     for case in failed:
         print(f"{case.env} failed: look at {case.hint}")
     if len(ran) < len(CASES):
-        print(f"algos/{name}.py takes neither kind of actions, or refuses a setting")
+        print(f"algos/{name}.py takes neither kind of action, or refuses a setting")
     return int(bool(failed) or len(ran) < len(CASES))
 
 

@@ -31,6 +31,7 @@ from tests.helpers import (
     copies,
     dqn_agent as make_agent,
     dqn_batch as make_batch,
+    dqn_interact as step_of,
     dqn_loss as loss_of,
     dqn_quick as quick,
     film_envs,
@@ -545,7 +546,7 @@ def noted_run(algo, monkeypatch, cfg):
     Steps are environment steps of all environments of this process.
     """
     weights, updates, at = [], [], [0]
-    update, interact = algo.update, algo.interact
+    update, interact = algo.update, step_of(algo)
 
     def noting_update(agent, *args):
         updates.append(at[0])
@@ -559,7 +560,7 @@ def noted_run(algo, monkeypatch, cfg):
 
     with monkeypatch.context() as patch:
         patch.setattr(algo, "update", noting_update)
-        patch.setattr(algo, "interact", noting_interact)
+        patch.setattr(algo, interact.__name__, noting_interact)
         agent = algo.train(cfg)
     weights.append((at[0], flat(agent.critic), flat(agent.critic_targ)))
     return agent, weights, updates
@@ -604,7 +605,7 @@ def schedules(algo, cfg):
     Steps are environment steps of all environments, before the vector step.
     """
     eps, rates, betas, step = {}, {}, {}, [-cfg.num_envs]
-    interact, update, anneal = algo.interact, algo.update, getattr(algo, "anneal_beta", None)
+    interact, update, anneal = step_of(algo), algo.update, getattr(algo, "anneal_beta", None)
 
     def noting_interact(agent, *rest):
         step[0] += cfg.num_envs
@@ -616,7 +617,7 @@ def schedules(algo, cfg):
         return update(agent, optimizer, batch, lr)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(algo, "interact", noting_interact)
+    patch.setattr(algo, interact.__name__, noting_interact)
     patch.setattr(algo, "update", noting_update)
     if anneal:
         sample = algo.PrioritizedBuffer.sample

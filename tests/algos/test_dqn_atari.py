@@ -87,13 +87,13 @@ def test_stacks_are_put_together_by_hand():
 
 @pytest.mark.parametrize("kind,black", [("film", True), ("film", False), ("image", True)])
 @pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("rows", [100, 20, 9], ids=["part", "wrapped", "small"])
+@pytest.mark.parametrize("rows", [100, 20, 5], ids=["part", "wrapped", "least"])
 def test_every_transition_is_as_it_was(kind, black, num_envs, rows):
     """Where 20 rows are wrapped one and a half times, and after each step on the way there."""
     buffer = new_buffer(kind, num_envs, rows)
     agent, envs, plain, obs = film_envs(dqn_atari, num_envs, kind, black)
     for _ in range(30):
-        obs = dqn_atari.interact(agent, envs, buffer, obs, agent.act(obs))
+        obs = dqn_atari.step_envs(agent, envs, buffer, obs, agent.act(obs))
         check(buffer, [env.log for env in plain])
     assert rows == 100 or buffer.num_written.min() >= 30
     assert {step[4] for env in plain for step in env.log} == {0, 1}
@@ -137,9 +137,14 @@ def test_a_saved_buffer_takes_the_room_of_its_filled_rows_and_no_copy():
 
 
 @every_kind
-def test_samples_are_live_rows_each_as_often_as_another(kind):
+@pytest.mark.parametrize("resumed", [False, True])
+def test_samples_are_live_rows_each_as_often_as_another(kind, resumed):
     buffer = new_buffer(kind, 3, 20)
     fill(buffer, 30, 3, kind)
+    if resumed:
+        state = buffer.state_dict()
+        buffer = new_buffer(kind, 3, 20)
+        buffer.load_state_dict(state)
     drawn, gather = [], buffer.gather
     buffer.gather = lambda rows, envs: drawn.append((rows, envs)) or gather(rows[:1], envs[:1])
     buffer.sample(20_000)
@@ -216,6 +221,15 @@ def test_memory_is_that_of_the_machine_whatever_the_gpu_has(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 100))
     buffer = dqn_atari.FrameBuffer(100, 1, 4, (4, 84, 84), torch.device("cuda"))
     assert buffer.device.type == "cuda"
+
+
+@every_kind
+def test_even_the_smallest_ring_has_room_for_a_transition(kind):
+    buffer = new_buffer(kind, 3, 1)
+    assert buffer.num_rows == buffer.num_frames + 1
+    logs = fill(buffer, 30, 3, kind)
+    check(buffer, logs)
+    assert buffer.sample(20).rew.shape == (20,)
 
 
 # ---- Runs

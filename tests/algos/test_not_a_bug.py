@@ -126,11 +126,10 @@ def test_a_target_may_ask_for_gradients(algo):
 def test_a_target_may_ask_for_gradients_dqn():
     grads = []
     for asks in (False, True):
-        agent, batch = dqn_agent(), dqn_batch()
+        agent, batch = dqn_agent(dqn), dqn_batch(dqn)
         agent.critic_targ.requires_grad_(asks)
-        flat = mpi.flatten(agent.critic)
-        dqn.dqn_gradient(agent, flat, batch.obs, batch.act, batch.rew, batch.next_obs,
-                         batch.terminated)
-        grads.append(flat.grad.clone())
+        optimizer = mpi.Adam(agent.critic)
+        optimizer.minimize(dqn.dqn_loss, agent, batch, lr=1e-3)
+        grads.append(optimizer.grad.clone())
         assert all(param.grad is None for param in agent.critic_targ.parameters())
     assert torch.equal(*grads) and grads[0].any()

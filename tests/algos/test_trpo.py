@@ -385,7 +385,7 @@ def test_settings_that_are_refused(settings):
 
 @vectors
 def test_the_step_is_that_of_sb3_contrib(kind):
-    """Their KL is a mean over d dimensions, ours the sum: our max_kl and damping are d times theirs.
+    """Their KL is a mean over d dimensions, ours a sum: our max_kl and damping are d times theirs.
 
     With actions drawn from the policy, and values that follow; ten updates, optimizer included.
     """

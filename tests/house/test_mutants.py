@@ -1,6 +1,6 @@
-"""The catalogue of planted bugs still applies, and its runner tells kills from errors.
+"""The catalogue of planted bugs still applies, and the runner tells kills from errors.
 
-A few of the bugs are planted here; all of them by `python -m tests.mutants`.
+These tests plant a sample of the bugs. `python -m tests.mutants` plants all of them.
 """
 import ast
 import csv
@@ -15,12 +15,12 @@ from tests.mutants import __main__ as runner, catalogue, changes, general
 from tests.mutants.catalogue import ROOT, TESTS, Mutant
 
 BOTH = pytest.mark.parametrize("second", [False, True], ids=["first", "second"])
-LEAST = {"algos": 15, "utils": 8, "": 8}    # bugs of each file that has some, by its folder
-LEAST_SECOND = 5                            # of the second catalogue
+LEAST = {"algos": 15, "utils": 8, "": 8}    # bugs per file, if it has any, by folder
+LEAST_SECOND = 5                            # the same in the second catalogue
 
 
 def one(**changes):
-    """An entry that any file takes which says "import math" once."""
+    """Return an entry that applies to any file with one "import math"."""
     fields = {"id": "ppo-x", "module": "ppo", "old": "import math\n", "new": "import math as m\n",
               "wrong": "All of it.", "found": "Nowhere."}
     return Mutant(**fields | changes)
@@ -103,7 +103,7 @@ def test_verdict(said, status, crashes, expected):
 
 
 def test_a_bug_is_planted_in_all_its_files_or_in_none(tmp_path):
-    """One that has no place in a file, or several, is an error."""
+    """It is an error if `old` is missing from a file, or stands there several times."""
     (tmp_path / "algos").mkdir()
     files = {name: tmp_path / f"algos/{name}.py" for name in ("ppo", "a2c")}
     every = list(catalogue.plantings([one(also=["a2c"])]))[-1]
@@ -146,9 +146,9 @@ def test_a_sample_is_killed():
 
 def test_no_bug_of_a_kept_run_has_left_the_catalogue():
     planted = {p.id for p in catalogue.plantings(catalogue.read() + catalogue.read(second=True))}
-    kept = [row["id"] for name in ("last_run.csv", "first_run.csv", "second/last_run.csv")
+    kept = [row["id"] for name in ("last_run.csv", "second/last_run.csv")
             for row in csv.DictReader((catalogue.HERE / name).read_text("utf-8").splitlines())]
-    assert set(kept) <= planted and len(kept) > 1000
+    assert set(kept) <= planted and len(kept) > 900
 
 
 HANGS = """
@@ -156,8 +156,8 @@ from tests.mutants import __main__ as runner
 from tests.mutants.catalogue import Mutant, Planting
 
 runner.LIMIT = 3
-new = "while True: pass\\n\\ndef gae("
-bug = Mutant("a2c-x", "a2c", old="def gae(", new=new, wrong="", found="")
+new = "while True: pass\\n\\ndef compute_advantages("
+bug = Mutant("a2c-x", "a2c", old="def compute_advantages(", new=new, wrong="", found="")
 for result in runner.run_all([Planting(bug.id, "a2c", ("a2c",), bug)], 1):
     print(result.outcome, "by", result.by)
 """
@@ -213,8 +213,10 @@ def test_a_general_mutant_is_one_change_of_what_is_computed():
 
 def test_a_function_of_several_files_is_one():
     places = {function.name: function.modules for function in changes.functions()}
-    assert places["ppo.gae"] == ("ppo", "a2c", "vpg", "trpo") and "a2c.gae" not in places
-    assert places["a2c.RMSProp.step"] == ("a2c",) and len(places) >= 30
+    on_policy = ("ppo", "a2c", "vpg", "trpo")
+    assert places["ppo.compute_advantages"] == on_policy
+    assert "a2c.compute_advantages" not in places
+    assert places["trpo.fisher_product"] == ("trpo",) and len(places) >= 30
 
 
 def test_what_is_listed_as_equivalent_is_a_mutant(tmp_path):

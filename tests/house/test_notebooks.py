@@ -1,8 +1,8 @@
-"""Every notebook runs from top to bottom, and every exercise knows right from wrong.
+"""Every notebook runs from top to bottom, and every exercise tells right from wrong answers.
 
-A notebook `notebooks/<n>_<title>.ipynb` has its exercises in exercises_<n>.py and worked answers
-in answers_<n>.py, under the same names. Plausible wrong answers are in wrong_<n>.py beside this
-file, a list for each name. All is found by name: a new notebook needs nothing here.
+The checks of `notebooks/<n>_<title>.ipynb` are in exercises_<n>.py, its worked answers in
+answers_<n>.py, under the same names. Plausible wrong answers are in wrong_<n>.py beside this file,
+one list per name. All files are found by name, so a new notebook needs no change here.
 """
 import ast
 import importlib
@@ -24,7 +24,7 @@ from tests.house.tree import ROOT, tracked
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = tracked("notebooks/*.ipynb")
-CPU_SECONDS = 120  # twice what one quiet core may take: two that share a core are slower
+CPU_SECONDS = 120  # twice the limit on an idle core, since shared cores are slower
 OUTSIDE = {".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
 
 
@@ -37,27 +37,27 @@ def number(path):
 
 
 def load(name, monkeypatch):
-    """A module as a notebook imports it, from its own folder."""
+    """Import a module from the folder of notebooks, as a notebook does."""
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module(name)
 
 
 def exercises(path, monkeypatch):
-    """Name -> check, of one notebook."""
+    """Return name -> check of one notebook."""
     module = load(f"exercises_{number(path)}", monkeypatch)
     return {name: check for name, check in vars(module).items()
             if getattr(check, "is_exercise", False)}
 
 
 def answers(path, monkeypatch):
-    """Name -> worked answer. Functions that help an answer begin with an underscore."""
+    """Return name -> worked answer. Helpers of the answers start with an underscore."""
     module = load(f"answers_{number(path)}", monkeypatch)
     return {name: value for name, value in vars(module).items()
             if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"}
 
 
 def code(notebook):
-    """The Python of all code cells, without the lines that only IPython knows."""
+    """Return the syntax trees of all code cells, without IPython's own lines (% and !)."""
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     return [ast.parse("\n".join(line for line in source.split("\n") if line[:1] not in "%!"))
             for source in cells]
@@ -66,7 +66,7 @@ def code(notebook):
 # ---- Running
 
 class ThisPython(AsyncKernelManager):
-    """Its kernel is the interpreter that runs the tests, whatever kernels are installed."""
+    """Run the kernel in this interpreter, whatever other kernels are installed."""
 
     @default("kernel_spec_manager")
     def without_folders(self):
@@ -74,30 +74,29 @@ class ThisPython(AsyncKernelManager):
 
 
 def execute(path, folder):
-    """The notebook with its outputs; an error in a cell is raised here."""
+    """Run a notebook and return it with its outputs. An error in a cell is raised."""
     client = NotebookClient(nbformat.read(path, as_version=4), kernel_manager_class=ThisPython,
                             timeout=1500, resources={"metadata": {"path": str(folder)}})
     return client.execute()
 
 
 def texts(notebook, stream):
-    """All that the cells wrote on standard output ("stdout") or standard error ("stderr")."""
+    """Return what all cells wrote to "stdout" or "stderr"."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     return "".join(output.text for output in outputs if output.get("name") == stream)
 
 
 def files(folder):
-    """Path -> time of the last change, of everything that git might see."""
+    """Return path -> time of the last change, for every file that git may see."""
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")
             if path.is_file() and not OUTSIDE & set(path.parts)}
 
 
 @pytest.fixture
 def copy(tmp_path, monkeypatch):
-    """The folder of notebooks in a copy of the project: where the cells run, and what they import.
+    """Return the notebooks folder of a copy of the project. Cells run there and import from it.
 
-    Whoever works in the tree itself meanwhile changes nothing there. What Jupyter writes goes
-    elsewhere.
+    Edits to the real tree meanwhile do not matter. Jupyter's own files go to another folder.
     """
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
@@ -113,12 +112,12 @@ def cpu_seconds():
 
 @pytest.mark.notebooks
 @every(NOTEBOOKS)
-@pytest.mark.timeout(1800)  # a machine that does other things as well; CPU_SECONDS is the limit
+@pytest.mark.timeout(1800)  # for a busy machine; the real limit is CPU_SECONDS
 def test_runs_from_top_to_bottom(path, copy, monkeypatch):
     before, used = files(copy.parent), cpu_seconds()
     done = execute(copy / path.name, copy)
     assert cpu_seconds() - used < CPU_SECONDS
-    assert files(copy.parent) == before, "a notebook writes to a temporary folder only"
+    assert files(copy.parent) == before, "a notebook may only write to a temporary folder"
     assert "Warning" not in texts(done, "stderr")
     unanswered = [f"{name}: not answered yet" for name in exercises(path, monkeypatch)]
     said = texts(done, "stdout").split("\n")
@@ -127,7 +126,7 @@ def test_runs_from_top_to_bottom(path, copy, monkeypatch):
 
 @pytest.mark.notebooks
 def test_a_bad_notebook_is_seen(copy):
-    """An error in a cell, a file left behind, the time used; and which Python it was."""
+    """The tests above see an error in a cell, a file left behind, the time and the interpreter."""
     cell = nbformat.v4.new_code_cell("import sys, time, lab\nopen('left', 'w').close()\n"
                                      "while time.process_time() < 1:\n    pass\n"
                                      "raise RuntimeError(sys.executable)")
@@ -139,22 +138,22 @@ def test_a_bad_notebook_is_seen(copy):
     assert cpu_seconds() - used > 0.9
 
 
-# ---- As they are stored
+# ---- Stored files
 
 @every(NOTEBOOKS)
 def test_stored_without_outputs(path):
     text = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
-    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)  # from 4.5 on cells have ids
+    assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)  # since 4.5 cells have ids
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            assert cell.execution_count is None and not cell.outputs, "clear all outputs"
+            assert cell.execution_count is None and not cell.outputs, "clear all outputs first"
             assert all(len(line) <= 100 for line in cell.source.split("\n")), cell.source
         assert not cell.metadata and not cell.get("attachments"), cell.source
     assert set(notebook.metadata) == {"kernelspec", "language_info"}
     assert notebook.metadata.kernelspec.name == "python3"
-    # In one form, so that a diff shows what changed.
+    # A single format, so that a diff shows only real changes.
     assert text == nbformat.writes(notebook) + "\n", "write it with nbformat.write"
 
 
@@ -178,7 +177,7 @@ def test_exercises_know_right_from_wrong(path, monkeypatch):
 
 @every(NOTEBOOKS)
 def test_exercises_stand_in_the_notebook(path, monkeypatch):
-    """A function to complete with the arguments of the worked answer, and a call of its check."""
+    """For each exercise the notebook defines its function to complete, and calls its check."""
     cells = code(nbformat.read(path, as_version=4))
     defined = {node.name: ast.unparse(node.args) for cell in cells for node in cell.body
                if isinstance(node, ast.FunctionDef)}
@@ -194,7 +193,7 @@ def test_exercises_stand_in_the_notebook(path, monkeypatch):
 
 @every(NOTEBOOKS)
 def test_nothing_is_retyped(path):
-    """What a file of algos defines is imported, so that the notebook speaks of the real code."""
+    """A notebook imports what algos/ defines, so it always shows the real code."""
     ours = {node.name for file in tracked("algos/*.py")
             for node in ast.parse(file.read_text(encoding="utf-8")).body
             if isinstance(node, ast.FunctionDef | ast.ClassDef)}

@@ -1,4 +1,4 @@
-"""Whoever trains and writes in a clone of their own sees no red test of the rules."""
+"""Files that users add to their clone do not make the tests of the rules fail."""
 import os
 import re
 import shutil
@@ -15,7 +15,7 @@ NAMED = "git", "-c", "user.name=A", "-c", "user.email=a@example.org"
 
 @pytest.fixture
 def clone(tmp_path):
-    """A copy of the project with a history of its own."""
+    """Return a copy of the project, committed to a new git repository."""
     copied = tree.copy(tmp_path / "clone")
     for args in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "All"]):
         subprocess.run([*NAMED, *args], cwd=copied, check=True, capture_output=True)
@@ -23,7 +23,7 @@ def clone(tmp_path):
 
 
 def write_own_files(root):
-    """An algorithm with a line changed and a long one, notes, and a run."""
+    """Write an algorithm that breaks rules, a test of it, notes and a run."""
     text = (root / "algos/ppo.py").read_text(encoding="utf-8")
     changed = text.replace("import torch\n", "import torch, os\n", 1) + "# " + "long " * 40 + "\n"
     assert changed.count("\n") == text.count("\n") + 1 and "torch, os" in changed
@@ -36,7 +36,7 @@ def write_own_files(root):
 
 
 def red(root):
-    """Names of the rules that are red in that tree."""
+    """Return the names of the rules that fail in that tree."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", "--tb=no",
          "tests/house/test_rules.py"], cwd=root, capture_output=True, text=True, timeout=PATIENCE,
@@ -47,10 +47,10 @@ def red(root):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
 def test_files_of_ones_own_break_no_rule(clone):
-    before = red(clone)                 # none, unless the project itself is being edited
+    before = red(clone)                 # none, unless someone is editing the project
     write_own_files(clone)
     assert red(clone) == before
-    # From the moment that the file belongs to the project, it has to obey.
+    # Once git tracks the file, the rules apply to it.
     subprocess.run(["git", "add", "algos/my_ppo.py"], cwd=clone, check=True)
     assert {"test_ruff", "test_every_file_is_in_the_readmes_table"} <= red(clone)
 

@@ -1,4 +1,4 @@
-"""`plot.py`: what it finds, what it computes, what a figure and a table show, what it skips."""
+"""Test plot.py: what it finds, computes, draws, prints, skips and refuses."""
 import csv
 import io
 import json
@@ -18,14 +18,14 @@ from scipy.stats import binom, bootstrap, norm
 import plot
 from algos import ppo
 from utils import sweep
-from utils.logger import UsageError
+from utils.mpi import UsageError
 
 SETTINGS = {"total_steps": 1000.0, "lr": 0.0003, "hidden": [64, 64], "device": "auto"}
 
 
 def write_run(folder, *, env="Hopper-v4", algo="ppo", seed=1, returns=range(100), result=None,
               steps=None, **settings):
-    """A run directory whose episode k of returns[k] ends at step 10 (k + 1), a minute each."""
+    """Write a run. Its episode k takes 10 steps and one minute, and returns returns[k]."""
     folder, returns = Path(folder), list(returns)
     folder.mkdir(parents=True)
     config = SETTINGS | {"env": env, "seed": seed, "run_dir": str(folder)} | settings
@@ -41,7 +41,7 @@ def write_run(folder, *, env="Hopper-v4", algo="ppo", seed=1, returns=range(100)
 
 
 def write_result(folder, *, env="Hopper-v4", algo="ppo", seed=1, train100=1.0, **more):
-    """What is kept of a published run."""
+    """Write a result.json, as it is kept of a published run."""
     result = {"algo": algo, "env": env, "seed": seed, "settings": {}, "total_steps": 1000,
               "steps": 1024, "train100": train100, "eval": [2.0, 4.0],
               "curve": [[10 * k, float(k)] for k in range(1, 101)]}
@@ -54,7 +54,7 @@ def arguments(*runs, **more):
 
 
 def read(**more):
-    """The runs in `runs`, by line; curves as they are."""
+    """Return the runs in `runs`, grouped, with unsmoothed curves."""
     return plot.group(plot.load(arguments(**{"smooth": 1} | more)), more.get("by", ""))
 
 
@@ -74,12 +74,12 @@ def rows_of(text):
 # ---- What is found
 
 def test_real_runs_of_this_project(capsys):
-    """The formats of the logger and of the sweep, not this file's idea of them."""
+    """plot.py reads what the logger and the sweep write, not only what this file imitates."""
     for seed in (1, 2):
         ppo.train(ppo.Config("CartPole-v1", '{"max_episode_steps": 20}', seed=seed, hidden=(8,),
-                             total_steps=512, batch=256, minibatch=64, epochs=1, num_envs=2,
-                             run_dir=f"runs/{seed}"))
-    assert sweep.main(sweep.Sweep(collect="runs")) == 0
+                             total_steps=512, rollout_steps=256, minibatch_size=64, epochs=1,
+                             num_envs=2, run_dir=f"runs/{seed}"))
+    assert sweep.main(sweep.Sweep(results="runs")) == 0
     Path("kept").mkdir()
     shutil.copy("runs/1/result.json", "kept")
     capsys.readouterr()
@@ -100,7 +100,7 @@ def test_real_runs_of_this_project(capsys):
 
 
 def test_environment_and_algorithm_are_of_the_config():
-    """A folder can be moved and renamed."""
+    """They are not read from folder names, since a folder can be moved and renamed."""
     write_run("runs/Walker2d-v4/td3/seed9", env="Hopper-v4", algo="sac", seed=4)
     groups = read()
     assert list(groups) == ["Hopper-v4"] and list(groups["Hopper-v4"]) == ["sac"]
@@ -114,14 +114,14 @@ def test_a_line_for_each_setting_that_differs(capsys):
     groups = read()
     assert list(groups["Hopper-v4"]) == ["ppo lr=0.0003", "ppo lr=0.001"]
     assert [run.seed for run in groups["Hopper-v4"]["ppo lr=0.001"]] == [1, 2]
-    assert list(groups["Walker2d-v4"]) == ["ppo"]   # nothing differs there
+    assert list(groups["Walker2d-v4"]) == ["ppo"]   # no setting differs there
     assert list(read(by="lr")["Walker2d-v4"]) == ["ppo lr=0.0003"]
     assert capsys.readouterr().err == ""
     (runs,) = read(by="algo")["Hopper-v4"].values()
-    assert len(runs) == 3 and "differ in lr are taken together" in capsys.readouterr().err
+    assert len(runs) == 3 and "differ in lr are pooled" in capsys.readouterr().err
     assert {panel: list(lines) for panel, lines in read(by="env").items()} == {
         "ppo": ["Walker2d-v4"], "ppo lr=0.0003": ["Hopper-v4"], "ppo lr=0.001": ["Hopper-v4"]}
-    for by in ("", "env"):                          # the table has the same rows
+    for by in ("", "env"):                          # both tables have the same rows
         lines = {(row["environment"], row["line"], row["seeds"])
                  for row in plot.results(read(by=by), "mean")}
         assert lines == {("Walker2d-v4", "ppo", 1), ("Hopper-v4", "ppo lr=0.0003", 1),
@@ -135,12 +135,12 @@ def test_a_result_names_only_settings_that_are_not_the_default():
     assert list(read()["Hopper-v4"]) == ["ppo total_steps=100000", "ppo total_steps=1000000",
                                          "stable-baselines3 ppo"]
     shutil.rmtree("runs/b")
-    write_run("runs/d", seed=2, total_steps=1e6)    # which names them all
+    write_run("runs/d", seed=2, total_steps=1e6)    # a config.json names all settings
     assert list(read()["Hopper-v4"]) == ["ppo", "stable-baselines3 ppo"]
 
 
 def test_a_result_of_this_project_has_the_defaults_it_does_not_name():
-    """Beside a run that differs from them it must not be taken for one of its seeds."""
+    """A result with default settings and a run with other settings are not seeds of one line."""
     write_result("runs/a", seed=1)
     write_run("runs/b", seed=2, lr=0.5)
     default = {field.name: field.default for field in fields(ppo.Config)}["lr"]
@@ -152,7 +152,8 @@ def test_of_two_runs_of_a_seed_the_whole_one_counts(capsys):
     write_run("runs/a", seed=1, returns=[3] * 100, total_steps=1500.0)
     write_run("runs/b", seed=1, returns=[5] * 150, total_steps=1500.0)
     (row,) = plot.results(plot.finished(read()), "mean")
-    assert row["train100"][0] == 5 and "runs/a: runs/b is seed 1" in capsys.readouterr().err
+    assert row["train100"][0] == 5
+    assert "runs/a: seed 1 of ppo is also in runs/b" in capsys.readouterr().err
 
 
 def test_an_evaluation_of_before_a_resume_does_not_count():
@@ -191,7 +192,7 @@ def test_by_takes_together_what_differs_otherwise(capsys):
     lines = read(by="lr")["Hopper-v4"]
     assert {line: len(runs) for line, runs in lines.items()} == {"ppo lr=0.0003": 1,
                                                                  "ppo lr=0.001": 2}
-    assert "differ in gamma are taken together" in capsys.readouterr().err
+    assert "differ in gamma are pooled" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("algo", ["nobodys", "utils.mpi", "..mpi", "of another kind"])
@@ -209,7 +210,7 @@ def test_lines_are_sorted_by_their_numbers():
     hopper = figure().axes[0]
     assert [text.get_text().split(" (")[0] for text in hopper.get_legend().get_texts()] == lines
     colours = [line.get_color() for line in hopper.lines if line.get_gid().endswith("mean")]
-    assert colours == plot.COLOURS[2:7]             # after the two of Walker2d
+    assert colours == plot.COLOURS[2:7]             # the lines of Walker2d come first
 
 
 def test_a_seed_counts_once(capsys):
@@ -219,14 +220,14 @@ def test_a_seed_counts_once(capsys):
     (runs,) = plot.group(plot.load(arguments("runs", "runs/a", "./runs")))["Hopper-v4"].values()
     assert [run.seed for run in runs] == [1, 2]
     err = capsys.readouterr().err
-    assert err == "runs/copy: runs/a is seed 1 of ppo already; skipped\n"
+    assert err == "runs/copy: seed 1 of ppo is also in runs/a; skipped\n"
 
 
 # ---- Curves
 
 @pytest.mark.parametrize("window", [1, 10, 100])
 def test_smoothing_of_a_ramp(window):
-    """A window stands where it is full and ends at its point: the mean lags by half of it."""
+    """A point is the mean of the window that ends there, so on a ramp it lags by half a window."""
     write_run("runs/a", returns=range(150))
     (run,) = plot.load(arguments(smooth=window))
     assert run.x.tolist() == [10 * k for k in range(window, 151)]
@@ -238,7 +239,7 @@ def test_smoothing_of_a_column_with_gaps():
     text = [f"{10 * k},{k},{k if k % 3 == 0 else ''}" for k in range(1, 101)]
     (folder / "progress.csv").write_text("\n".join(["step,time,eval_ret_mean", *text, ""]))
     (run,) = plot.load(arguments(smooth=10, y="eval_ret_mean"))
-    assert run.x.tolist() == list(range(300, 1000, 30))     # of rows that have one
+    assert run.x.tolist() == list(range(300, 1000, 30))     # only rows with a value
     np.testing.assert_allclose(run.y, run.x / 10 - 13.5)
 
 
@@ -276,11 +277,12 @@ def test_seeds_are_cut_to_what_all_have(capsys):
     write_run("runs/b", seed=2, returns=range(60))
     fig = figure()
     assert {line.get_xdata()[-1] for line in fig.axes[0].lines} == {600}
-    assert "Hopper-v4, ppo: seeds end between 600 and 1,000; cut" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Hopper-v4, ppo: seeds end between 600 and 1,000; all are cut at 600" in said
     write_run("runs/c", seed=2, algo="sac", returns=range(90))
     figure()
-    assert "sac" not in capsys.readouterr().err     # another line may be shorter
-    # The last episode of a run ends before the run does: nothing is cut for that.
+    assert "sac" not in capsys.readouterr().err     # lines may end at different steps
+    # The last episode may end before the run does. That cuts nothing.
     write_run("runs/d", seed=1, algo="sac", returns=range(89), steps=900)
     fig = figure()
     assert "sac" not in capsys.readouterr().err
@@ -293,7 +295,7 @@ def test_seeds_that_have_nothing_in_common(capsys):
     text = Path("runs/b/episodes.csv").read_text().splitlines()
     Path("runs/b/episodes.csv").write_text("\n".join([text[0], *text[50:], ""]))
     assert not figure().axes[0].lines
-    assert "no stretch in common; skipped" in capsys.readouterr().err
+    assert "do not overlap on the x-axis; not in the figure" in capsys.readouterr().err
 
 
 # ---- Statistics
@@ -306,7 +308,7 @@ def test_interquartile_mean_by_hand():
 
 
 def test_interval_of_a_share_is_binomial():
-    """A resample of k ones and n - k zeros has Binomial(n, k / n) ones."""
+    """A resample of k ones and n - k zeros has a Binomial(n, k / n) number of ones."""
     sample = np.repeat([0.0, 1.0], [8, 12])
     low, high = plot.interval([sample], np.mean)
     assert (low, high) == tuple(binom.ppf([0.025, 0.975], 20, 0.6) / 20)
@@ -330,7 +332,7 @@ def test_interval_is_scipys(how):
 
 
 def test_interval_is_stratified():
-    """Seeds of one environment never stand for another's: only those that differ give a width."""
+    """Seeds are resampled within their environment, so equal seeds add no width."""
     easy, hard = np.full(3, 1000.0), np.full(5, 1.0)
     assert plot.interval([easy, hard], plot.mean_of_means) == (500.5, 500.5)
     low, high = plot.interval([easy, np.array([0.0, 2.0] * 5)], plot.mean_of_means)
@@ -338,7 +340,7 @@ def test_interval_is_stratified():
 
 
 def test_seeds_of_two_environments_have_nothing_in_common():
-    """Drawn together, a seed that is good in one and bad in the other would leave no width."""
+    """Resampling them in pairs would cancel opposite results and leave no width."""
     sample = np.random.default_rng(3).normal(size=40)
     low, high = plot.interval([sample, -sample], plot.mean_of_means)
     expected = 2 * norm.ppf(0.975) * sample.std() / 40 ** 0.5 / 2 ** 0.5
@@ -408,7 +410,7 @@ def test_three_protocols(six, capsys):
 
 @pytest.mark.parametrize("later", [-1e6, 0.0, 1e6])
 def test_four_of_six_are_the_first_six_whatever_comes_later(six, capsys, later):
-    for k in (7, 10, 23):                           # as text 10 comes before 2
+    for k in (7, 10, 23):                           # sorted as text, 10 would come before 2
         write_run(f"runs/later{k}", seed=k, returns=[later] * 100)
     (ppo, _) = rows_of(table_of(capsys, "--table", "csv").out)
     assert ppo["seeds"] == "9" and float(ppo["4 of 6"]) == 35
@@ -422,7 +424,7 @@ def test_four_of_six_are_six_seeds_of_one_setting(capsys):
 
 
 def test_too_few_rows_to_smooth_are_in_the_table_and_not_in_the_figure(capsys):
-    """The best seeds of CartPole have the fewest episodes: without them the mean would be low."""
+    """CartPole's best seeds have the fewest episodes: without them the mean would be too low."""
     write_run("runs/a", seed=1, returns=[10] * 100)
     write_run("runs/b", seed=2, returns=[500] * 50, steps=1000)
     cli("runs", "--table", "csv", "--out", "few.svg")
@@ -493,7 +495,7 @@ def test_unfinished_runs_are_drawn_but_not_in_the_table(six, capsys):
     write_run("runs/8", algo="sac", seed=2, returns=[5.0] * 140, total_steps=1500.0)
     out, err = table_of(capsys, "--table", "csv")
     assert rows_of(out)[1]["seeds"] == "1"
-    assert "runs/8: at step 1,400 of 1500; not in the table" in err and "cut to what all" in err
+    assert "runs/8: at step 1,400 of 1500; not in the table" in err and "all are cut" in err
 
 
 def test_compare(six, capsys):
@@ -503,11 +505,12 @@ def test_compare(six, capsys):
     write_run("runs/8", algo="sac", seed=2, returns=[35.0] * 150, total_steps=1500.0)
     out, _ = table_of(capsys, "--out", "profile.svg", "--compare", "ppo", "sac")
     head, hopper, walker, both = out.splitlines()[-4:]
-    cli("--smooth", "1", "--compare", "ppo", "sac", "runs")         # in any order
+    cli("--smooth", "1", "--compare", "ppo", "sac", "runs")         # flags may come first
     assert capsys.readouterr().out == out
     assert re.split("  +", head) == ["ppo beats sac", "probability (train100)"]
     assert re.match(r"Hopper-v4 +0\.75 \[0\.", hopper)
-    assert walker.endswith(" 0.00 [0.00, 0.00]") and re.match(r"all of these +0\.38 \[0\.", both)
+    assert walker.endswith(" 0.00 [0.00, 0.00]")
+    assert re.match(r"mean over panels +0\.38 \[0\.", both)
     (_, rows) = table_of(capsys, "--table", "csv", "--compare", "ppo", "sac").out.split("\n\n")
     assert [float(row["probability (train100)"]) for row in rows_of(rows)] == [0.75, 0, 0.375]
     gids, texts = drawn("profile.svg")
@@ -516,7 +519,7 @@ def test_compare(six, capsys):
 
 
 def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
-    """Of either, 0 is the worst seed of both and 1 the best."""
+    """Both orders use one scale: 0 is the worst seed of both lines, 1 the best."""
     for seed, (ours, theirs) in enumerate([(1, 0), (2, 5), (3, 9), (4, 2)]):
         write_run(f"runs/a{seed}", seed=seed, returns=[ours] * 100)
         write_run(f"runs/b{seed}", seed=seed, algo="sac", returns=[theirs] * 100)
@@ -524,7 +527,7 @@ def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
     for name in ("ppo", "sac"):
         np.testing.assert_array_equal(once[name][0], again[name][0])
     share, _, _ = once["sac"]
-    assert share[0] == 0.75 and share[50] == 0.5 and share[100] == 0    # of 0, 5, 9 and 2
+    assert share[0] == 0.75 and share[50] == 0.5 and share[100] == 0    # seeds 0, 5, 9 and 2
     values = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()
               if line.startswith("Hopper-v4")]
     assert len(values) == 2 and sum(values) == 1
@@ -555,7 +558,7 @@ def test_published_figures_stand_beside_ours(capsys, monkeypatch):
     shutil.rmtree("runs/c")
     write_run("runs/b", env="Hopper-v4", returns=[1] * 100)
     shutil.rmtree("runs/a")
-    assert "nothing is published" in table_of(capsys, "--anchors").err
+    assert "no published results" in table_of(capsys, "--anchors").err
     monkeypatch.setattr(plot, "ANCHORS", Path("nowhere.csv"))
     with pytest.raises(UsageError):
         cli("--anchors", "runs")
@@ -577,10 +580,10 @@ def test_published_is_of_this_environment():
         shutil.rmtree("runs")
 
 
-# ---- Figures, by what they contain
+# ---- Figures
 
 def drawn(path):
-    """The ids of what an SVG draws, and its texts."""
+    """Return the ids of the elements of an SVG, and its texts."""
     tree = ElementTree.parse(path)
     return ({node.get("id") for node in tree.iter()} - {None},
             [node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")])
@@ -670,7 +673,7 @@ def test_svg_and_png(capsys):
     assert {"Hopper-v4", "environment steps", "ppo (2 seeds)", "1k"} <= set(texts)
     data = Path("third.png").read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert min(struct.unpack(">II", data[16:24])) > 500
+    assert min(struct.unpack(">II", data[16:24])) > 450
 
 
 def test_two_hundred_runs_take_seconds():
@@ -707,14 +710,14 @@ def write(name, text):
     (write("episodes.csv", "step,time,env,ep"), "episodes.csv has no rows yet"),
     (write("episodes.csv", ""), "episodes.csv has no rows yet"),
     (write("progress.csv", "step,time\n"), "progress.csv has no rows yet"),
-    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2\n3,4,0,5,6\n"), "not equally long"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2\n3,4,0,5,6\n"), "differ in length"),
     (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,x,1\n"), "damaged"),
     (write("episodes.csv", "step,time,env,length\n1,2,0,1\n"), "no column ep_ret"),
-    (write("episodes.csv", "time,ep_ret\n" + "1,2\n" * 20), "damaged, or no run .*step"),
-    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,nan,1\n"), "no row has ep_ret"),
-    (write("config.json", '{"architectures": ["BertModel"]}'), "no run of this project"),
+    (write("episodes.csv", "time,ep_ret\n" + "1,2\n" * 20), "damaged, or not a plainrl run .*step"),
+    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,nan,1\n"), "no row has a value"),
+    (write("config.json", '{"architectures": ["BertModel"]}'), "not a plainrl run"),
     (write("config.json", '{"algo": "ppo", "settings": {"env"'), "damaged"),
-    (write("config.json", "[1, 2]"), "no run of this project"),
+    (write("config.json", "[1, 2]"), "not a plainrl run"),
     (write("result.json", "{}"), "damaged"),
 ])
 def test_what_cannot_be_read_is_named_and_skipped(damage, said, capsys):
@@ -735,14 +738,14 @@ def test_results_of_others(damage, capsys):
     damage(Path("runs/bad"))
     assert len(plot.load(arguments())) == 1
     assert capsys.readouterr().err.startswith("runs/bad")
-    assert plot.load(arguments(x="episodes")) == []     # a result knows nothing of them
-    assert "runs/good: result.json knows ep_ret against steps" in capsys.readouterr().err
+    assert plot.load(arguments(x="episodes")) == []     # a result.json holds no episodes
+    assert "runs/good: result.json holds only ep_ret" in capsys.readouterr().err
 
 
 def test_a_result_knows_the_time_of_its_steps_as_if_all_took_as_long():
     write_result("runs/good", steps=2000, seconds=600.0, curve=[[500, 1.0], [2000, 3.0]])
     (run,) = plot.load(arguments(x="time"))
-    np.testing.assert_allclose(run.x, [2.5, 10])        # minutes
+    np.testing.assert_allclose(run.x, [2.5, 10])        # in minutes
     assert (run.end, run.steps, list(run.y)) == (10, 2000, [1, 3])
 
 
@@ -753,7 +756,7 @@ def test_half_written_last_line(capsys):
     (run,) = plot.load(arguments(smooth=1))
     np.testing.assert_array_equal(run.y, before.y)
     assert capsys.readouterr().err == (
-        "runs/a/episodes.csv: its last line is half-written; skipped\n")
+        "runs/a/episodes.csv: the half-written last line is skipped\n")
 
 
 def test_not_a_byte_of_text(capsys):
@@ -762,17 +765,17 @@ def test_not_a_byte_of_text(capsys):
 
 
 @pytest.mark.parametrize("args, said", [
-    (["empty"], "error: nothing to plot in empty"),
+    (["empty"], "error: no run to plot; folders given: empty"),
     (["nowhere", "empty"], "nowhere: there is no run in it; skipped"),
-    ([], "error: nothing to plot in no folder"),
+    ([], "error: no run to plot; folders given: none"),
     (["runs", "--y", "kll"], "there is no column kll"),
-    (["runs", "--y", "late", "--smooth", "10"], "no run has --smooth 10 rows with late: no figure"),
+    (["runs", "--y", "late", "--smooth", "10"], "--smooth 10: no run has that many rows"),
     (["runs", "--smooth", "7"], "--smooth"),
     (["runs", "--x", "frames"], "--x"),
     (["runs", "--out", "curves.pdf"], "--out is curves.pdf; it takes a name that ends in .svg"),
     (["runs", "--out", "nowhere/curves.svg"], "error: --out nowhere/curves.svg cannot be written"),
     (["runs", "--by", "gama"], "error: --by gama: no run has such a setting; nearest:"),
-    (["runs", "--compare", "ppo", "sac"], "--compare ppo sac: no panel has .* there are: ppo"),
+    (["runs", "--compare", "ppo", "sac"], "--compare ppo sac: no panel .* finished lines: ppo"),
     (["runs", "--colour", "red"], "--colour"),
 ])
 def test_status_two_and_one_message(args, said, capsys):

@@ -1,4 +1,4 @@
-"""benchmarks/README.md holds what its result files say, and marks what is no longer the code."""
+"""benchmarks/README.md agrees with its result files, and marks results of earlier code."""
 import csv
 import json
 import re
@@ -25,7 +25,7 @@ def published():
 
 @pytest.fixture(scope="module")
 def remade(published, tmp_path_factory):
-    """The README and the folder of its figures, made anew."""
+    """Make the README and its figures again. Return its text and the folder of figures."""
     figures = tmp_path_factory.mktemp("made") / "figures"
     with redirect_stderr(StringIO()):
         text = table.rewrite(table.README.read_text(encoding="utf-8"), published, figures)
@@ -43,14 +43,14 @@ def numbers(path):
 
 
 def plotted(path):
-    """(axes, id of a line) -> its points as shares of the axes' box; and all texts.
+    """Return {(axes, id of a line): its points} of an SVG, and a list of its texts.
 
-    Shares, since other fonts would move the boxes.
+    Points are fractions of the axes' box, because other fonts would move the boxes.
     """
     lines, root = {}, ElementTree.parse(path).getroot()
     for axes in root.iter(f"{SVG}g"):
         frame = axes.find(f"{SVG}g/{SVG}path")
-        if not axes.get("id", "").startswith("axes_") or frame is None:     # an empty place
+        if not axes.get("id", "").startswith("axes_") or frame is None:     # an empty panel
             continue
         box = numbers(frame.get("d"))
         low, size = box.min(0), np.ptp(box, 0)
@@ -73,7 +73,7 @@ def test_figures_are_what_the_results_say(remade):
 
 
 def test_a_figure_of_other_data_is_seen(remade, published, tmp_path):
-    """What the test above rests on."""
+    """The comparison of the test above can fail: reversed curves look different."""
     asked = plot.Plot(tuple(str(result["folder"]) for key, results in published.items()
                             for result in results if key[0] == "CartPole-v1" and "ppo" in key))
     runs = plot.load(asked)
@@ -117,7 +117,7 @@ def test_anchors():
     assert all(row["source"] and row["metric"] and row["where"] and float(row["budget_steps"]) > 0
                and np.isfinite(float(row["mean"])) for row in rows)
     vel = {(row["algo"], row["env"]): float(row["mean"]) for row in rows if row["source"] == "Vel"}
-    assert len(vel) == 14                       # PPO and TRPO on seven environments
+    assert len(vel) == 14                       # PPO and TRPO in seven environments
     assert vel["PPO", "Walker2d"] == 2952 and vel["TRPO", "HalfCheetah"] > 0
 
 
@@ -130,7 +130,7 @@ def test_figures_of_the_readme_are_in_the_tables():
     assert quoted and quoted <= made, quoted - made
 
 
-# ---- How it is made
+# ---- benchmarks/table.py
 
 def write(folder, train100, **more):
     result = {"algo": "ppo", "env": "Hopper-v4", "seed": 1, "settings": {}, "total_steps": 1000,
@@ -215,13 +215,13 @@ def test_difference_by_hand():
             write(f"r/theirs{seed}", theirs, seed=seed, library="peer")
     write("r/budget", 1.0, library="peer", total_steps=20, settings={"total_steps": 20})
     write("r/other_settings", 1.0, settings={"lr": 0.1})
-    write("r/peer's_other", 1.0, library="ahead", settings={"lr": 0.1})     # sorted before "peer"
+    write("r/peer's_other", 1.0, library="ahead", settings={"lr": 0.1})     # sorts before "peer"
     for figure, ratio in (("train100", "4.00"), ("eval", "3.50")):
         lines = table.difference(table.read(Path("r")), figure).splitlines()
         assert lines[1:-1] == [
             f"Hopper-v4, ppo, seeds [1, 2]: ratio of means {ratio}, difference 30 [20, 40]",
             f"geometric mean of the ratios: {ratio}"]
-    Path("r/theirs2/result.json").unlink()                          # of one seed no interval
+    Path("r/theirs2/result.json").unlink()                          # one seed has no interval
     assert table.difference(table.read(Path("r"))).splitlines()[1].endswith("3.00, difference 20")
 
 
@@ -239,7 +239,7 @@ def test_difference_over_environments_and_unpaired():
     first, _, last = table.difference(table.read(Path("r"))).splitlines()[1:-1]
     assert last == "geometric mean of the ratios: 4.00"
     low, high = map(float, first.split("[")[-1][:-1].split(", "))
-    assert low < 10 and high > 30           # as pairs of seeds [10, 30]
+    assert low < 10 and high > 30           # pairs of seeds would give [10, 30]
 
 
 def test_ablation_by_hand():
@@ -260,7 +260,7 @@ def test_ablation_by_hand():
         ["nothing", "46.3 (10 30 99)", "8.00 (8)", "1.00"],
         ["lr=0.1", "5.00 (5)", "-", "0.50"],
         ["lr=0.2", "5.00 (5)", "-", "-"],               # no seed in common
-        # Hopper (40 + 120) / (10 + 30) = 4 on the seeds of both, Walker2d 1/4.
+        # Hopper: (40 + 120) / (10 + 30) = 4 on the seeds that both have. Walker2d: 1/4.
         ["norm_obs=False", "80.0 (40 120)", "26.0 (2 50)", "1.00"]]
 
 
@@ -300,7 +300,7 @@ def test_standing_by_hand(tmp_path, monkeypatch):
                        + "PPO,Hopper,v2,1050,train_last100ep,7,,,a,b\n"
                        + "PPO,Walker2d,v2,1000,train_last100ep,9,,,a,b\n")
     monkeypatch.setattr(plot, "ANCHORS", anchors)
-    for seed, value in enumerate((10.0, 14.0, 36.0), 1):    # train100 20 on average, eval 22
+    for seed, value in enumerate((10.0, 14.0, 36.0), 1):    # mean train100 20, mean eval 22
         write(f"r/{seed}", value, seed=seed, eval=[value, value, value + 6])
     write("r/peer", 900.0, library="stable-baselines3")
     write("r/lr", 900.0, settings={"lr": 0.1})
@@ -320,7 +320,7 @@ def test_standing_by_hand(tmp_path, monkeypatch):
 
 
 def test_trimmed_is_in_the_protocol_of_vel():
-    for seed, value in enumerate([900, 10, 20, 30, 40, -70, 999], 1):     # the 7th: too many
+    for seed, value in enumerate([900, 10, 20, 30, 40, -70, 999], 1):     # only six count
         write(f"r/{seed}", float(value), seed=seed, steps=1_000_000)
         if seed < 6:
             write(f"r/few{seed}", 1.0, env="Walker2d-v4", seed=seed, steps=1_000_000)
@@ -329,7 +329,7 @@ def test_trimmed_is_in_the_protocol_of_vel():
     rows = [line.split("|")[1:-1] for line in table.trimmed(table.read(Path("r"))).splitlines()]
     (row,) = [[cell.strip() for cell in row] for row in rows[2:]]
     assert row[:2] == ["Hopper-v4", "ppo"] and row[3] == "2172"
-    assert row[2].split(" ")[0] == "25.0"           # of 10 20 30 40
+    assert row[2].split(" ")[0] == "25.0"           # mean of 10 20 30 40
 
 
 def test_a_marker_chooses():

@@ -1,8 +1,8 @@
-"""The rules that every algorithm file obeys, and a proof that each rule can fail.
+"""The rules that every algorithm file follows, and a proof that each rule can fail.
 
-A rule is a function of one file that yields complaints. `test_every_file` runs all of them over
-the algorithms that git tracks; `test_rule_can_fail` plants a fault in TOY, a small file that obeys
-them all. A file of your own in algos/ is free of rules until you `git add` it.
+A rule is a function that takes a file and yields complaints. `test_every_file` applies all rules
+to the algorithms that git tracks. `test_rule_can_fail` plants a fault in TOY, a small file that
+follows all rules. The rules do not apply to your own files in algos/ until you `git add` them.
 """
 import ast
 import difflib
@@ -23,24 +23,24 @@ SECTIONS = ["config", "agent", "data", "mathematics", "update", "train"]
 BANNER = re.compile(rf"^# =+ ({'|'.join(SECTIONS)}) =+$")
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
 HELPERS = ("utils.envs", "utils.logger", "utils.mpi", "utils.run")
-# What a reader of an algorithm need not see: it belongs behind the four helpers.
+# Machinery that a reader of an algorithm should not see. It belongs behind the four helpers.
 MACHINERY = re.compile(r"\.grad\b|backward\(|\bflat\b|compile|num_procs"
                        r"|mpi\.(?:share|average|launch)|os\.sysconf")
-ON_GRADIENTS = {"trpo", "acktr"}                                # algorithms about gradients
+ON_GRADIENTS = {"trpo", "acktr"}                                # these compute with gradients
 LONGEST = 330, 460                                              # lines of code; lines in all
 LONGER = dict.fromkeys("trpo dqn_per rainbow ppo_lstm acer acktr".split(), (390, 540))
 WIDEST = 88                                                     # columns
-WIDEST_TEXT = 80                                                # of the docstring: a terminal's
+WIDEST_TEXT = 80                                                # of the docstring, for terminals
 MOST_TUPLES = 3                                                 # a, b = x, y
-# Names that each file fills itself, and names that a family of files shares.
+# Names that each file defines in its own way, and names that only a family of files shares.
 OWN = {"Config", "Agent", "update", "train", "actor_loss", "critic_loss"}
 SHARED_BY_A_FAMILY = {"ActorOut", "ReplayBuffer", "Transitions", "interact"}
-OWN_OF_A_FILE = {("dqn_atari", "interact")}                     # its buffer is told of ends
+OWN_OF_A_FILE = {("dqn_atari", "interact")}                     # its buffer needs ends of episodes
 PARENTS = {"a2c": "vpg", "ppo": "a2c", "trpo": "vpg", "dqn_atari": "dqn", "dqn_per": "dqn",
            "td3": "ddpg", "sac": "td3"}
-NEW = 0.25                                                      # share of a child's code
-MORE_NEW = {"trpo": 0.30, "dqn_per": 0.35, "dqn_atari": 0.40}   # child: its own limit instead
-FOREIGN_NAMES = set(                                            # what DESIGN's vocabulary replaces
+NEW = 0.25                                                      # most new lines in a child
+MORE_NEW = {"trpo": 0.30, "dqn_per": 0.35, "dqn_atari": 0.40}   # child -> its own limit
+FOREIGN_NAMES = set(                                            # the vocabulary renames these
     "state s o o2 ob x a ac action r reward d dones v vpred backup logprobs neglogpac "
     "episodic_return polyak global_step".split()
 )
@@ -48,12 +48,12 @@ MACHINE_PATH = re.compile(r"(?<![\w.:/])/(?:work|tmp|root|home/\w+|Users/\w+)/")
 
 
 class File:
-    """An algorithm file: its lines, its syntax tree, and the line numbers of its sections."""
+    """An algorithm file: its lines, syntax tree, and the line numbers of its sections."""
 
     def __init__(self, name, text):
         self.name, self.text, self.lines = name, text, text.splitlines()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")                     # `compiles_silently` is for these
+            warnings.simplefilter("ignore")                     # `compiles_silently` reports these
             self.tree = ast.parse(text)
         self.doc = ast.get_docstring(self.tree, clean=False) or ""
         self.code_start = self.tree.body[0].end_lineno if self.doc else 0
@@ -63,16 +63,16 @@ class File:
         self.sections = {name: range(start, end) for (start, name), end in zip(self.banners, ends)}
 
     def code(self):
-        """Lines of code: neither blank, nor a comment, nor in the module docstring."""
+        """Return the lines of code: not blank, not a comment, not in the module docstring."""
         return [line for line in self.counted() if not line.lstrip().startswith("#")]
 
     def counted(self, among=None):
-        """Lines that count, of a section or of all: not blank, not in the module docstring."""
+        """Return the lines of a range, or of all, that are not blank and not in the docstring."""
         numbers = range(self.code_start + 1, len(self.lines) + 1) if among is None else among
         return [self.lines[i - 1] for i in numbers if self.lines[i - 1].strip()]
 
     def within(self, *names):
-        """Syntax nodes that stand in these sections."""
+        """Return the syntax nodes in these sections."""
         return [node for node in ast.walk(self.tree)
                 if any(getattr(node, "lineno", 0) in self.sections.get(s, ()) for s in names)]
 
@@ -99,12 +99,12 @@ def is_not_wide(file):
 
 
 def has_one_statement_per_line(file):
-    """A tuple on both sides saves a line and costs a reader more than that."""
+    """`a, b = x, y` saves a line but is harder to read than two lines."""
     packed = [node.lineno for node in ast.walk(file.tree) if isinstance(node, ast.Assign)
               and isinstance(node.value, ast.Tuple)
               and any(isinstance(target, ast.Tuple) for target in node.targets)]
     if len(packed) > MOST_TUPLES:
-        yield f"{len(packed)} lines `a, b = x, y`, {MOST_TUPLES} at most: lines {packed}"
+        yield f"{len(packed)} lines `a, b = x, y`, {MOST_TUPLES} at most; see lines {packed}"
 
 
 def has_every_section_in_order(file):
@@ -121,21 +121,21 @@ def is_mostly_algorithm(file):
     own = sum(len(file.counted(file.sections.get(name, ()))) for name in SECTIONS[1:5])
     share = own / len(file.counted())
     if share < 0.6:
-        yield f"sections agent to update are {share:.0%} of the lines, 60% at least"
+        yield f"sections agent to update are {share:.0%} of the lines; at least 60%"
 
 
 def speaks_of_no_machinery(file):
     for i, line in enumerate(file.lines, 1):
         found = MACHINERY.search(line)
         if found and file.name not in ON_GRADIENTS:
-            yield f"line {i} speaks of {found[0]}, which belongs behind a helper"
+            yield f"line {i} mentions {found[0]}, which belongs in a helper"
 
 
 BLOCKS = (ast.For, ast.While, ast.If, ast.With, ast.Try, ast.Match, ast.FunctionDef, ast.ClassDef)
 
 
 def nesting(node):
-    """How many blocks stand in one another below a node; an elif is as deep as its if."""
+    """Return how deeply blocks are nested below a node. An elif is as deep as its if."""
     deepest = 0
     for child in ast.iter_child_nodes(node):
         is_elif = (isinstance(node, ast.If) and isinstance(child, ast.If)
@@ -162,7 +162,7 @@ def imports_only_helpers(file):
 
 
 def project_imports(tree):
-    """Modules of this project that are imported anywhere in a file, by their full names."""
+    """Return the full names of this project's modules that a file imports anywhere."""
     names = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -189,7 +189,7 @@ def captures_no_state(file):
 
 
 def captured(table, nested=False):
-    """Names that functions and lambdas take from the function around them."""
+    """Yield a complaint for each name that a nested function takes from its outer function."""
     comprehensions = {"listcomp", "setcomp", "dictcomp", "genexpr"}
     for child in table.get_children():
         is_function = child.get_type() == "function"
@@ -206,7 +206,7 @@ def logs_little(file):
         yield f"{len(calls)} calls that log, 4 at most"
     for node in file.within("mathematics", "update"):
         if names_log(node):
-            yield f"line {node.lineno}: logging has no place here; return the metrics"
+            yield f"line {node.lineno}: do not log here; return the metrics"
 
 
 def names_log(node):
@@ -231,7 +231,7 @@ def explains_every_setting(file):
     helped = {token.start[0] for token in comments(file.text) if token.string.strip("# ")}
     for node in fields:
         if node.lineno not in helped:
-            yield f"line {node.lineno}: {node.target.id} has no comment, which is its help"
+            yield f"line {node.lineno}: {node.target.id} has no comment; --help prints it"
     for config in configs:
         if [ast.unparse(base) for base in config.bases] != ["RunConfig"]:
             yield "Config does not inherit the settings of every run from RunConfig"
@@ -245,20 +245,20 @@ def comments(text):
 def annotates_shapes(file):
     for node in functions(set(file.tree.body) & set(file.within("data", "mathematics", "update"))):
         args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-        told = {arg.arg for arg in args[len(args) - len(node.args.defaults):]}  # by their default
+        told = {arg.arg for arg in args[len(args) - len(node.args.defaults):]}  # defaults tell
         bare = {arg.arg for arg in args if arg.annotation is None} - told
         if bare:
             yield f"{node.name}: no annotation on {', '.join(sorted(bare))}"
         if node.returns is None:
-            yield f"{node.name}: no annotation on what it returns"
+            yield f"{node.name}: no annotation on the return value"
 
 
-# An indented line that ends in a number in brackets, and the rest of its paragraph.
+# An indented line that ends in a number in parentheses.
 EQUATION = re.compile(r"^[ ]+\S.*(?<!Eq\.)[ ]\((\d+)\)$", re.MULTILINE)
 
 
 def equations(file):
-    """The numbers of the docstring's equations, in their order."""
+    """Return the numbers of the docstring's equations, in order."""
     return [int(number) for number in EQUATION.findall(file.doc)]
 
 
@@ -288,7 +288,7 @@ def speaks_the_vocabulary(file):
 
 
 def bound_name(node):
-    """The name of a variable, an argument, a field or an attribute where it gets its value."""
+    """Return the name that a node binds: a variable, argument, field or attribute; else None."""
     if isinstance(node, ast.arg):
         return node.arg
     if isinstance(getattr(node, "ctx", None), ast.Store):
@@ -307,7 +307,7 @@ RULES = [
 # ---- Between files
 
 def definitions(file, section=None):
-    """Top-level names and their lines, decorators and the comment right above included."""
+    """Return top-level name -> source, with decorators and the comment right above."""
     found = {}
     for node in file.tree.body:
         targets = getattr(node, "targets", [getattr(node, "target", None)])
@@ -326,10 +326,10 @@ def is_comment(line):
 
 
 def drifted(files):
-    """Names that two files share and spell out differently.
+    """Yield a complaint for each name that two files define differently.
 
-    The longest version counts. Any other is the same to the letter, or a shorter one with the same
-    decorators, each line of which stands in the longest in the same order.
+    The longest version is the reference. Another version may be identical. It may also be shorter:
+    it then has the same decorators, and all its lines stand in the reference in the same order.
     """
     versions = {}
     for file in files:
@@ -345,7 +345,7 @@ def drifted(files):
 
 
 def root_of(algo):
-    """The file at the foot of an algorithm's ladder."""
+    """Return the first ancestor of an algorithm in PARENTS."""
     return root_of(PARENTS[algo]) if algo in PARENTS else algo
 
 
@@ -354,7 +354,7 @@ def spoken_lines(source):
 
 
 def is_shorter(source, longest):
-    """Lines were left out of the longest version, and nothing else was done."""
+    """Return whether `source` is the longest version with some lines left out."""
     few, many = spoken_lines(source), spoken_lines(longest)
     left = iter(many)
     return (len(few) < len(many) and decorators(few) == decorators(many)
@@ -367,7 +367,7 @@ def decorators(lines):
 
 
 def bare_code(file):
-    """The lines of a file without blank lines, comments and docstrings."""
+    """Return the lines of a file without blank lines, comments and docstrings."""
     lines = list(file.lines)
     for token in comments(file.text):
         row, column = token.start
@@ -381,7 +381,7 @@ def bare_code(file):
 
 
 def share_of_new_lines(child, parent):
-    """The part of a child's code that does not stand, in the same order, in its parent."""
+    """Return the fraction of a child's code lines that its parent lacks; order counts."""
     old, new = bare_code(parent), bare_code(child)
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
     return 1 - sum(block.size for block in blocks) / len(new)
@@ -413,13 +413,13 @@ def test_same_name_means_same_code():
 def test_a_child_is_its_parent_plus_an_idea(child):
     parent = PARENTS[child]
     if not {child, parent} <= set(ALGOS):
-        pytest.skip(f"{child}.py and {parent}.py do not both stand yet")
+        pytest.skip(f"{child}.py and {parent}.py do not both exist yet")
     limit, new = MORE_NEW.get(child, NEW), share_of_new_lines(ALGOS[child], ALGOS[parent])
-    assert new <= limit, f"{new:.0%} of {child}.py are not in {parent}.py, {limit:.0%} at most"
+    assert new <= limit, f"{new:.0%} of {child}.py is not in {parent}.py, {limit:.0%} at most"
 
 
 def marked_equations(text):
-    """The pairs (algorithm, number) of the `pytest.mark.eq(...)` in a test file."""
+    """Return the pairs (algorithm, equation) of all `pytest.mark.eq(...)` in a test file."""
     calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
              and ast.unparse(node.func) == "pytest.mark.eq"]
     marks = [[ast.literal_eval(arg) for arg in call.args] for call in calls]
@@ -466,7 +466,7 @@ DOCUMENTS = [path for path in tracked("*.md") if path.name != "CHANGELOG.md"]   
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documents_name_files_that_are_there(path):
-    """Links are relative to the document; a path in backticks begins at the root."""
+    """Links are relative to the document. A path in backticks is relative to the root."""
     text = path.read_text(encoding="utf-8")
     missing = [link for link in LINK.findall(text) if not (path.parent / link).exists()]
     missing += [name for name in PATH.findall(text) if not (ROOT / name).exists()]
@@ -572,7 +572,7 @@ if __name__ == "__main__":
 ''')
 
 LOOPS = "".join("    " * depth + f"for t{depth} in ():\n" for depth in range(1, 5)) + " " * 20
-FAULTS = [                                                      # rule, what stands in TOY, instead
+FAULTS = [                                                      # rule, text, replacement
     (fits_in_one_sitting, "    return {", "    loss = loss\n" * 330 + "    return {"),
     (fits_in_one_sitting, "    return {", "    # why\n\n" * 230 + "    return {"),
     (is_not_wide, "# [B]", "# [B]" + " batch" * 6),
@@ -612,7 +612,7 @@ FAULTS = [                                                      # rule, what sta
 
 
 def planted(old, new):
-    assert old in TOY.text, f"{old!r} does not stand in TOY"
+    assert old in TOY.text, f"TOY does not contain {old!r}"
     return File("toy", TOY.text.replace(old, new, 1))
 
 
@@ -647,7 +647,7 @@ def test_tuples_that_belong_together_are_no_packed_lines():
     ("obs = obs + 2", "obs = obs + 2  # why", True),
     ("obs = obs + t", "obs = t + obs", True),
     ("        elif t == 2:\n            obs = obs + 2\n", "", False),       # a shorter version
-    ("def collect", "def collect_rollout", False),              # another name may differ
+    ("def collect", "def collect_rollout", False),              # code of another name may differ
     ("mpi.moments(loss)", "mpi.moments(2 * loss)", False),      # `update` is each file's own
 ])
 def test_drift_is_seen(old, new, drifts):

@@ -1,4 +1,4 @@
-"""Plausible wrong answers to the exercises of notebook 1: each must be refused."""
+"""Plausible wrong answers to the exercises of notebook 1. The checks must reject each."""
 import torch
 
 

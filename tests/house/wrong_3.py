@@ -1,4 +1,4 @@
-"""Plausible wrong answers to the exercises of notebook 3: each must be refused."""
+"""Plausible wrong answers to the exercises of notebook 3. The checks must reject each."""
 import numpy as np
 
 

@@ -1,4 +1,4 @@
-"""Plausible wrong answers to the exercises of notebook 4: each must be refused."""
+"""Plausible wrong answers to the exercises of notebook 4. The checks must reject each."""
 import math
 
 import torch

@@ -1,4 +1,4 @@
-"""Plausible wrong answers to the exercises of notebook 5: each must be refused."""
+"""Plausible wrong answers to the exercises of notebook 5. The checks must reject each."""
 from itertools import combinations
 
 import numpy as np

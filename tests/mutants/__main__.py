@@ -1,17 +1,16 @@
-"""Do the tests see what a learning curve does not?  Plants known bugs and waits for a red test.
+"""Do the tests catch bugs that a learning curve hides? Plant known bugs and see if a test fails.
 
     python -m tests.mutants                             the whole catalogue
-    python -m tests.mutants --algo ppo logger --jobs 2  of these modules, two at a time
-    python -m tests.mutants --id ppo-time-limit@a2c     this one
-    python -m tests.mutants --second                    bugs of someone who had not seen the tests
-    python -m tests.mutants --check --algo ppo          no bug at all: nothing may turn red
-    python -m tests.mutants --math --algo ppo           any small change of its mathematics
+    python -m tests.mutants --algo ppo logger --jobs 2  only these modules, two bugs at a time
+    python -m tests.mutants --id ppo-time-limit@a2c     only this bug
+    python -m tests.mutants --second                    bugs by an author who had not seen the tests
+    python -m tests.mutants --check --algo ppo          plant nothing: no test may fail
+    python -m tests.mutants --math --algo ppo           every small change of its mathematics
 
-Each bug is planted in a copy of the tree, where first a short training has to run and then the
-file's behaviour tests, until one fails; first of them the one that saw it last time, as
-last_run.csv tells. Exit status 1 if a bug survives them, if one no longer applies or if it crashes
-by itself; seconds are of CPU time. tests/mutants/catalogue.py says what an entry holds,
-tests/mutants/general.py what --math does.
+Each bug is planted in a copy of the tree. There a short training has to run; then the module's
+tests run until one fails. The test that caught the bug last time, according to last_run.csv, runs
+first. The exit status is 1 if a bug survives, no longer applies or crashes by itself. Seconds are
+CPU time. tests/mutants/catalogue.py explains the entries, tests/mutants/general.py explains --math.
 """
 import argparse
 import csv
@@ -41,10 +40,10 @@ from tests.mutants.catalogue import (
     test_file,
 )
 
-COPIED = ("algos", "utils", "tests")                            # what is no file is linked
-LAST_RUNS = HERE / "last_run.csv", HERE / "second" / "last_run.csv"     # of whole catalogues
+COPIED = ("algos", "utils", "tests")                            # other folders are linked
+LAST_RUNS = HERE / "last_run.csv", HERE / "second" / "last_run.csv"     # of the two catalogues
 LIMIT = 600                                                     # seconds of CPU for all tests
-# Imported once, before the processes fork, since that takes longer than most tests.
+# Imported once, before forking, because the imports take longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config torch.optim.adam "
         "gymnasium scipy.stats tyro tqdm matplotlib.figure jaxtyping beartype "
         "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin typeguard._pytest_plugin "
@@ -55,12 +54,12 @@ WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config torch.o
 class Result:
     id: str
     outcome: str                                                # killed, survived or error
-    by: str                                                     # the red test, or what is wrong
+    by: str                                                     # the test that failed, or the error
     seconds: float
 
 
 def copy_tree(to):
-    """A tree to plant in."""
+    """Copy the project to a folder in which bugs can be planted."""
     skip = shutil.ignore_patterns("__pycache__")
     for path in ROOT.iterdir():
         if path.name in COPIED:
@@ -73,7 +72,7 @@ def copy_tree(to):
 
 
 def plant(planting, tree):
-    """The texts as they were, by path, of files that now have the bug; ValueError: no place."""
+    """Plant a bug. Return path -> original text of its files. ValueError: it does not apply."""
     texts = {file_of(name, tree): file_of(name, tree).read_text("utf-8") for name in planting.files}
     write({path: planted(planting.mutant, text) for path, text in texts.items()})
     return texts
@@ -82,13 +81,13 @@ def plant(planting, tree):
 def write(texts):
     for path, text in texts.items():
         path.write_text(text, "utf-8")
-        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # it may look up to date
+        shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # bytecode may look current
 
 
 def start_tests(module, tree, likely=""):
-    """A process of its own that runs them, writes to tree/said and ends as pytest does -> pid.
+    """Fork a process that runs a module's tests, writes to tree/said and exits as pytest does.
 
-    The test that is `likely` to turn red runs before all others, and may have another name by now.
+    Return its pid. The test that is `likely` to fail runs first, if a test of this name exists.
     """
     if pid := os.fork():
         return pid
@@ -104,7 +103,7 @@ def start_tests(module, tree, likely=""):
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
         files = [test_file(name, tree) for name in TESTS[module].split()]
         for some in [*first(likely, tree), files]:
-            pid = os.fork()                                     # pytest starts only once in each
+            pid = os.fork()                                     # pytest runs once per process
             if not pid:
                 status = sys.modules["pytest"].main(
                     ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q",
@@ -113,7 +112,7 @@ def start_tests(module, tree, likely=""):
                 sys.stdout.flush()
                 os._exit(status)
             status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if status < 0:                                      # SIGXCPU: this one ends like it
+            if status < 0:                                      # SIGXCPU: die of it as well
                 os.kill(os.getpid(), -status)
             if status == 1:
                 break
@@ -123,7 +122,7 @@ def start_tests(module, tree, likely=""):
 
 
 def first(likely, tree):
-    """[[the test that is likely to turn red]], or [] if its file is unknown."""
+    """Return [[the test that is likely to fail]], or [] if its file does not exist."""
     file = re.match(r"test_(\w+)\.py(::.*)", likely)
     if file is None or not list((tree / "tests").glob(f"*/test_{file[1]}.py")):
         return []
@@ -131,11 +130,11 @@ def first(likely, tree):
 
 
 def run_all(todo, jobs):
-    """Results as they come, `jobs` at a time, each in a tree of its own."""
+    """Yield results as they come. `jobs` plantings run at a time, each in its own tree."""
     os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}  # as tests/conftest.py does
     for name in WARM:
         importlib.import_module(name)
-    gc.freeze()                                                 # no collection touches these pages
+    gc.freeze()                                                 # forks need not copy it
     todo, running, by = list(reversed(todo)), {}, killers()
     with tempfile.TemporaryDirectory() as folder:
         free = [Path(folder, str(number)) for number in range(jobs)]
@@ -157,7 +156,7 @@ def run_all(todo, jobs):
                 pid, status, used = os.wait4(-1, 0)
                 planting, tree, texts = running.pop(pid)
                 with suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)              # what a failed test left behind
+                    os.killpg(pid, signal.SIGKILL)              # left behind by a failed test
                 write(texts)
                 free.append(tree)
                 said = (tree / "said").read_text("utf-8", errors="replace")
@@ -169,7 +168,7 @@ def run_all(todo, jobs):
 
 
 def killers():
-    """Which test saw each bug in the runs that are kept: id -> test."""
+    """Return id -> the test that caught the bug in the runs kept in LAST_RUNS."""
     found = {}
     for path in LAST_RUNS:
         with open(path, newline="") as file:
@@ -178,15 +177,15 @@ def killers():
 
 
 def verdict(said, status, mutant=None):
-    """(killed, survived or error; by which test or why), from what pytest said."""
+    """Return (killed, survived or error; the test or the reason) from the output of pytest."""
     if status == -signal.SIGXCPU:
         return "killed", "the time limit"
     if status == 0:
         return "survived", ""
     red = re.search(r"^(?:FAILED|ERROR) (\S*?::.*?)(?: - (.*))?$", said, re.MULTILINE)
-    if status != 1 or not red:                                  # no test has begun, or none ended
+    if status != 1 or not red:                                  # pytest did not run to its end
         return "error", f"exit status {status} of pytest: {said[-300:]}"
-    test, why = re.sub(r"^tests/\w+/", "", red[1]), red[2] or ""   # without its folder
+    test, why = re.sub(r"^tests/\w+/", "", red[1]), red[2] or ""   # without the folder
     if not test.startswith("smoke.py"):
         return "killed", test
     if why.startswith("Failed: Timeout"):
@@ -197,7 +196,7 @@ def verdict(said, status, mutant=None):
 
 
 def chosen(args):
-    """What the command line asks for, in the order of the catalogue."""
+    """Return the plantings that the command line asks for, in the catalogue's order."""
     found = list(plantings(read(args.second)))
     if args.check:
         found = [Planting(name, name, (), None) for name in dict.fromkeys(p.module for p in found)]
@@ -210,7 +209,7 @@ def chosen(args):
 
 
 def report(results, out):
-    """The table as it grows, what was not killed at its end -> the exit status."""
+    """Print results as they come, those not killed last. Return the exit status."""
     done, columns = [], [field.name for field in fields(Result)]
     with open(out or os.devnull, "w", newline="") as file:
         writer = csv.DictWriter(file, columns)
@@ -232,18 +231,18 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="*", choices=TESTS, metavar="MODULE",
-                        help=f"only bugs whose tests are those of {', '.join(TESTS)}")
-    parser.add_argument("--id", nargs="*", help="only these; of --math functions, as ppo.gae")
-    parser.add_argument("--jobs", type=int, default=1, help="how many at a time")
-    parser.add_argument("--sample", type=int, default=0, help="only so many, always the same")
-    parser.add_argument("--second", action="store_true", help="the second catalogue")
-    parser.add_argument("--math", action="store_true", help="general mutants of the mathematics")
+                        help=f"only bugs of these modules: {', '.join(TESTS)}")
+    parser.add_argument("--id", nargs="*", help="only these bugs; with --math: functions (ppo.gae)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
+    parser.add_argument("--sample", type=int, default=0, help="so many, always the same; 0: all")
+    parser.add_argument("--second", action="store_true", help="plant the second catalogue")
+    parser.add_argument("--math", action="store_true", help="plant changes of the mathematics")
     parser.add_argument("--check", action="store_true",
-                        help="plant nothing, or what is listed as equivalent: the tests must pass")
-    parser.add_argument("--out", default="", help="a .csv file for the table")
+                        help="plant nothing (--math: equivalent mutants); tests must pass")
+    parser.add_argument("--out", default="", help="write the table to this .csv file")
     args = parser.parse_args(argv)
     if args.math:
-        from tests.mutants import general  # which loads this very tree
+        from tests.mutants import general  # it imports algos/ from this tree
         return general.main(args.algo, args.id, args.jobs, args.out, args.check)
     results = run_all(chosen(args), args.jobs)
     if args.check:

@@ -1,18 +1,18 @@
-"""The catalogue of bugs: what stands in the .toml files beside this one, and where it is planted.
+"""The catalogue of planted bugs: read the .toml files beside this one and plant what they describe.
 
-An entry replaces a text that stands once in the file of its module:
+An entry replaces a text that stands exactly once in the file of its module:
 
     [[mutant]]
-    id = "ppo-truncation-is-an-end"     # unique in both catalogues, begins with the module
+    id = "ppo-truncation-is-an-end"     # unique in both catalogues; starts with the module's name
     old = '''...'''                     # stands exactly once in the file
     new = '''...'''
-    wrong = "what goes wrong, in a sentence"
-    found = "a codebase, a paper, a near miss of our own; or why it is easily written"
+    wrong = "what goes wrong, in one sentence"
+    found = "the codebase, paper or draft of ours that has this bug, or why it is easy to write"
     also = ["a2c", "vpg"]               # optional: other modules with the same text, once in each
-    crashes = true                      # optional: the file's own `assert` may be what catches it
+    crashes = true                      # optional: the file's own `assert` may catch the bug
 
-Entries are never taken away: where the text has changed, `old` and `new` follow it. `second/`
-holds the bugs of someone who had not seen the tests.
+Entries are never removed. If the text changes, change `old` and `new` with it. `second/` is a
+catalogue by an author who had not seen the tests.
 """
 import hashlib
 import tomllib
@@ -22,9 +22,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
-# module: its files of behaviour tests, in the order in which they find most in least time. The
-# name ppo_math stands for test_ppo_math.py, in whichever folder of tests/.
-# Tests of style are none: they see that two files differ, not that anything goes wrong.
+# For each module, the test files that may catch its bugs, the quickest to catch one first.
+# ppo_math stands for test_ppo_math.py in any folder of tests/. Style tests are not listed: they see
+# that two files differ, not that a result is wrong.
 TESTS = {
     "ppo": "ppo_math ppo_update collect onpolicy run learn bad_input",
     "a2c": "a2c onpolicy",
@@ -68,7 +68,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Planting:
-    """A mutant in some of its files, all at once; `module` is whose tests have to see it."""
+    """A mutant to plant in these files at once. The tests of `module` have to catch it."""
 
     id: str
     module: str
@@ -77,33 +77,33 @@ class Planting:
 
 
 def read(second=False):
-    """All entries of a catalogue; KeyError or TypeError where a field lacks or is unknown."""
+    """Return all entries of a catalogue. KeyError, TypeError: a field is missing or unknown."""
     folder = HERE / "second" if second else HERE
     return [Mutant(module=path.stem, **entry) for path in sorted(folder.glob("*.toml"))
             for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
 
 
 def file_of(module, root=ROOT):
-    """algos/ppo.py, utils/mpi.py, plot.py."""
+    """Return the path of a module: algos/ppo.py, utils/mpi.py or plot.py."""
     places = root / "algos", root / "utils", root
     return next(path for place in places if (path := place / f"{module}.py").exists())
 
 
 def test_file(name, root=ROOT):
-    """The path of test_<name>.py in whichever folder of the tests, from the root of the tree."""
+    """Return the path of test_<name>.py, in whichever folder of tests/ it is, from the root."""
     path, = (root / "tests").glob(f"*/test_{name}.py")
     return str(path.relative_to(root))
 
 
 def planted(mutant, text):
-    """The text of a file with the bug in it; ValueError unless there is one place for it."""
+    """Return the text with the bug in it. ValueError: `old` does not stand in it exactly once."""
     if (count := text.count(mutant.old)) != 1:
         raise ValueError(f"`old` stands {count} times in the file, not once")
     return text.replace(mutant.old, mutant.new)
 
 
 def plantings(mutants):
-    """Each mutant in its own file, alone in each file that shares the text, and in all at once."""
+    """Yield each mutant in its own file. If others share the text: also in each, and in all."""
     for mutant in mutants:
         yield Planting(mutant.id, mutant.module, (mutant.module,), mutant)
         for other in mutant.also:
@@ -114,7 +114,7 @@ def plantings(mutants):
 
 
 def sample(all_of_them, size):
-    """Always the same `size` of them, of as many modules as there are."""
+    """Return `size` plantings, the same at every call, spread evenly over the modules."""
     def drawn(text):
         return hashlib.sha256(text.encode()).hexdigest()
 

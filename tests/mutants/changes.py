@@ -1,7 +1,7 @@
-"""The functions of the mathematics in algos/, and every small change of one of their expressions.
+"""Find the functions of the mathematics in algos/, and make every small change to each of them.
 
-A comparison, a sign, an operator, a number, an argument, a call, a term of a sum: one at a time.
-Docstrings, annotations, decorators and messages stay as they are.
+One mutant changes one comparison, sign, operator, number, argument, call or term. Docstrings,
+annotations, decorators and messages stay as they are.
 """
 import ast
 import copy
@@ -24,7 +24,7 @@ KEPT = {"args", "annotation", "returns", "decorator_list", "msg"}   # "args" of 
 
 @dataclass(frozen=True)
 class Function:
-    """One text, in one or more files; its name has that of the first: ppo.gae, a2c.RMSProp.step."""
+    """The same code in one or more files; the first names it: ppo.gae, a2c.RMSProp.step."""
 
     name: str
     modules: tuple
@@ -37,7 +37,7 @@ class Mutant:
     line: int
     old: str
     new: str
-    tree: ast.FunctionDef = field(repr=False)                   # of the whole function, changed
+    tree: ast.FunctionDef = field(repr=False)                   # the function, changed
 
     @property
     def key(self):
@@ -47,7 +47,7 @@ class Mutant:
 # ---- Functions
 
 def functions():
-    """Every function and method of the mathematics, equal ones once."""
+    """Return every function and method of the mathematics, equal ones only once."""
     found = {}
     for module in TESTS:
         if file_of(module).parent.name == "algos":
@@ -58,7 +58,7 @@ def functions():
 
 
 def mathematics(text):
-    """(name, tree) of what stands in that section of a file."""
+    """Yield (name, tree) of each function in the mathematics section of a file."""
     titles = {n: line for n, line in enumerate(text.splitlines(), 1) if line.startswith("# ====")}
     for node in ast.parse(text).body:
         title = max((n for n in titles if n < node.lineno), default=None)
@@ -72,7 +72,7 @@ def mathematics(text):
 # ---- Mutants
 
 def mutants(function):
-    """All of a function, no two alike, each said by the smallest text that no other has."""
+    """Return all mutants of a function, each named by the shortest text that is unique to it."""
     trails = {ast.unparse(trail[-1][1]): trail for trail in reversed(list(changed(function.tree)))}
     trails.pop(ast.unparse(function.tree), None)
     trails = list(reversed(trails.values()))
@@ -88,10 +88,10 @@ def mutants(function):
 
 
 def changed(node):
-    """For each change the pairs (as it was, as it is): of the place, of what it is part of, ..."""
+    """Yield the (old, new) pairs of each change: the node itself, its parent, up to `node`."""
     for new in variants(node):
         yield [(node, ast.copy_location(new, node))]
-    if number(node) is not None:                                # its minus has had its turn
+    if number(node) is not None:                                # -1 is one number, changed above
         return
     for name, value in ast.iter_fields(node):
         if name in KEPT and not isinstance(node, ast.Call):
@@ -105,7 +105,7 @@ def changed(node):
 
 
 def variants(node):
-    """The ways to change this very node; those of its parts are for `changed`."""
+    """Yield the changes of this node itself. `changed` handles its parts."""
     if (value := number(node)) is not None:
         yield from (ast.Constant(other) for other in others(value))
         return
@@ -139,14 +139,14 @@ def variants(node):
 
 
 def number(node):
-    """The number that an expression is, its minus included; None if it is no number."""
+    """Return the number that an expression is, with its minus sign, or None."""
     with suppress(ValueError, TypeError, SyntaxError):
         value = ast.literal_eval(node)
         return value if type(value) in (int, float) else None
 
 
 def others(value):
-    """n + 1 and 0, for an epsilon 0 and twice as much; of a negative number its opposite too."""
+    """Return n + 1 and 0 for an int n >= 0; n + 1, n - 1, -n if n < 0; 0, 2x, |x| for a float x."""
     if type(value) is float:
         numbers = {0.0, 2 * value, abs(value)}
     else:
@@ -159,7 +159,7 @@ def is_flag(node):
 
 
 def comparisons(node):
-    """Other operators; of a < b < c each without one of the three."""
+    """Yield other operators, and for a < b < c also the comparisons of two of the three."""
     for i, op in enumerate(node.ops):
         for to in filter(None, (OTHER[type(op)], TURNED.get(type(op)))):
             yield with_(node, ops=[*node.ops[:i], to(), *node.ops[i + 1:]])
@@ -170,7 +170,7 @@ def comparisons(node):
 
 
 def calls(node):
-    """An argument less, two swapped, another function of the same kind, no call at all."""
+    """Yield calls without one argument, with two swapped, of a similar function, or no call."""
     func, args, keywords = node.func, node.args, node.keywords
     yield from (with_(node, args=args[:i] + args[i + 1:]) for i in range(len(args)))
     yield from (with_(node, keywords=[word for word in keywords if word is not left])

@@ -1,11 +1,12 @@
-"""General mutants: does any small change of the mathematics turn a test red?
+"""General mutants: does every small change of the mathematics make a test fail?
 
-`python -m tests.mutants --math` calls it. Each function that stands under "mathematics" in algos/
-is changed in all files that hold it at once, and the tests of all of these may see it. They are
-loaded once; each mutant gets a fork of that process, in which its code takes the place of the true
-one, and meets the tests of these files, those that name the function first.
+`python -m tests.mutants --math` calls this module. A function that stands under "mathematics" in
+algos/ is changed in all files that contain it at once, and the tests of all these files may catch
+the change. The tests are loaded once. For each mutant the process forks, the fork replaces the
+function's code, and runs the tests of these files. Tests that name the function run first.
 
-math/equivalent.toml lists what no test can see, since nothing that counts changes, and why.
+math/equivalent.toml lists the mutants that no test can catch, because they compute the same, and
+says why.
 """
 import ast
 import csv
@@ -33,10 +34,10 @@ from tests.mutants.catalogue import HERE, ROOT, TESTS, file_of, test_file
 from tests.mutants.changes import functions, mutants, with_
 from tests.mutants.smoke import LEFT_OUT, SLOW
 
-BUDGET = 4                                                      # seconds of CPU for tests a mutant
-LIMIT = 60                                                      # more than a test takes by itself
-WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # whole trainings: slow, and blunt
-LOADED = []                                                     # functions, before any fork
+BUDGET = 4                                                      # seconds of CPU per mutant
+LIMIT = 60                                                      # per test, which takes less
+WITHOUT = {"collect", "run", "learn", "bad_input", "replay"}     # train: slow, and catch little
+LOADED = []                                                     # functions, before forking
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class Result:
     seconds: float = 0.0
 
 
-# ---- In a fork
+# ---- In each fork
 
 def plant(function, tree):
-    """Its code becomes that of `tree` wherever the function is held, and where it is loaded yet."""
+    """Give a function the code of `tree`, in all loaded modules and in those loaded later."""
     name, codes = function.name.partition(".")[2], {}
     for path in map(str, map(file_of, function.modules)):
         module = ast.Module([with_(tree, decorator_list=[])], [])
@@ -73,15 +74,15 @@ def plant(function, tree):
 
 
 def loaded():
-    """The functions of algos/ that there are; of a fork those of its own."""
+    """Return the functions of algos/ in memory; in a fork, those loaded since gc.freeze()."""
     return [held for held in gc.get_objects() if type(held) is FunctionType
             and Path(held.__code__.co_filename).parent == ROOT / "algos"]
 
 
 def start(items, folder, planting=None):
-    """A process that runs tests until one is red or time is up -> pid; folder/said: red or green.
+    """Fork a process that runs tests until one fails or time is up. Return its pid.
 
-    A line for each test, when it has ended. SIGPROF ends a test that hangs.
+    It writes "red" or "green" to folder/said after each test. SIGPROF ends a test that hangs.
     """
     if pid := os.fork():
         return pid
@@ -105,35 +106,35 @@ def start(items, folder, planting=None):
 
 
 def finished(pid, running):
-    """Of the next fork that ends, or this one: its entry in `running`, reds, status, seconds."""
+    """Wait for fork `pid` (-1: any). Return its entry in `running`, output, status, seconds."""
     pid, status, used = os.wait4(pid, 0)
     with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)                          # what a failed test left behind
+        os.killpg(pid, signal.SIGKILL)                          # left behind by a failed test
     work = running.pop(pid)
     said = (work[-1] / "said").read_text().split()
     shutil.rmtree(work[-1])
     return work, said, os.waitstatus_to_exitcode(status), round(used.ru_utime + used.ru_stime, 2)
 
 
-# ---- The process that forks
+# ---- In the process that forks
 
 class Forks:
-    """A pytest plugin: runs mutants in place of the collected tests."""
+    """A pytest plugin that collects the tests as usual, then runs mutants instead of the tests."""
 
     def __init__(self, todo, listed, check, jobs, out):
         self.todo, self.listed, self.check, self.jobs, self.out = todo, listed, check, jobs, out
         self.table, self.status = sys.stdout, None
 
     def pytest_collection_modifyitems(self, items):
-        """Those that start processes of their own would see nothing of a fork."""
+        """Remove slow tests, and tests in subprocesses, which would not see a fork's mutant."""
         left_out = (*LEFT_OUT, *SLOW)
         items[:] = [item for item in items if not any(word in item.name for word in left_out)]
 
     def pytest_runtestloop(self, session):
-        if not session.testsfailed:                             # all could be loaded
-            importlib.import_module("torch._dynamo")            # loaded when first used
+        if not session.testsfailed:                             # no import failed
+            importlib.import_module("torch._dynamo")            # else each fork would load it
             LOADED[:] = loaded()
-            gc.freeze()                                         # forks leave it where it is
+            gc.freeze()                                         # forks need not copy it
             with redirect_stdout(self.table):
                 try:
                     self.status = report(self.results(session.items), self.out)
@@ -142,7 +143,7 @@ class Forks:
         return True
 
     def results(self, items):
-        """One a mutant, as they come. What is listed as equivalent is run by a check alone."""
+        """Yield one result per mutant. Only a check runs those that are listed as equivalent."""
         todo, running, killers = list(reversed(self.todo)), {}, {}
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -173,7 +174,7 @@ class Forks:
 
 
 def in_order(function, items):
-    """The tests of its files: those that name it, those whose helpers do, others."""
+    """Sort the tests of a function's files: those that name it, those whose helpers do, others."""
     name = function.name.split(".")[1]
     files = {f"test_{each}.py" for module in function.modules for each in TESTS[module].split()}
 
@@ -203,7 +204,7 @@ def names_in(code):
 
 
 def verdict(said, tests, status):
-    """(killed, survived or error; by which test or why)"""
+    """Return (killed, survived or error; the test or the reason)."""
     if "red" in said:
         return "killed", re.sub(r"^tests/\w+/", "", tests[len(said) - 1].nodeid)
     if status == -signal.SIGPROF:
@@ -214,18 +215,18 @@ def verdict(said, tests, status):
 
 
 def equivalents(every, path=HERE / "math" / "equivalent.toml"):
-    """(function, old, new): why, of what is listed; SystemExit if one is no mutant any more."""
+    """Return the list, key -> reason. SystemExit: an entry is no mutant, or is listed twice."""
     rows = tomllib.loads(path.read_text("utf-8"))["equivalent"]
     listed = {(row["function"], row["old"], row["new"]): row["why"] for row in rows}
     gone = sorted(listed.keys() - {mutant.key for mutant in every})
     if gone or len(listed) < len(rows):
-        raise SystemExit("error: no mutant, or listed twice: "
+        raise SystemExit("error: not a mutant, or listed twice: "
                          + "; ".join(f"{name}: {old} -> {new}" for name, old, new in gone))
     return listed
 
 
 def report(results, out):
-    """The table as it grows, what was not killed at its end -> the exit status."""
+    """Print results as they come, those not killed last. Return the exit status."""
     done = []
     with open(out or os.devnull, "w", newline="") as file:
         writer = csv.writer(file)
@@ -255,7 +256,7 @@ def line(result, by):
 
 
 def main(algo=None, names=None, jobs=1, out="", check=False):
-    """The exit status; a check runs what is listed, and all of it must survive."""
+    """Return the exit status. With `check`, run the listed mutants, which must all survive."""
     every = [mutant for function in functions() for mutant in mutants(function)]
     listed = equivalents(every)
     if unknown := set(names or ()) - {mutant.function.name for mutant in every}:
@@ -270,7 +271,7 @@ def main(algo=None, names=None, jobs=1, out="", check=False):
 
 
 def run(todo, tests, listed=(), check=False, jobs=1, out=""):
-    """The exit status of these mutants, by these files or single tests."""
+    """Run mutants against test files or single tests. Return the exit status."""
     forks = Forks(todo, listed, check, jobs, out)
     with redirect_stdout(StringIO()) as said:
         pytest.main([f"--rootdir={ROOT}", "-n", "0", "-q", "-s", "--tb=no", "-p",

@@ -1,8 +1,8 @@
-"""What runs first in the process of every planting, and which tests come after it.
+"""Check that a file with a planted bug still runs, and choose and order its tests.
 
-As a plugin (`pytest -p tests.mutants.smoke --of ppo`) it leaves out the tests of other algorithms
-and puts slow ones last. As a test file it proves that the file with the bug imports and runs: what
-crashes by itself needs no test to be seen, and is no bug of the silent kind.
+As a pytest plugin (`pytest -p tests.mutants.smoke --of ppo`), this file leaves out the tests of
+other algorithms and puts slow tests last. As a test file, it checks that the module with the bug
+imports and runs. A bug that crashes by itself needs no test, so it does not belong here.
 """
 import dataclasses
 import importlib.util
@@ -18,15 +18,15 @@ from utils import launch, mpi
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
 
-# They depend on how busy the machine is: a planted bug must not be killed by that.
+# These depend on how busy the machine is, and that must not count as catching a bug.
 LEFT_OUT = ("test_killed_again_and_again", "test_a_kill_at_any_moment", "nearly_free",
             "take_seconds", "test_config_json_has_the_commit",
-            # Processes that compile, and the two hosts, take longer than all others together.
+            # Compiling, and simulating two hosts, takes longer than all other tests together.
             "test_compiled_equals_eager", "test_two_hosts", "drawn_without_a_display")
 SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "images_are_learned",
         "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
-# Those that the algorithm's Config has.
+# Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size": 32, "epochs": 2,
          "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64,
          "target_every": 16, "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
@@ -35,7 +35,7 @@ SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size":
 # ---- The plugin
 
 def pytest_addoption(parser):
-    parser.addoption("--of", default="", help="the module with the planted bug")
+    parser.addoption("--of", default="", help="module with the planted bug")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def named(item):
-    """The algorithms among a test's parameters, by name or as modules."""
+    """Return the algorithms among a test's parameters, which may be names or modules."""
     values = getattr(item, "callspec", None) and item.callspec.params.values() or ()
     names = [v.__name__.rpartition(".")[2] if isinstance(v, ModuleType) else v for v in values]
     return {name for name in names if isinstance(name, str) and name in ALGOS}
@@ -58,7 +58,7 @@ def named(item):
 def test_it_runs(request):
     of = request.config.getoption("--of")
     if not {mpi.__file__, request.module.__file__} <= set(map(str, ROOT.rglob("*.py"))):
-        raise RuntimeError("another tree is tested than the one with the bug")
+        raise RuntimeError("the tests import another tree than the one with the bug")
     if of in ALGOS:
         run_algo(of)
     else:
@@ -66,7 +66,7 @@ def test_it_runs(request):
 
 
 def plain(name):
-    """Without the checks of shapes that the tests add: a bug that only they see is one to find."""
+    """Load an algorithm without shape checks: a bug that only they notice does not crash a run."""
     spec = importlib.util.spec_from_file_location(f"plain.{name}", ROOT / f"algos/{name}.py")
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -83,7 +83,7 @@ def run_algo(name):
                     "env_kwargs": '{"max_episode_steps": 30}'} | SMALL
         try:
             algo.train(algo.Config(**{k: v for k, v in settings.items() if k in known}))
-        except mpi.UsageError:  # discrete actions, or the other kind
+        except mpi.UsageError:  # it takes only the other kind of actions
             continue
         ran.append(env)
     if not ran:
@@ -91,7 +91,7 @@ def run_algo(name):
 
 
 def run_helper(name):
-    """A run of PPO that is saved and goes on, and what else the module is for."""
+    """Train, save and resume PPO; then use the module, if PPO does not use all of it."""
     ppo = plain("ppo")
     settings = {k: v for k, v in SMALL.items() if hasattr(ppo.Config, k)}
     run = {"env": "CartPole-v1", "run_dir": "run", "eval_every": 64}
