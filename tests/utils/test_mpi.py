@@ -224,6 +224,7 @@ def test_only_its_own_parameters_change(compiling):
 
     optimizers.actor.minimize(actor_loss, actor, critic, x, lr=0.1)
     assert not torch.equal(params(actor), before[0]) and torch.equal(params(critic), before[1])
+    assert not optimizers.critic.grad.any()                     # nor is time spent on others'
     after = params(actor)
     optimizers.critic.minimize(square_loss, critic, actor(x).detach(), lr=0.1)
     assert torch.equal(params(actor), after) and not torch.equal(params(critic), before[1])
