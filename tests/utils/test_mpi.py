@@ -313,12 +313,12 @@ def test_adam_is_pytorchs(scale):
 
 
 @pytest.mark.parametrize("tf_style", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 1e-3])
-def test_rmsprop_by_both_rules(tf_style, scale):
+@pytest.mark.parametrize("scale,eps", [(1.0, 1e-5), (1e-3, 1e-5), (1.0, 0.1)])
+def test_rmsprop_by_both_rules(tf_style, scale, eps):
     """PyTorch's own, and TensorFlow's written out: eps in the root, squares begin at 1."""
     net, x = small_net(), torch.ones(3)
-    twin, optimizer = small_net(), mpi.RMSProp(net, eps=1e-5, tf_style=tf_style)
-    theirs = torch.optim.RMSprop(twin.parameters(), lr=0.01, alpha=0.99, eps=1e-5)
+    twin, optimizer = small_net(), mpi.RMSProp(net, eps=eps, tf_style=tf_style)
+    theirs = torch.optim.RMSprop(twin.parameters(), lr=0.01, alpha=0.99, eps=eps)
     square, flat = torch.ones(26), params(net)
     for _ in range(4):
         if tf_style:
@@ -328,7 +328,7 @@ def test_rmsprop_by_both_rules(tf_style, scale):
         grad = torch.cat([param.grad.flatten() for param in twin.parameters()])
         if tf_style:
             square = 0.99 * square + 0.01 * grad ** 2
-            flat = flat - 0.01 * grad / (square + 1e-5).sqrt()
+            flat = flat - 0.01 * grad / (square + eps).sqrt()
         else:
             theirs.step()
             flat = params(twin)
