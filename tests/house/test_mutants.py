@@ -146,9 +146,9 @@ def test_a_sample_is_killed():
 
 def test_no_bug_of_a_kept_run_has_left_the_catalogue():
     planted = {p.id for p in catalogue.plantings(catalogue.read() + catalogue.read(second=True))}
-    kept = [row["id"] for name in ("last_run.csv", "first_run.csv", "second/last_run.csv")
+    kept = [row["id"] for name in ("last_run.csv", "second/last_run.csv")
             for row in csv.DictReader((catalogue.HERE / name).read_text("utf-8").splitlines())]
-    assert set(kept) <= planted and len(kept) > 1000
+    assert set(kept) <= planted and len(kept) > 900
 
 
 HANGS = """
@@ -156,8 +156,8 @@ from tests.mutants import __main__ as runner
 from tests.mutants.catalogue import Mutant, Planting
 
 runner.LIMIT = 3
-new = "while True: pass\\n\\ndef gae("
-bug = Mutant("a2c-x", "a2c", old="def gae(", new=new, wrong="", found="")
+new = "while True: pass\\n\\ndef compute_advantages("
+bug = Mutant("a2c-x", "a2c", old="def compute_advantages(", new=new, wrong="", found="")
 for result in runner.run_all([Planting(bug.id, "a2c", ("a2c",), bug)], 1):
     print(result.outcome, "by", result.by)
 """
@@ -213,8 +213,10 @@ def test_a_general_mutant_is_one_change_of_what_is_computed():
 
 def test_a_function_of_several_files_is_one():
     places = {function.name: function.modules for function in changes.functions()}
-    assert places["ppo.gae"] == ("ppo", "a2c", "vpg", "trpo") and "a2c.gae" not in places
-    assert places["a2c.RMSProp.step"] == ("a2c",) and len(places) >= 30
+    on_policy = ("ppo", "a2c", "vpg", "trpo")
+    assert places["ppo.compute_advantages"] == on_policy
+    assert "a2c.compute_advantages" not in places
+    assert places["trpo.fisher_product"] == ("trpo",) and len(places) >= 30
 
 
 def test_what_is_listed_as_equivalent_is_a_mutant(tmp_path):
