@@ -194,7 +194,7 @@ def test_a_step_goes_down_the_gradient(compiling):
 
 def test_a_gradient_is_of_its_own_call_alone(compiling):
     """Nothing of the one before is left in it."""
-    net, optimizer = small_net(), None
+    net = small_net()
     optimizer = Descent(net)
     for x in torch.randn(3, 5, 3):
         before, expected = params(net), gradient_of(net, x)
@@ -224,6 +224,7 @@ def test_only_its_own_parameters_change(compiling):
 
     optimizers.actor.minimize(actor_loss, actor, critic, x, lr=0.1)
     assert not torch.equal(params(actor), before[0]) and torch.equal(params(critic), before[1])
+    assert not optimizers.critic.grad.any()                     # nor is time spent on others'
     after = params(actor)
     optimizers.critic.minimize(square_loss, critic, actor(x).detach(), lr=0.1)
     assert torch.equal(params(actor), after) and not torch.equal(params(critic), before[1])
@@ -611,6 +612,18 @@ def test_what_is_compiled_is_called_from_the_first_call_on(monkeypatch):
     monkeypatch.setattr(mpi, "COMPILE", True)
     assert_same_training(trained(), eager, exact=False)
     assert calls == ["compiled", "called", "called", "called"]  # once for a loss
+
+
+def test_an_optimizer_that_was_compiled_goes_on_eagerly(monkeypatch):
+    """As after a run with --compile: the gradients are still views of one vector."""
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
+    net = small_net()
+    optimizer = Descent(net)
+    for compiling, x in zip((True, False, True, False), torch.randn(4, 5, 3)):
+        monkeypatch.setattr(mpi, "COMPILE", compiling)
+        before, expected = params(net), gradient_of(net, x)
+        optimizer.minimize(square_loss, net, x, lr=0.1)
+        torch.testing.assert_close(params(net), before - 0.1 * expected)
 
 
 def test_many_losses_may_be_compiled_in_one_process(monkeypatch):
