@@ -1,16 +1,17 @@
-"""What the algorithm files share. Four files are for readers of an algorithm:
+"""What the algorithm files share. An algorithm file imports three of these:
 
-    envs.py     make_envs, evaluate, and what each kind of environment needs
     mpi.py      optimizers that take one gradient step, averaged over processes
+    envs.py     make_envs, evaluate, and what each kind of environment needs
     run.py      RunConfig and Run: directory, seeds, device, reports, save and resume
-    logger.py   metrics -> progress.csv, episodes.csv, TensorBoard and the console
 
-Two are commands:
+run.py writes its metrics through logger.py (progress.csv, episodes.csv, TensorBoard, console).
+Two files are commands. play.py is imported as well, since it loads runs:
 
     play.py     evaluate a run or record a video    python -m utils.play RUN
     sweep.py    many runs, their results            python -m utils.sweep --help
 
-The others stand behind them. run.py uses checks.py (bad input), launch.py (starts processes),
-rundir.py (run directory and config.json), checkpoint.py and files.py (writing safely). play.py
-uses video.py. sweep.py uses jobs.py (running processes) and results.py (result.json).
+The others stand behind all of these. launch.py starts processes and has UsageError, checks.py
+refuses bad input, rundir.py owns the run directory and config.json, checkpoint.py saves and loads
+tensors, and files.py writes a file whole or not at all. video.py serves play.py. jobs.py (runs as
+processes) and results.py (result.json) serve sweep.py.
 """
