@@ -12,8 +12,9 @@ gradient of Q with respect to a points towards better actions.
 Notation. s' is the state that follows s. If a time limit cuts an episode off,
 s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
 environment reached a terminal state. Every transition goes into a replay
-buffer, and every update uses a random batch from it. Most of these transitions
-were collected by older versions of the policy, so DDPG is off-policy. The
+buffer, and every update uses a random batch from it. Most transitions in it
+come from older policies. That is allowed ("off-policy"), since V(s') in (1)
+is a value of the current policy, whoever took the action a. The
 targets y use slowly moving copies of both networks, so they change only a
 little with each update. w are a network's weights, `mean` is over the batch.
 

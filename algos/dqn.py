@@ -40,7 +40,7 @@ Why each piece is there:
 an action whose error happens to be positive. Double DQN (van Hasselt et al.
 2016, arXiv:1509.06461) lets Q select the action and Q_targ, whose errors
 differ, evaluate it.
-(3) The Huber loss h. Its gradient is at most 1, so a single surprising reward
+(3) The Huber loss h. Its slope is at most 1, so a single surprising reward
 cannot undo what many samples have taught.
 (4) The dueling network (Wang et al. 2016, arXiv:1511.06581). In many states
 all actions are worth nearly the same. V(s) learns this common part from every

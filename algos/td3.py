@@ -11,8 +11,9 @@ target networks less often than the critics.
 Notation. s' is the state that follows s. If a time limit cuts an episode off,
 s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
 environment reached a terminal state. Every transition goes into a replay
-buffer, and every update uses a random batch from it. Most of these transitions
-were collected by older versions of the policy, so TD3 is off-policy. The
+buffer, and every update uses a random batch from it. Most transitions in it
+come from older policies. That is allowed ("off-policy"), since V(s') in (1)
+is a value of the current policy, whoever took the action a. The
 targets y use slowly moving copies of all networks, so they change only a
 little with each update. w are a network's weights, `mean` is over the batch.
 
@@ -20,7 +21,7 @@ little with each update. w are a network's weights, `mean` is over the batch.
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-What is specific to TD3. sigma, sigma_targ and c are the settings act_noise,
+TD3's actions and losses. sigma, sigma_targ and c are the settings act_noise,
 target_noise and noise_clip; eps is a standard normal sample, new for each use:
 
     a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
@@ -41,7 +42,7 @@ probably an error. The noise averages the target over the neighbourhood of the
 policy's action, and c keeps it there.
 (6) Both critics learn the same targets, but their initial weights differ and
 so do their errors. Their minimum is too high only where both are too high. It
-may be too low, but this does not spread: the actor avoids such actions.
+may be too low, but the actor does not seek such actions out.
 (7) By the chain rule its gradient in the actor's weights w is
 -mean dQ_1/da dpi/dw, and only the actor learns from it. One critic is enough
 to point the way. The delay lets the critics reduce their errors before actor

@@ -328,7 +328,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """Its gradient is the policy gradient. Its value does not measure progress."""
+    """Minus its gradient estimates the policy gradient. Its value says nothing."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
