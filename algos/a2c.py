@@ -44,7 +44,7 @@ unstable and raised eps to 1e-3. Here PyTorch's rule is stable with 1e-5 too,
 and TensorFlow's was not better (see "The rule of RMSProp, learning rate and
 batch" in benchmarks/NOTES.md).
 
-These details matter, and each can be switched off: norm_obs (6), scale_rew
+These details can each be switched off by a setting: norm_obs (6), scale_rew
 (7), max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI
 Baselines. Rewards are scaled but not centred: a constant added to every reward
 changes how much a longer episode is worth.

@@ -62,8 +62,8 @@ Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_atari.py
 Try           python -m algos.dqn_atari --total-steps 1e5 --start-steps 10000
               --eps-steps 50000
-Reproduce     python -m algos.dqn_atari
-              (learning curves: benchmarks/README.md)
+Full run      python -m algos.dqn_atari
+              (not yet in benchmarks/README.md)
 """
 
 import copy
