@@ -1,21 +1,28 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG collects 64 steps from each environment for one step of its
-policy. A2C updates after every 10 steps, so that better actions are found and
-used sooner. The states of so short a rollout resemble each other; more
-environments make the batch diverse again. One gradient step on one joint loss
-trains actor, critic and the encoder that they share on images. The price: 10
-steps contain few rewards, so the advantages rely more on the critic.
+The problem. VPG collects 64 steps from each of 8 environments before it
+updates the policy. A2C updates after only 10 steps, so the next data already
+come from a better policy. Consecutive states of so short a rollout resemble
+each other, so A2C runs more environments in parallel to keep the batch
+diverse. One gradient step on a joint loss trains the actor, the critic and,
+for images, the encoder that they share. The price: after 10 rewards at most,
+the advantages rely on the critic, and inherit its errors.
 
-Notation. V is the critic, its estimate of the return from a state. s' is the
-state an action leads to. When an episode ends, s' is its last state, not the
-first state of the next episode. `terminated` means that s' is a terminal
-state, `done` that the episode ended, by termination or by a time limit. At a
-time limit we still bootstrap from V(s'). The advantage A says how much better
+A2C is the synchronous form of the paper's A3C. In A3C, parallel threads
+collect data and update the weights without waiting for each other, so that a
+gradient may belong to weights that have already changed.
+
+Notation. V(s) is the critic's estimate of the discounted return from state s.
+s' is the state that an action leads to. When an episode ends, s' is its last
+state, not the first state of the next episode. `terminated` is 1 if s' is
+terminal, `done` is 1 if the episode ended, by termination or by a time limit.
+A time limit does not end the task, so there we bootstrap: V(s') stands in for
+the rewards that would have followed. The advantage A estimates how much better
 an action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
-end of the episode or rollout. (1) and (2) are generalized advantage
-estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
+the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
+arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -27,39 +34,46 @@ estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target; mean and var in (6), (7) are of all earlier data.
-A2C's own equation, whose coefficients are settings:
+R is the critic's target. mean and var are running statistics of all earlier
+rollouts. G sums past rewards; its standard deviation has about the scale of a
+return.
+
+A2C's loss, which `vf_coef` and `ent_coef` weight:
 
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
 The entropy bonus keeps the policy from becoming deterministic too early. It is
-off by default: a Gaussian policy explores by its sigma. On discrete actions it
-often helps.
+off by default. With discrete actions it often helps; the paper uses 0.01. With
+continuous ones, H is the entropy before tanh, so a large bonus pushes actions
+towards their bounds.
 
-RMSProp divides the gradient of each parameter by a running root mean square of
-that gradient. TensorFlow and PyTorch have different rules of this name, given
-in utils/mpi.py; `rmsprop` chooses. OpenAI Baselines' results rest on
-TensorFlow's. Ports that copied eps = 1e-5 but not TensorFlow's rule were
-unstable and raised eps to 1e-3. Here PyTorch's rule is stable with 1e-5 too,
-and TensorFlow's was not better (see "The rule of RMSProp, learning rate and
-batch" in benchmarks/NOTES.md).
+RMSProp divides the gradient g of each parameter by the root of m, a running
+mean of g^2. PyTorch and TensorFlow 1 do this differently (`rmsprop` chooses):
 
-These details can each be switched off by a setting: norm_obs (6), scale_rew
-(7), max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI
-Baselines. Rewards are scaled but not centred: a constant added to every reward
-changes how much a longer episode is worth.
+    m = 0 at first, then 0.99 m + 0.01 g^2;  w <- w - lr g / (sqrt(m) + eps)
+    m = 1 at first, then 0.99 m + 0.01 g^2;  w <- w - lr g / sqrt(m + eps)
 
-Departures from the paper. Its A3C has parallel threads that collect and update
-without waiting for each other, so that gradients may be of old weights. Here
-all environments step together. GAE replaces the paper's n-step returns, which
-are lam = 1. Images go through the network of Mnih et al. 2015. Gaussian
-actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
-tanh depends only on the action, so the gradient of (8) is right without it.
+OpenAI Baselines used the second. Where g is small, its steps are far longer in
+the first form with the same eps. We found the first stable, and the second no
+better (benchmarks/NOTES.md, "The rule of RMSProp").
 
-Defaults: 10 steps in each of 16 environments give 160 samples for one gradient
-step; a million steps make 6,250 of them. In a healthy run on MuJoCo
-`grad_norm` is 0.05 to 0.5, so that clipping is rare, `explained_variance`
-rises above 0.5 (with so few samples it is noisy) and `entropy` falls.
+These details can each be switched off: norm_obs (6), scale_rew (7),
+max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines.
+Advantages are not normalised. Rewards are scaled but not centred: a constant
+added to every reward would change how much a longer episode is worth.
+
+Departures from the paper. GAE replaces n-step returns, which are lam = 1.
+sigma is a learned parameter per action dimension; in the paper it is an output
+of the network. Images are encoded by the larger network of Mnih et al. 2015.
+Gaussian actions are squashed by tanh and rescaled to the action bounds. The
+Jacobian of tanh depends only on the action, not on the weights, so the
+gradient of (8) is right without it.
+
+Defaults: 10 steps in each of 16 environments give 160 samples per gradient
+step, so a million steps give 6,250 gradient steps. Whoever changes `num_envs`
+should change `rollout_steps` in proportion. In a healthy run on MuJoCo
+`grad_norm` is 0.05 to 0.5, so clipping is rare, `explained_variance` (noisy,
+with so few samples) rises above 0.5, and `entropy` falls.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5
@@ -98,7 +112,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
+    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -109,7 +123,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="rmsprop_eps")  # or an error
+        check_settings(self, positive="rmsprop_eps")  # or UsageError
         check_divides(self, "rollout_steps/num_envs")
 
 
@@ -123,7 +137,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Small last weights make the initial policy nearly the same in every state."""
+    """With small last weights the first policy is nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -142,7 +156,7 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
         new = count / self.count  # the weight of this batch
@@ -181,7 +195,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -198,7 +212,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -219,7 +233,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must use the old statistics."""
+        """Called after `update`, which must normalise as `collect` did."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -246,10 +260,10 @@ class Batch:
     ret: PerSample
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -257,28 +271,28 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
-        next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        s_prime = true_next_obs(next_obs, done, infos)
+        next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
-                      "next_obs": s_prime, "terminated": terminated, "done": done})
-        obs = next_obs
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # where an episode ended, the first one of the next
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -303,7 +317,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
+    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -311,7 +325,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSam
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; of continuous actions before tanh."""
+    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
@@ -323,13 +337,13 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """Minus its gradient estimates the policy gradient. Its value says nothing."""
+    """The negative gradient of this loss estimates the policy gradient."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -342,14 +356,12 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     pi_loss = policy_loss(logp, batch.adv)
     v_loss = value_loss(val, batch.ret)
     ent = entropy(actor_out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (9)
-    if cfg.ent_coef > 0:
-        loss = loss - cfg.ent_coef * ent
+    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent  # Eq. (9)
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets by the current critic."""
+    """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # s' is the next row's s, ...
@@ -389,7 +401,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -1,29 +1,31 @@
 """Deep Deterministic Policy Gradient (DDPG).  Lillicrap et al. 2016,
 arXiv:1509.02971, Algorithm 1.
 
-The problem. Q-learning acts by a = argmax_a Q(s, a), where Q(s, a) is the
-expected discounted return, E sum_t gamma^t r_t, after taking action a in state
-s. With five discrete actions the argmax compares five numbers. With continuous
-actions it is an optimisation problem in every step. DDPG learns the argmax
-instead: the actor, a second network pi(s), is trained to return the action
-that the critic Q rates highest. The critic tells it how to improve, since the
-gradient of Q with respect to a points towards better actions.
+The problem. Q-learning picks a = argmax_a Q(s, a), where Q(s, a) is the
+expected discounted return, E sum_t gamma^t r_t, of taking action a in state s
+at t = 0 and the best actions from then on. With five discrete actions the
+argmax compares five numbers. With continuous actions it is an optimisation
+problem at every step. DDPG instead trains a second network, the actor pi(s),
+to return the action that the critic Q rates highest. The critic tells the
+actor how to improve: the gradient of Q with respect to a points towards better
+actions.
 
-Notation. s' is the state that follows s. If a time limit cuts an episode off,
-s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
-environment reached a terminal state. Every transition goes into a replay
-buffer, and every update uses a random batch from it. Most transitions in it
-come from older policies. That is allowed ("off-policy"), since V(s') in (1)
-is a value of the current policy, whoever took the action a. The
-targets y use slowly moving copies of both networks, so they change only a
-little with each update. w are a network's weights, `mean` is over the batch.
+Notation. s' is the state that follows s, and V(s') its value. `terminated` is
+1 if s' is terminal. A time limit does not make s' terminal: rewards would have
+followed, so V(s') stands in for them (we bootstrap). Every transition goes
+into a replay buffer, and every update uses a random batch from it. Older
+policies collected most of them. That is allowed ("off-policy"), because V(s')
+in (1) is a value of the current policy, whichever policy chose a. The targets
+y use slowly moving copies of both networks, Q_targ and pi_targ, so y changes
+only a little per update. w stands for a network's weights, and `mean` is over
+the batch.
 
-    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
+    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-What is specific to DDPG. sigma is the setting act_noise, eps a standard normal
-sample in as many dimensions as a:
+DDPG's actions and losses. sigma is the setting act_noise, and eps is standard
+normal noise in as many dimensions as a:
 
     a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
     a'      = pi_targ(s')                                                  (5)
@@ -32,43 +34,45 @@ sample in as many dimensions as a:
 
 Why each piece is there:
 
-(1) This target is valid for any action a, whichever policy chose it: r and s'
-are the environment's answer to a, and a' in (5) comes from the learned policy,
-not from the buffer. So old transitions can be used, and each of them many
-times. A random batch also mixes distant times, so its samples are nearly
-independent.
-(3) Without target networks, an update that raises Q(s, a) often raises
-Q(s', a') and so y as well, and errors feed themselves. With tau = 0.005 the
-copies follow with a lag of about 200 updates.
-(4) A deterministic policy never tries anything else, so noise is added while
-collecting. The buffer stores the noisy action, since r and s' followed from
-it. Evaluation uses no noise.
-(7) By the chain rule its gradient in the actor's weights w is
--mean dQ/da dpi/dw, the deterministic policy gradient (Silver et al. 2014).
-Only the actor learns from it. If the critic did too, it would rate the
-actor's actions highly instead of correctly.
+(1) This holds for any action a: r and s' depend only on s and a, and a' in (5)
+comes from the learned policy, not from the buffer. So old transitions can be
+reused, each many times. A random batch also mixes transitions from different
+times, so its samples are less correlated.
+(3) Without target networks, an update that raises Q(s, a) often raises Q(s',
+a') too, and therefore y, so that errors feed on themselves. With tau = 0.005
+the copies lag about 1/tau = 200 updates behind.
+(4) A deterministic policy does not explore, so noise is added to its actions
+while collecting. The buffer stores the noisy action, because that is the one
+that led to r and s'. Evaluation uses no noise.
+(5) pi ends with tanh, so that its actions lie in [-1, 1].
+(7) By the chain rule, the gradient of L(pi) with respect to the actor's
+weights w is -mean dQ/da dpi/dw, with dQ/da taken at a = pi(s): the
+deterministic policy gradient (Silver et al. 2014). This loss updates only the
+actor. If it updated the critic too, the critic could lower it by rating all of
+the actor's actions highly.
 
-The weak point: the actor finds the actions that the critic overestimates, and
-(6) carries these errors into the targets. TD3 was designed against this.
+The weak point: the actor seeks out actions that the critic overestimates, and
+(6) feeds these errors into the targets. TD3 was designed to reduce this.
 
 Policy, buffer and critic use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Observations and rewards are not
 normalised.
 
-Departures from the paper. The noise in (4) is independent from step to step;
-the paper has an Ornstein-Uhlenbeck process, in which the authors of TD3 found
-no benefit. The critic gets the action in its first layer, not its second.
-There is no batch normalisation and no weight decay. Both learning rates are
-1e-3 (paper: 1e-4 for the actor), tau is 0.005 (0.001), and batches have 256
-samples (64). Layers have 256 and 256 units (400 and 300) with PyTorch's
-initial weights. The first actions are uniformly random.
+Departures from the paper. The noise in (4) is independent across steps; the
+paper uses an Ornstein-Uhlenbeck process, in which the authors of TD3 found no
+benefit. The action enters the critic at its first layer (paper: the second).
+There is no batch normalisation and no weight decay. Other settings, with the
+paper's in parentheses: learning rate 1e-3 (1e-4 for the actor), tau 0.005
+(0.001), batches of 256 (64), layers of 256 and 256 units (400 and 300),
+PyTorch's initial weights (uniform in small ranges). The first actions are
+uniformly random.
 
-Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
-if that is less). Then every environment step is followed by one update of the
-critic, the actor and both targets, in that order, on one batch of 256. In a
-healthy run `critic_loss` stays bounded and `q` grows with the return. To see
-the weak point, compare `q` with the mean reward per step divided by 1 - gamma,
-which is about what the policy earns: early in training `q` is far above it.
+Defaults: actions are random for the first 10,000 steps, or for a tenth of
+total_steps if that is less. Then each environment step is followed by one
+update of the critic, the actor and both targets, in that order, on the same
+batch of 256. In a healthy run `critic_loss` stays bounded and `q` levels off
+near the discounted return of the policy. Where `q` keeps growing and the
+return does not, the critic overestimates.
 
 Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
@@ -180,7 +184,7 @@ class Transitions:
     act: Actions
     rew: PerSample
     next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
-    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
@@ -188,7 +192,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -201,7 +205,7 @@ class ReplayBuffer:
         self.position = 0  # the row to write next
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
-        """Store a transition of each of N environments: [N, ...] for every column."""
+        """Store one transition per environment; every array is [N, ...]."""
         num_envs = len(transition["rew"])
         rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
@@ -219,7 +223,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -230,10 +234,10 @@ class ReplayBuffer:
             column[: self.num_stored] = state["columns"][name]
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -242,16 +246,16 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
-    return next_obs
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    return new_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -328,7 +332,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -3,8 +3,9 @@
 The problem. Q(s, a) is the expected discounted sum of rewards if the agent
 takes action a in state s and the best actions from then on. Once Q is known,
 the best policy takes the action with the highest Q. Q-learning finds Q from
-Bellman's equation: Q(s, a) equals the reward plus gamma times the highest Q
-in the next state s'. After every step it moves Q(s, a) towards that target.
+Bellman's equation: Q(s, a) is the mean of the reward plus gamma times the
+highest Q in the next state s'. After every step it moves Q(s, a) towards the
+reward plus gamma times that value, the target.
 
 With a table for Q this converges. With a neural network it often does not,
 for two reasons. Successive steps are similar, so a network trained on the
@@ -21,12 +22,13 @@ The target (1) needs only r, s' and the best next action, not the action that
 the agent took next. So Q can learn from transitions that older versions of
 the policy collected: DQN is off-policy.
 
-Notation. If a time limit cuts an episode off, s' is its last state, and we
-still bootstrap from it. `terminated` is 1 if the environment reached a
-terminal state. t counts environment steps, `mean` is over the batch.
+Notation. s' is the state that follows s, and U(s') the estimate of its value.
+`terminated` is 1 if s' is terminal. A time limit does not make s' terminal:
+rewards would have followed, so U(s') stands in for them (we bootstrap). t
+counts environment steps, and `mean` is over the batch.
 
-    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
-    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+    y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
+    U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
             max_a Q_targ(s', a)                otherwise                   (2)
     L(Q)  = mean h(Q(s, a) - y),
             h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
@@ -188,7 +190,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]
     rew: PerSample
     next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
-    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
@@ -197,7 +199,7 @@ class ReplayBuffer:
     def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
         """`obs` and `act` are examples, which give the shapes and types to store."""
         num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -210,7 +212,7 @@ class ReplayBuffer:
         self.position = 0  # the row to write next
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
-        """Store a transition of each of N environments: [N, ...] for every column."""
+        """Store one transition per environment; every array is [N, ...]."""
         num_envs = len(transition["rew"])
         rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
@@ -228,7 +230,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -239,10 +241,10 @@ class ReplayBuffer:
             column[: self.num_stored] = state["columns"][name]
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -251,16 +253,16 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
-    return next_obs
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    return new_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -300,7 +302,7 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
 
 # ======================================= update =======================================
 def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    """Eq. (3): fit Q(s, a) to the target y, which is held constant."""
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
@@ -337,7 +339,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)

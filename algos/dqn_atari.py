@@ -1,20 +1,21 @@
 """DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
 
-The problem. DQN learns Atari games from the screen alone, but it needs a
-replay buffer of a million transitions. An observation is a stack of the last
-4 grey frames of 84 x 84 pixels, since a single frame does not show which way
-the ball moves. Stored as they come, a million pairs of obs and next_obs take
-56 GB. But a frame appears in up to 8 of these stacks. This file stores every
-frame once, in 7 GB, and rebuilds the stacks when it draws a batch. Otherwise
-the algorithm is that of algos/dqn.py.
+The problem. DQN learns to play Atari games from the screen alone, with a
+replay buffer of a million transitions. An observation is a stack of the last 4
+screens that the agent saw, in grey, 84 x 84 pixels each, because one of them
+does not show which way the ball moves. A million pairs of obs and next_obs
+take 56 GB if stored as they are. But the same screen, or frame, appears in up
+to 8 of these stacks. This file stores every frame once, in 7 GB, and rebuilds
+the stacks when it samples a batch. Apart from this it is algos/dqn.py, which
+explains the algorithm: read that file first.
 
-Notation, as in algos/dqn.py. If a time limit cuts an episode off, s' is its
-last state, and we still bootstrap from it. `terminated` is 1 if the
-environment reached a terminal state. Q_targ is the target network. t counts
-environment steps, `mean` is over the batch.
+Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') the
+estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
+is not, and we bootstrap from U(s'). Q_targ is the target network, t counts
+environment steps, and `mean` is over the batch.
 
-    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
-    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+    y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
+    U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
             max_a Q_targ(s', a)                otherwise                   (2)
     L(Q)  = mean h(Q(s, a) - y),
             h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
@@ -37,33 +38,32 @@ episode, and a to f are the frames of the next one, which has two steps.
     transition    -    -    -    -    1st  2nd  -
 
 The first transition leads from (a, b, c, d) to (b, c, d, e). Row 17 holds the
-last frame of the episode and no transition. Once the ring is full, a new
-frame overwrites the oldest one, which also belonged to the transitions of the
-n - 1 rows after it. `live` marks the rows whose transition still has all of
-its frames. Only these are drawn, so that no stack mixes two episodes or new
-frames with old ones.
+last frame of the episode and no transition. Once the ring is full, a new frame
+overwrites the oldest one, which invalidates the transitions in its own row and
+in the n - 1 rows after it. `live` marks the rows that hold a transition whose
+frames are all still stored. Only these are sampled, so no stack mixes two
+episodes, or new frames with old ones.
 
-Details of Atari. Every action is repeated for 4 frames of the game. Rewards
-are clipped to [-1, 1] for the learner, so that one learning rate fits all
-games; the log shows the true score.
+Atari, all in `make_envs`: every action is repeated for 4 frames of the game,
+of which the agent sees one. Rewards are clipped to [-1, 1] for the learner, so
+that one learning rate fits all games; the log shows the true score. With
+probability 0.25 the game ignores a new action and repeats the previous one
+("sticky actions", Machado et al. 2018, arXiv:1709.06009). The paper instead
+starts every episode with a random number of no-op actions.
 
-Departures from the papers, besides those of algos/dqn.py. An episode ends
-with the game, not with the loss of a life. With probability 0.25 the
-environment repeats the last action instead of the new one ("sticky actions",
-Machado et al. 2018, arXiv:1709.06009). The paper instead starts every episode
-with a random number of idle steps.
+Departures from the paper, besides those that algos/dqn.py lists: an episode
+ends at game over; the paper ended it, for the learner, at every lost life.
 
 Defaults: learning starts after 80,000 steps. Then every fourth environment
-step is followed by one update on a batch of 32, 605,000 in all, and the
-target network is updated after every 250 of them. Frames stay in main memory;
+step is followed by one update on a batch of 32 (605,000 updates in all), and
+every 250 updates the target network is updated. Frames stay in main memory;
 only batches go to the GPU.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_atari.py
 Try           python -m algos.dqn_atari --total-steps 1e5 --start-steps 10000
               --eps-steps 50000
-Full run      python -m algos.dqn_atari
-              (not yet in benchmarks/README.md)
+Full run      python -m algos.dqn_atari    (not benchmarked yet)
 """
 
 import copy
@@ -178,7 +178,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]
     rew: PerSample
     next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
-    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
 
 
 class FrameBuffer:
@@ -206,7 +206,7 @@ class FrameBuffer:
         self.starts = np.ones(num_envs, bool)  # does the next obs start an episode?
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
-        """Store a transition of each of N environments: [N, ...] for every column."""
+        """Store one transition per environment; every array is [N, ...]."""
         for env in range(self.num_envs):
             if self.starts[env]:
                 self.write(env, transition["obs"][env])
@@ -223,7 +223,8 @@ class FrameBuffer:
         for frame in frames.reshape(-1, *self.frame_shape):
             row = self.num_written[env] % self.num_rows
             self.columns["frame"][row, env] = frame
-            # The old frame here belonged to this row and the n - 1 rows after it.
+            # The overwritten frame was part of this row and the n - 1 rows after it.
+            # It was also the newest frame of row - 1, which holds a newer transition.
             spoiled = (row + np.arange(self.num_frames)) % self.num_rows
             self.columns["live"][spoiled, env] = False
             self.num_written[env] += 1
@@ -262,10 +263,10 @@ class FrameBuffer:
             self.columns[name][: len(column)] = column.numpy()
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -274,17 +275,17 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 def step_envs(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
               obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
-    buffer.starts = terminated | truncated  # a new episode starts after each end
-    return next_obs
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    buffer.starts = terminated | truncated  # where new_obs starts an episode
+    return new_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -324,7 +325,7 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
 
 # ======================================= update =======================================
 def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    """Eq. (3): fit Q(s, a) to the target y, which is held constant."""
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
@@ -361,7 +362,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)

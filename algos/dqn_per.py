@@ -1,18 +1,21 @@
 """DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
-The problem. DQN draws all transitions of its replay buffer equally often, but
-most of them are predicted well already and teach little. Prioritized replay
-draws a transition more often the larger its last error Q(s, a) - y was, and
-it draws new ones soon. Such a batch is biased: it no longer represents the
-buffer. Importance weights reduce the bias, at the end of the run to zero.
+The problem. DQN samples all transitions of its replay buffer equally often,
+but for most of them the error of Q is already small, so they teach little.
+Prioritized replay samples a transition more often the larger its absolute
+error |Q(s, a) - y| was when it was last sampled, and gives new transitions a
+high priority. Such batches no longer represent the buffer, which biases the
+gradient. Importance-sampling weights correct this, in part at first and more
+fully towards the end of training.
 
-Notation, as in algos/dqn.py. If a time limit cuts an episode off, s' is its
-last state, and we still bootstrap from it. `terminated` is 1 if the
-environment reached a terminal state. Q_targ is the target network. t counts
-environment steps, `mean` is over the batch. New is w, the weight by (9).
+Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') the
+estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
+is not, and we bootstrap from U(s'). Q_targ is the target network, t counts
+environment steps, and `mean` is over the batch. The only new symbol is w, the
+importance weight (9).
 
-    y     = r + gamma (1 - terminated) V(s'), without gradient             (1)
-    V(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+    y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
+    U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
             max_a Q_targ(s', a)                otherwise                   (2)
     L(Q)  = mean w h(Q(s, a) - y),
             h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
@@ -20,7 +23,8 @@ environment steps, `mean` is over the batch. New is w, the weight by (9).
     a     = argmax_a Q(s, a), or with probability eps a random action      (5)
     eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-What is specific to prioritized replay, for transition i of n in the buffer:
+What is specific to prioritized replay (the proportional variant), for
+transition i of the n in the buffer:
 
     p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  when it was last used,
             the highest p so far                if it is new               (7)
@@ -31,30 +35,36 @@ What is specific to prioritized replay, for transition i of n in the buffer:
 
 Why each piece is there:
 
-(7) omega trades focus for diversity: 0 draws uniformly, 1 in proportion to
-the error. The constant 1e-6 keeps p above zero, since a transition that is
-predicted well now may not stay so.
-(9) Transition i is drawn n P(i) times as often as in uniform replay. With
-beta = 1 its weight is proportional to 1 / (n P(i)), and the expected gradient
-is again that of uniform replay, up to a factor. Dividing by the largest
-weight means that weights only ever shrink a step.
-(10) The bias matters most near convergence. Early on, Q changes so much that
-fast learning is worth more.
+(7) omega balances diversity and focus: 0 samples uniformly, 1 in proportion to
+the error. The constant 1e-6 keeps every p positive, so a transition with no
+error now can still be sampled later. A new transition has no error yet; the
+highest priority makes sure that it is sampled soon. The first p is 1. All
+other priorities stay as they are until the transition is sampled again, so
+many are out of date.
+(9) Transition i is sampled n P(i) times as often as in uniform replay. A
+weight of 1 / (n P(i)), at beta = 1, undoes this, so that the expected gradient
+is that of uniform replay. Dividing by the largest weight of the batch means
+that weights only scale the gradient down. It also differs from batch to batch,
+so a batch with a very unlikely transition counts less, and some bias remains.
+(10) The bias matters most near convergence. Early on, Q changes so quickly
+that learning fast matters more.
 
-The sum tree. To draw from (8), put intervals of the lengths p_i end to end
-and find the one that contains a random point. A binary tree in which each
-node holds the sum of its two children finds it in log2(n) steps, and needs as
-many to change one p_i. Batches are stratified, as in the paper: the whole
-length is cut into `batch_size` equal pieces, with one point in each.
+The sum tree. To sample from (8), lay intervals of length p_i end to end and
+find the one that contains a random point. In a binary tree whose inner nodes
+hold the sum of their two children this takes log2(n) steps, and so does
+changing one p_i. Sampling is stratified, as in the paper: the total length is
+divided into `batch_size` equal segments, and one point is drawn from each.
+This spreads a batch over the buffer.
 
-Departures from the papers. Those of algos/dqn.py. In the paper the maximum in
-(9) is over the whole buffer; over the batch it is cheaper. The paper writes
-alpha for omega. It also divides DQN's learning rate by four; we do not.
+Departures from the paper: all that algos/dqn.py lists, and the following. The
+largest weight in (9) is that of the batch instead of the buffer, which is
+cheaper. The paper's alpha is called omega here, and p includes this exponent.
+The paper also divides DQN's learning rate by four; we do not.
 
-Defaults: as algos/dqn.py. In a healthy run on CartPole `q` behaves as there.
-The mean `td_error` of the drawn transitions ends at 2 to 3: the largest errors
-are failures that Q did not foresee. The mean `weight` falls to about 0.1, and
-with it `q_loss`, to 0.01 to 0.03.
+Defaults: as in algos/dqn.py. In a healthy run on CartPole `q` behaves as
+described there. The mean `td_error`, Q - y, of the sampled transitions ends at
+2 to 3: the largest errors belong to failures that Q did not foresee. The mean
+`weight` falls to about 0.1, and with it `q_loss`, to 0.01 to 0.03.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_per.py
@@ -185,7 +195,7 @@ class Transitions:
     act: Shaped[Tensor, "B *act"]
     rew: PerSample
     next_obs: Shaped[Tensor, "B *obs"]  # observations of s'
-    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
@@ -194,7 +204,7 @@ class ReplayBuffer:
     def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
         """`obs` and `act` are examples, which give the shapes and types to store."""
         num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -207,7 +217,7 @@ class ReplayBuffer:
         self.position = 0  # the row to write next
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
-        """Store a transition of each of N environments: [N, ...] for every column."""
+        """Store one transition per environment; every array is [N, ...]."""
         num_envs = len(transition["rew"])
         rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
@@ -225,7 +235,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -319,10 +329,10 @@ class PrioritizedBuffer(ReplayBuffer):
         self.max_priority = state["max_priority"]
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -331,16 +341,16 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
-    return next_obs
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    return new_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -396,7 +406,7 @@ def anneal_beta(step: int, beta_start: float, total_steps: float) -> float:
 
 # ======================================= update =======================================
 def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
-    """Eq. (3): Q(s, a) regresses on the target, without gradient."""
+    """Eq. (3): fit Q(s, a) to the target y, which is held constant."""
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
@@ -435,7 +445,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)

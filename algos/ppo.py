@@ -1,21 +1,22 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
 The problem. The policy gradient is an expectation under the current policy,
-so, strictly, a batch of data can be used for only one gradient step. PPO takes
+so, strictly, a batch of data is good for only one gradient step. PPO takes
 many gradient steps on each batch. Its loss compares the new policy with the
 one that collected the data, and stops rewarding a change in an action's
-probability once the ratio of new to old leaves a fixed interval. The loop:
-collect a rollout, compute advantages, pass over it several times, discard it.
+probability once the ratio of new to old leaves a fixed interval.
 
-Notation. V is the critic, its estimate of the return from a state. s' is the
-state an action leads to. When an episode ends, s' is its last state, not the
-first state of the next episode. `terminated` means that s' is a terminal
-state, `done` that the episode ended, by termination or by a time limit. At a
-time limit we still bootstrap from V(s'). The advantage A says how much better
+Notation. V(s) is the critic's estimate of the discounted return from state s.
+s' is the state that an action leads to. When an episode ends, s' is its last
+state, not the first state of the next episode. `terminated` is 1 if s' is
+terminal, `done` is 1 if the episode ended, by termination or by a time limit.
+A time limit does not end the task, so there we bootstrap: V(s') stands in for
+the rewards that would have followed. The advantage A estimates how much better
 an action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
-end of the episode or rollout. (1) and (2) are generalized advantage
-estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
+the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
+arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -27,8 +28,9 @@ estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-R is the critic's target; mean and var in (6), (7) are of all earlier data.
-PPO's own equations, where pi_old collected the data and c is `clip_ratio`:
+R is the critic's target. mean and var are those of all earlier rollouts. G
+sums past rewards; its standard deviation has about the scale of a return. In
+PPO's own equations pi_old collected the data, and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
@@ -51,20 +53,20 @@ so gradients from other samples can push a ratio further out. Watch `kl` and
 
 pi_old must be the policy that acted, so the observation statistics must stay
 fixed from the start of a rollout to the end of the update. Rewards are scaled
-but not centred: a constant added to every reward changes how much a longer
-episode is worth. On vector observations actor and critic share no weights,
-and Adam is nearly invariant to gradient scale, so `vf_coef` acts mainly
-through the clipping of the norm of the joint gradient.
+but not centred: a constant added to every reward would change how much a
+longer episode is worth. On vector observations actor and critic share no
+weights, and Adam is nearly invariant to gradient scale, so `vf_coef` acts
+mainly through the clipping of the joint gradient's norm.
 
 These details can each be switched off: norm_obs (6), scale_rew (7), norm_adv
 (8), max_grad_norm, anneal_lr, orthogonal_init. Our ablation shows a clear gain
 for norm_obs only (benchmarks/README.md). Most come from OpenAI Baselines; see
 "The 37 Implementation Details of PPO" (2022). (12) is Schulman's (2020).
 
-Departures from the paper. Advantages and targets are recomputed every epoch,
-as the critic has changed (benchmarks/NOTES.md, "Variants on MuJoCo"). Gaussian
-actions are squashed by tanh and rescaled to the action bounds. The Jacobian
-of tanh depends only on the action, so it cancels in (9), though not in (4).
+Departures from the paper. Advantages and targets are recomputed every epoch
+with the current critic (benchmarks/NOTES.md, "Variants on MuJoCo"). Gaussian
+actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
+tanh depends only on the action, not on the weights, so it cancels in (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
 32 minibatches of 64 make 320 gradient steps. After a healthy update `kl` is
@@ -105,7 +107,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
+    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
     target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
@@ -119,7 +121,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio")  # or an error
+        check_settings(self, positive="clip_ratio")  # or UsageError
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -133,7 +135,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Small last weights make the initial policy nearly the same in every state."""
+    """With small last weights the first policy is nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -152,7 +154,7 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
         new = count / self.count  # the weight of this batch
@@ -191,7 +193,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -208,7 +210,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -229,7 +231,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must use the old statistics."""
+        """Called after `update`, which must normalise as `collect` did."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -257,10 +259,10 @@ class Minibatch:
     ret: PerSample
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -268,28 +270,28 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
-        next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        s_prime = true_next_obs(next_obs, done, infos)
+        next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
-                      "next_obs": s_prime, "terminated": terminated, "done": done})
-        obs = next_obs
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # where an episode ended, the first one of the next
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -314,7 +316,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
+    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -322,7 +324,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSam
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; of continuous actions before tanh."""
+    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
@@ -355,7 +357,7 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -369,14 +371,12 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
         logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)  # Eq. (10)
     v_loss = value_loss(val, minibatch.ret)
     ent = entropy(actor_out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss  # Eq. (11)
-    if cfg.ent_coef > 0:
-        loss = loss - cfg.ent_coef * ent
+    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent  # Eq. (11)
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets by the current critic."""
+    """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # s' is the next row's s, ...
@@ -439,7 +439,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -11,16 +11,17 @@ nearly deterministic where it costs a lot. Values that include the entropy are
 called soft. The temperature alpha is adjusted throughout training to keep the
 mean entropy near a target.
 
-Notation. s' is the state that follows s. If a time limit cuts an episode off,
-s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
-environment reached a terminal state. Every transition goes into a replay
-buffer, and every update uses a random batch from it. Most transitions in it
-come from older policies. That is allowed ("off-policy"), since V(s') in (1)
-is a value of the current policy, whoever took the action a. The
-targets y use slowly moving copies of the critics, so they change only a little
-with each update. w are the critics' weights, `mean` is over the batch.
+Notation. s' is the state that follows s, and V(s') its value. `terminated` is
+1 if s' is terminal. A time limit does not make s' terminal: rewards would have
+followed, so V(s') stands in for them (we bootstrap). Every transition goes
+into a replay buffer, and every update uses a random batch from it. Older
+policies collected most of them. That is allowed ("off-policy"), because V(s')
+in (1) is a value of the current policy, whichever policy chose a. The targets
+y use slowly moving copies of the critics, marked `targ`, so y changes only a
+little per update. w stands for the critics' weights, and `mean` is over the
+batch.
 
-    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
+    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
@@ -67,11 +68,12 @@ factor. Adam's learning rate is 1e-3, not 3e-4. (2) has no factor 1/2. Two
 details follow the authors' code: log sigma is clamped to [-20, 2], and the
 first actions are uniformly random.
 
-Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
-if that is less). Then every environment step is followed by one update of the
-critics, the actor, alpha and the target critics, in that order, on one batch
-of 256. In a healthy run the mean `logp` settles near d (minus the target
-entropy), `q1` and `q2` stay close together, and `critic_loss` stays bounded.
+Defaults: actions are random for the first 10,000 steps, or for a tenth of
+total_steps if that is less. Then each environment step is followed by one
+update of the critics, the actor, alpha and the target critics, in that order,
+on the same batch of 256. In a healthy run the mean `logp` settles near d
+(minus the target entropy), `q1` and `q2` stay close together, and
+`critic_loss` stays bounded.
 
 Read after    algos/td3.py, to see the changes:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4
@@ -211,7 +213,7 @@ class Transitions:
     act: Actions
     rew: PerSample
     next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
-    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
@@ -219,7 +221,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -232,7 +234,7 @@ class ReplayBuffer:
         self.position = 0  # the row to write next
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
-        """Store a transition of each of N environments: [N, ...] for every column."""
+        """Store one transition per environment; every array is [N, ...]."""
         num_envs = len(transition["rew"])
         rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
@@ -250,7 +252,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -261,10 +263,10 @@ class ReplayBuffer:
             column[: self.num_stored] = state["columns"][name]
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -273,16 +275,16 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
-    return next_obs
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    return new_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -383,7 +385,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

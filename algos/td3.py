@@ -8,16 +8,17 @@ TD3 limits this error in three ways: it uses the lower of two critics in the
 target, it adds noise to the target's action, and it updates the actor and the
 target networks less often than the critics.
 
-Notation. s' is the state that follows s. If a time limit cuts an episode off,
-s' is its last state, and we still bootstrap from it. `terminated` is 1 if the
-environment reached a terminal state. Every transition goes into a replay
-buffer, and every update uses a random batch from it. Most transitions in it
-come from older policies. That is allowed ("off-policy"), since V(s') in (1)
-is a value of the current policy, whoever took the action a. The
-targets y use slowly moving copies of all networks, so they change only a
-little with each update. w are a network's weights, `mean` is over the batch.
+Notation. s' is the state that follows s, and V(s') its value. `terminated` is
+1 if s' is terminal. A time limit does not make s' terminal: rewards would have
+followed, so V(s') stands in for them (we bootstrap). Every transition goes
+into a replay buffer, and every update uses a random batch from it. Older
+policies collected most of them. That is allowed ("off-policy"), because V(s')
+in (1) is a value of the current policy, whichever policy chose a. The targets
+y use slowly moving copies of all networks, marked `targ`, so y changes only a
+little per update. w stands for a network's weights, and `mean` is over the
+batch.
 
-    y       = r + gamma (1 - terminated) V(s'), without gradient           (1)
+    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
@@ -34,19 +35,20 @@ Every update takes a step on (2). Every second one, by the default of
 
 Why each piece is there:
 
-(4) A deterministic policy never tries anything else, so noise is added while
-collecting. The buffer stores the noisy action, since r and s' followed from
-it. Evaluation uses no noise.
+(4) A deterministic policy does not explore, so noise is added to its actions
+while collecting. The buffer stores the noisy action, because that is the one
+that led to r and s'. Evaluation uses no noise.
 (5) Similar actions should have similar values, so a narrow peak of Q_targ is
 probably an error. The noise averages the target over the neighbourhood of the
 policy's action, and c keeps it there.
 (6) Both critics learn the same targets, but their initial weights differ and
 so do their errors. Their minimum is too high only where both are too high. It
 may be too low, but the actor does not seek such actions out.
-(7) By the chain rule its gradient in the actor's weights w is
--mean dQ_1/da dpi/dw, and only the actor learns from it. One critic is enough
-to point the way. The delay lets the critics reduce their errors before actor
-and targets follow them.
+(7) By the chain rule, the gradient of L(pi) with respect to the actor's
+weights w is -mean dQ_1/da dpi/dw, with dQ_1/da taken at a = pi(s). This loss
+updates only the actor. One critic is enough to show the direction. The delay
+lets the critics reduce their errors before the actor and the targets follow
+them.
 
 Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Observations and rewards are not
@@ -57,12 +59,12 @@ and batches 256 samples (100), and both actions are clipped to [-1, 1]: all
 three as in the authors' later code. The paper takes 10,000 random steps on
 HalfCheetah and Ant and 1,000 elsewhere.
 
-Defaults: the first 10,000 steps are random (or the first tenth of total_steps,
-if that is less). Then every environment step is followed by one update of the
-critics on a batch of 256, and every second update includes the actor and all
-targets. In a healthy run `q1` and `q2` stay close together, and `critic_loss`
-stays bounded. Unlike in DDPG, `q1` does not run ahead of the mean reward per
-step divided by 1 - gamma.
+Defaults: actions are random for the first 10,000 steps, or for a tenth of
+total_steps if that is less. Then each environment step is followed by one
+update of the critics on a batch of 256, and every second update includes the
+actor and all targets. In a healthy run `q1` and `q2` stay close together,
+`critic_loss` stays bounded, and `q1` levels off near the discounted return of
+the policy.
 
 Read after    algos/ddpg.py, for the changes:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -189,7 +191,7 @@ class Transitions:
     act: Actions
     rew: PerSample
     next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
-    terminated: PerSample  # 1 in a terminal state; 0 otherwise, also at a time limit
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
 
 
 class ReplayBuffer:
@@ -197,7 +199,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or an error
+        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -210,7 +212,7 @@ class ReplayBuffer:
         self.position = 0  # the row to write next
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
-        """Store a transition of each of N environments: [N, ...] for every column."""
+        """Store one transition per environment; every array is [N, ...]."""
         num_envs = len(transition["rew"])
         rows = (self.position + torch.arange(num_envs)) % self.capacity
         for name, column in self.columns.items():
@@ -228,7 +230,7 @@ class ReplayBuffer:
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since torch.save writes all storage of a slice."""
+        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -239,10 +241,10 @@ class ReplayBuffer:
             column[: self.num_stored] = state["columns"][name]
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -251,16 +253,16 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
     """Step all environments and store the transitions. Return the next obs."""
-    next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-    s_prime = true_next_obs(next_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=s_prime, terminated=terminated)
-    return next_obs
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    return new_obs
 
 
 # ==================================== mathematics =====================================
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
               gamma: float) -> PerSample:
-    """Eq. (1): bootstrap unless terminated. A time limit is no termination."""
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
 
@@ -349,7 +351,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

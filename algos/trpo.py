@@ -1,28 +1,31 @@
 """Trust Region Policy Optimization (TRPO).  Schulman et al. 2015,
 arXiv:1502.05477.
 
-The problem. VPG's learning rate limits how far the weights move, but equal
-steps of the weights can change the policy a little or completely. A policy
-that is ruined also collects useless data. TRPO limits the change of the policy
-instead: maximise the estimated improvement S subject to KL <= max_kl, where KL
-is the divergence between the old and the new policy.
+The problem. The learning rate of the vanilla policy gradient (VPG) limits how
+far the weights move. But a step of a given length in weight space may barely
+change the policy, or change it completely. A ruined policy then collects
+useless data, so that training may not recover. TRPO limits the change in the
+policy itself: it maximises the estimated improvement S subject to KL <=
+max_kl, where KL is the mean divergence from the old to the new policy.
 
-For a small step x of the weights, S is about g' x and KL about x' F x / 2. g
-is the gradient of S, and F, the Fisher matrix, holds the second derivatives of
-KL. Under the constraint, S is largest along F^-1 g: the natural gradient. It
-stretches the step in directions in which the policy hardly changes and
-shortens it in those in which it changes much. These are approximations, so a
-line search then tests S and KL themselves.
+For a small change x of the weights, S is about g'x and KL about x'Fx / 2 (here
+' means transpose). g is the gradient of S. F, the Hessian of KL, is the Fisher
+matrix. Within the constraint, g'x is largest in the direction of F^-1 g, the
+natural gradient. It takes longer steps along directions that barely change the
+policy, and shorter ones along those that change it a lot. These are
+approximations, so a line search then checks S and KL themselves on the batch.
 
-Notation. V is the critic, its estimate of the return from a state. s' is the
-state an action leads to. When an episode ends, s' is its last state, not the
-first state of the next episode. `terminated` means that s' is a terminal
-state, `done` that the episode ended, by termination or by a time limit. At a
-time limit we still bootstrap from V(s'). The advantage A says how much better
+Notation. V(s) is the critic's estimate of the discounted return from state s.
+s' is the state that an action leads to. When an episode ends, s' is its last
+state, not the first state of the next episode. `terminated` is 1 if s' is
+terminal, `done` is 1 if the episode ended, by termination or by a time limit.
+A time limit does not end the task, so there we bootstrap: V(s') stands in for
+the rewards that would have followed. The advantage A estimates how much better
 an action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
-end of the episode or rollout. (1) and (2) are generalized advantage
-estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
+the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
+arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -33,43 +36,53 @@ estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-R is the critic's target; mean and var in (6), (7) are of all earlier data.
-TRPO's own equations, where pi_old collected the data and v is any vector with
-a number for each weight of the policy:
+R is the critic's target. mean and var are running statistics of all earlier
+rollouts. G sums past rewards; its standard deviation has about the scale of a
+return. In TRPO's own equations, pi_old is the policy that collected the data,
+and v is any vector with one entry per weight of the policy:
 
-    S       = mean (pi(a | s) / pi_old(a | s) - 1) A,  g = grad S          (8)
+    S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
     F v     = grad (v' grad KL) + damping v                               (10)
     F x     = g, by the conjugate gradient method; r = g - F x            (11)
-    step    = 0.8^k sqrt(2 max_kl / (x' F x)) x, with the first k of 0, 1, ...
-              for which S > 0 and KL <= max_kl; none: no step at all      (12)
+    step    = 0.8^k sqrt(2 max_kl / (x' F x)) x, with the smallest k = 0, 1, ...
+              for which S > 0 and KL <= max_kl; if none does, no step     (12)
 
+The -1 in (8) makes S zero at pi_old, so that S > 0 means an improvement.
 Gradients in (8) and (10) are taken at pi = pi_old. There grad KL is zero, but
-its derivative F is not. F has a row for each weight and is never built: (11)
-needs only products F v, and (10) computes one by differentiating the scalar v'
-grad KL. For k = 0 the square root makes the approximate KL of the step exactly
-max_kl. `damping` keeps F invertible. It is part of x' F x, so it also shortens
-the step. KL is a sum over the dimensions of an action. Libraries that average
-over d dimensions allow d times as much KL with the same number. Advantages are
-not normalised, since (12) does not depend on their scale.
+its derivative is not. F has a row and a column for every weight, so it is
+never formed: (11) needs only products F v, and (10) computes one by
+differentiating the number v' grad KL. Conjugate gradients improve x along the
+directions that matter most first, so a few steps give a useful x even when F x
+is not yet close to g.
 
-The critic is fitted after the policy's step, by `v_steps` steps on (5) with
-random minibatches. With images, actor and critic share an encoder. The critic
-does not train it, since that would move the policy, whatever max_kl says.
+For k = 0 the square root makes x'Fx / 2 equal to max_kl. `damping` keeps F
+invertible. As part of x'Fx it also shortens the step, so the true KL is
+usually below max_kl. KL is a sum over action dimensions; libraries that
+average over d dimensions allow d times as much KL with the same number. The
+scale of the advantages does not matter in (12), so they are not normalised.
 
-Departures from the paper. GAE estimates the advantages. max_kl is 0.04 instead
-of 0.01. (6) and (7) come from OpenAI Baselines; when the statistics of (6) are
-updated, the policy changes slightly too. Gaussian actions are squashed by tanh
-and rescaled to the action bounds. The Jacobian of tanh depends only on the
-action, so it cancels in (8) and (9).
+The critic is fitted after the policy's step, by `v_steps` steps on (5), each
+with a random minibatch. With images, actor and critic share an encoder. The
+critic does not train it, because that would change the policy outside the
+constraint.
 
-Defaults: 256 steps in each of 8 environments give 2,048 samples for one step
-of the policy and 80 of the critic. In a healthy run on MuJoCo `kl` is 0.4 to
-0.9 times max_kl, `backtracks` is mostly 0, `improvement` is close to
+Departures from the paper. GAE with a critic replaces the paper's sums of
+rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (50,000), and
+`cg_steps` is 15 (10). (6) and (7) come from OpenAI Baselines; when the
+statistics of (6) are updated, the policy changes slightly, and no constraint
+limits that. Gaussian actions are squashed by tanh and rescaled to the action
+bounds. The Jacobian of tanh depends only on the action, not on the weights, so
+it cancels in (8) and (9).
+
+Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
+step and 80 critic steps. In a healthy run on MuJoCo `kl` is 0.4 to 0.9 times
+max_kl, `backtracks` is mostly 0, `improvement` is close to
 `improvement_expected`, `cg_residual` grows from 0.01 to about 0.5,
-`explained_variance` rises above 0.9 and `entropy` falls.
+`explained_variance` rises above 0.9 and `entropy` falls. Where `backtracks`
+equals its limit, the policy has stopped changing.
 
-Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
+Read after    algos/vpg.py, to see the changes:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.trpo    (learning curves: benchmarks/README.md)
 """
@@ -106,11 +119,11 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
-    cg_steps: int = 15  # conjugate gradient steps at most (10 to 20)
+    cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower has more bias, higher more variance
+    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
@@ -133,7 +146,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Small last weights make the initial policy nearly the same in every state."""
+    """With small last weights the first policy is nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -152,7 +165,7 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
         new = count / self.count  # the weight of this batch
@@ -191,7 +204,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -208,7 +221,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -229,7 +242,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must use the old statistics."""
+        """Called after `update`, which must normalise as `collect` did."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -262,10 +275,10 @@ class OldPolicy:
     logp: PerSample
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -273,28 +286,28 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
-        next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        s_prime = true_next_obs(next_obs, done, infos)
+        next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
-                      "next_obs": s_prime, "terminated": terminated, "done": done})
-        obs = next_obs
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # where an episode ended, the first one of the next
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -319,7 +332,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
+    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -327,7 +340,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSam
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; of continuous actions before tanh."""
+    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
@@ -365,7 +378,7 @@ def to_vector(gradients: tuple[Tensor, ...]) -> Vector:
 def fisher_product(kl_grad: Vector, params: list[nn.Parameter], damping: float,
                    v: Vector) -> Vector:
     """Eq. (10). `kl_grad` is grad KL with its graph, so it can be differentiated."""
-    product = torch.autograd.grad(kl_grad, params, v, retain_graph=True)
+    product = torch.autograd.grad(v @ kl_grad, params, retain_graph=True)
     return mpi.average(to_vector(product)) + damping * v
 
 
@@ -383,12 +396,12 @@ def conjugate_gradient(product: partial, g: Vector,
         x = x + step_size * p
         old_r = r
         r = r - step_size * Fp
-        p = r + r @ r / (old_r @ old_r) * p  # p' F p_old = 0: no step undoes another
+        p = r + r @ r / (old_r @ old_r) * p  # p' F p_old = 0, so no step undoes another
     return x, r.norm() / (g.norm() + 1e-30)  # g may be 0
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -453,7 +466,7 @@ def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
 
 
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets by the current critic."""
+    """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # s' is the next row's s, ...
@@ -465,7 +478,7 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # gradients are enabled where they are needed
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
     """One step of the policy, then `v_steps` of the critic. Return metrics.
 
@@ -504,7 +517,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -2,40 +2,44 @@
 
 The problem. We want the policy pi with the largest expected return. The return
 depends on the environment, whose dynamics we do not know, so we cannot
-differentiate through it. The log-derivative trick avoids that. For any
-function f, and x drawn from a density p that depends on the weights,
+differentiate through it. The log-derivative trick removes the need to. If the
+probability p(x) depends on the policy's weights, and f(x) does not, then the
+gradient with respect to the weights is
 
     grad E f(x) = sum_x f(x) grad p(x) = E [f(x) grad log p(x)].
 
-Let x be an episode and f(x) its return. log p(x) is a sum of log pi(a_t | s_t)
-and of log-probabilities of the environment, whose gradient is zero. An action
-cannot change earlier rewards, so only the rewards after it matter:
+Let x be an episode and f(x) its return. log p(x) is the sum of all log pi(a_t
+| s_t) and of the log-probabilities of the environment's transitions, which do
+not depend on the weights. This gives REINFORCE (Williams 1992,
+doi:10.1007/BF00992696):
 
-    grad E (return) = E sum_t grad log pi(a_t | s_t) (return from t on).
+    grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t on).
 
-All of this can be sampled: act, see what return follows, and make an action
-more likely in proportion to it. This estimate (Williams 1992,
-doi:10.1007/BF00992696) is unbiased but noisy.
+All of this can be sampled: act, see what return follows, and raise log pi of
+every action in proportion to it. The estimate is unbiased but noisy. Rewards
+before t are left out, and V(s), a learned estimate of the return from s, is
+subtracted as a baseline. Both reduce the noise, since neither depends on the
+action a_t. And neither changes the mean of the gradient: for any b that does
+not depend on a,
 
-The baseline. Subtract V(s), a learned estimate of the return from s on. An
-action then counts by how much better it did than expected. This leaves the
-mean of the gradient as it is, since V(s) does not depend on the action and
-probabilities always sum to 1:
+    E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = 0.
 
-    E_a [V(s) grad log pi(a | s)] = V(s) grad sum_a pi(a | s) = 0.
+What remains of the return estimates the advantage: how much better the action
+turned out than expected. Two more changes reduce the noise at the price of
+some bias. A reward k steps later counts gamma^k times. And after some steps V
+replaces the rewards that follow.
 
-But it removes the largest source of noise: that some states are better than
-others, whatever the action. What remains is the advantage.
-
-Notation. V is the critic, its estimate of the return from a state. s' is the
-state an action leads to. When an episode ends, s' is its last state, not the
-first state of the next episode. `terminated` means that s' is a terminal
-state, `done` that the episode ended, by termination or by a time limit. At a
-time limit we still bootstrap from V(s'). The advantage A says how much better
+Notation. V(s) is the critic's estimate of the discounted return from state s.
+s' is the state that an action leads to. When an episode ends, s' is its last
+state, not the first state of the next episode. `terminated` is 1 if s' is
+terminal, `done` is 1 if the episode ended, by termination or by a time limit.
+A time limit does not end the task, so there we bootstrap: V(s') stands in for
+the rewards that would have followed. The advantage A estimates how much better
 an action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V; lam = 1 sums every reward to the
-end of the episode or rollout. (1) and (2) are generalized advantage
-estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
+variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
+the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
+arXiv:1506.02438, eq. 16).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -47,31 +51,44 @@ estimation, GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target; mean and var in (6), (7) are of all earlier data.
+R is the critic's target. mean and var are running statistics of all earlier
+rollouts. G sums past rewards; its standard deviation has about the scale of a
+return.
 
 Every update takes one step on (8) with the whole rollout, and then `v_steps`
-steps on (5), each with a random minibatch. The policy gets only one step, as
-its gradient is an expectation under the policy that collected the data. The
-advantages come from the critic before its steps: a critic that has already
-been fitted to R would explain away what they measure. They are not normalised,
-since Adam is nearly invariant to gradient scale. Rewards are scaled but not
-centred: a constant added to every reward changes how much a longer episode is
-worth. H is only reported. With images, actor and critic share an encoder that
-only the policy step trains.
+steps on (5), each with a random minibatch. The policy gets only one step,
+because its gradient is an expectation under the policy that collected the
+data, and after the step that is no longer the current one. Advantages are
+computed before the critic's steps: a critic that has been fitted to R has
+partly absorbed the difference R - V that they measure. They are not
+normalised, since Adam is nearly invariant to a constant scale of the gradient.
 
-Departures from theory. A rollout is 64 steps per environment, often much
-shorter than an episode, so the sum in (2) ends early with V. A state late in
-an episode counts in full, without gamma^t. Gaussian actions are squashed by
-tanh and rescaled to the action bounds. The Jacobian of tanh depends only on
-the action, so the gradient of (8) is right without it.
+Observations are normalised and rewards scaled, because networks learn best
+from inputs and targets of moderate size. The statistics stay fixed from the
+start of a rollout to the end of its update, so that (8) evaluates the policy
+that acted. Rewards are not centred: a constant added to every reward would
+change how much a longer episode is worth, and thereby the best policy. sigma
+is a learned parameter per action dimension, the same in every state. H is
+logged but not optimised. With images, actor and critic share an encoder. Only
+the policy step trains it, so that the critic's many steps cannot change the
+policy.
+
+Departures from theory. A rollout has 64 steps per environment, often much
+fewer than an episode, so the recursion in (2) is cut off and completed by V.
+The gradient of the discounted return would weight step t by gamma^t; we omit
+this, as nearly all implementations do. Clipping in (7) changes rewards that
+are very large. Gaussian actions are squashed by tanh and rescaled to the
+action bounds. The Jacobian of tanh depends only on the action, not on the
+weights, so the gradient of (8) is right without it.
 
 Defaults: 64 steps in each of 8 environments give 512 samples for one step of
-the policy and 20 of the critic. A2C takes one joint step of both after only 10
-steps per environment. In a healthy run on MuJoCo `explained_variance` rises
-above 0.8 within 100,000 to 200,000 steps, `policy_grad_norm` stays between
-0.03 and 0.4 after the first updates, and `entropy` falls slowly.
+the policy and 20 of the critic. In a healthy run on MuJoCo
+`explained_variance` (of R, which contains V itself) rises above 0.8 within
+100,000 to 200,000 steps, `policy_grad_norm` stays between 0.03 and 0.4 after
+the first updates, and `entropy` falls slowly.
 
-Read next     algos/a2c.py or algos/trpo.py:  diff algos/vpg.py algos/a2c.py
+Read next     algos/a2c.py or algos/trpo.py; to see what they change:
+              diff algos/vpg.py algos/a2c.py
 Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.vpg    (learning curves: benchmarks/README.md)
 """
@@ -107,7 +124,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.97  # GAE's lambda: lower has more bias, higher more variance
+    lam: float = 0.97  # GAE's lambda: lower, more bias; higher, more variance
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
@@ -115,7 +132,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self)  # or an error
+        check_settings(self)  # or UsageError
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -129,7 +146,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Small last weights make the initial policy nearly the same in every state."""
+    """With small last weights the first policy is nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -148,7 +165,7 @@ class RunningStats(nn.Module):
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
 
     def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge the moments of a batch into those so far (Chan et al. 1979)."""
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
         count, mean, var = mpi.moments(rows)  # over the rows of all processes
         self.count += count
         new = count / self.count  # the weight of this batch
@@ -187,7 +204,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # to go on with; soon [N]
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -204,7 +221,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] or [N, d], before tanh."""
+        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -225,7 +242,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must use the old statistics."""
+        """Called after `update`, which must normalise as `collect` did."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -251,10 +268,10 @@ class Batch:
     adv: PerSample
 
 
-def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, `next_obs` is already the
-    first one of the next episode, and the last one of this is in `infos`."""
-    next_obs = next_obs.copy()
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
     return next_obs
@@ -262,28 +279,28 @@ def true_next_obs(next_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.nda
 
 def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
             num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the obs to go on from."""
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
-        next_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         done = terminated | truncated
-        s_prime = true_next_obs(next_obs, done, infos)
+        next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
-                      "next_obs": s_prime, "terminated": terminated, "done": done})
-        obs = next_obs
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # where an episode ended, the first one of the next
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped, as a variance of few samples may be far too small."""
+    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): given the last G [N], return G at every step and the G to go on with."""
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -308,7 +325,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3), of discrete actions [B] or of continuous ones [B, k] before tanh."""
+    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -316,7 +333,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSam
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; of continuous actions before tanh."""
+    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
@@ -328,13 +345,13 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """Minus its gradient estimates the policy gradient. Its value says nothing."""
+    """The negative gradient of this loss estimates the policy gradient."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 if V differs from its targets by a constant, 0 if no better than a constant."""
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -356,7 +373,7 @@ def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
 
 
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets by the current critic."""
+    """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # s' is the next row's s, ...
@@ -408,7 +425,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, those of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
