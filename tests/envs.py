@@ -216,6 +216,39 @@ class Bright(gym.Env):
         return np.zeros(IMAGE, np.uint8), float(act == self.bright), True, False, {}
 
 
+class Graph(gym.Env):
+    """Observations are graphs, which cannot be flattened."""
+
+    observation_space, action_space = gym.spaces.Graph(Box(-1, 1, (2,)), None), Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, act):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+class Parts(gym.Env):
+    """A Dict of a number of three (2, 0, 1, 2, 0, ...) and a vector, which is (time, -time)."""
+
+    observation_space = gym.spaces.Dict(kind=Discrete(3), place=Box(-np.inf, np.inf, (2,)))
+    action_space = Discrete(2)
+
+    def observe(self):
+        place = np.float32([self.time, -self.time])
+        return {"kind": np.int64((self.time + 2) % 3), "place": place}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, act):
+        self.time += 1
+        return self.observe(), 1.0, self.time == 4, False, {}
+
+
 def register(name, kind, quiet=False, **kwargs):
     gym.register(f"{name}-v0", f"{__name__}:{kind.__name__}", kwargs=kwargs,
                  disable_env_checker=quiet)
@@ -233,3 +266,5 @@ register("ProbeAct", Probe, acts=True)
 register("ProbePolicy", Probe, sees=True, acts=True)
 register("Reach", Reach)
 register("Bright", Bright)
+register("Graph", Graph)
+register("Parts", Parts)

@@ -23,7 +23,8 @@ POSITIVE = "hidden lr v_lr std_init"
 SHARED = "num_envs minibatch_size batch_size buffer_size"  # ranks get equal parts of these
 MOST_STEPS = 1e12
 
-KINDS = {"vector": "vectors (Box of one dimension)", "discrete": "Discrete from 0",
+KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
+         "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
          "box": "Box of floats with finite bounds"}
 

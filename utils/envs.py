@@ -7,6 +7,7 @@ also records its episodes, with the environment's own rewards, for `Run.report`.
 """
 
 import difflib
+import functools
 import importlib
 import json
 import math
@@ -33,18 +34,39 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores.
+    Observations that are no Box are flattened (see `flat_obs`).
     UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     # Same-step autoreset may overwrite the array it returned, so observations are copied.
-    copy = [lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
-    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": copy}
+    wrappers = [flat_obs, lambda env: gym.wrappers.TransformObservation(env, np.copy, None)]
+    kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step, "wrappers": wrappers}
     atari = "ALE/" in cfg.env
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     return EpisodeRecorder(envs, clip_rewards=atari)
+
+
+def flat_obs(env: gym.Env) -> gym.Env:
+    """Turn observations that are no Box into vectors, if Gymnasium can.
+
+    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined.
+    """
+    space = env.observation_space
+    if isinstance(space, gym.spaces.Box) or not space.is_np_flattenable:
+        return env
+    env = gym.wrappers.FlattenObservation(env)
+    flat = env.observation_space
+    flat = gym.spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+    say_once(f"observations: {space}, flattened to {flat.shape[0]} numbers")
+    return gym.wrappers.TransformObservation(env, np.float32, flat)
+
+
+@functools.cache
+def say_once(line: str) -> None:
+    mpi.say(line)
 
 
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):

@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from utils.envs import make_envs
+from utils.envs import flat_obs, make_envs
 from utils.mpi import UsageError
 
 NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
@@ -87,7 +87,7 @@ def record(agent, cfg, file: str, seed: int, deterministic: bool = True) -> tupl
                 env = AgentsView(make_envs(cfg, 1))
             else:
                 env = gym.make(cfg.env, **json.loads(cfg.env_kwargs) | {"render_mode": "rgb_array"})
-                env = gym.wrappers.RecordEpisodeStatistics(env)
+                env = gym.wrappers.RecordEpisodeStatistics(flat_obs(env))
             env = gym.wrappers.RecordVideo(env, f"{folder}/video", lambda episode: episode == 0)
             obs, _ = env.reset(seed=seed)  # draws the first frame
         except Exception as error:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ppo
+from algos import dqn, ppo
 from tests import probe
 from utils.envs import evaluate
 
@@ -87,6 +87,23 @@ def test_reach():
     left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
             for t in range(1, 11)]
     assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
+
+
+LAKE = {"env": "FrozenLake-v1", "env_kwargs": '{"is_slippery": false}', "gamma": 0.95,
+        "lr": 3e-3, "hidden": (32,)}
+
+
+@pytest.mark.parametrize("module,settings", [
+    (ppo, {"total_steps": 16384, "num_envs": 16, "rollout_steps": 512, "minibatch_size": 128,
+           "epochs": 4}),
+    (dqn, {"total_steps": 5000, "start_steps": 500, "target_every": 50, "eps_steps": 4000,
+           "batch_size": 32, "buffer_size": 5000}),
+], ids=["ppo", "dqn"])
+def test_discrete_observations(module, settings):
+    """The only reward is at the goal, six steps away, and the holes end an episode."""
+    cfg = module.Config(**LAKE, **settings, **QUICK)
+    returns, lengths = evaluate(module.train(cfg), cfg, 2, seed=1)
+    assert returns.tolist() == [1, 1] and lengths.tolist() == [6, 6]
 
 
 def test_images():

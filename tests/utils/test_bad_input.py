@@ -230,12 +230,9 @@ def test_an_extra_that_is_installed_and_broken(refusal, monkeypatch):
 BOX = spaces.Box(-1, 1, (3,))
 IMAGE = (64, 64, 3)
 OBS = {
-    "dict": (spaces.Dict(a=BOX), "Dict"),
-    "tuple": (spaces.Tuple([BOX, BOX]), "Tuple"),
-    "text": (spaces.Text(5), "Text"),
-    "discrete": (spaces.Discrete(16), "Discrete(16)"),
-    "multi binary": (spaces.MultiBinary(4), "MultiBinary(4)"),
-    "multi discrete": (spaces.MultiDiscrete([2, 3]), "MultiDiscrete([2 3])"),
+    "sequence": (spaces.Sequence(BOX), "Sequence"),
+    "sequence in a dict": (spaces.Dict(a=spaces.Sequence(BOX)), "Sequence"),
+    "graph": (spaces.Graph(BOX, None), "Graph"),
     "scalar": (spaces.Box(-1, 1, ()), "()"),
     "matrix": (spaces.Box(-1, 1, (4, 5)), "(4, 5)"),
     "grey image": (spaces.Box(0, 255, (84, 84), np.uint8), "(84, 84)"),
@@ -543,7 +540,7 @@ def test_init_from_other_sizes(refusal, run):
     ("--gamma 1.5", "error: --gamma is 1.5; it takes a number, at least 0, at most 1"),
     ("--gama 0.9", "Perhaps you meant: --gamma"),
     ("--env CartPol-v1", "CartPole-v1"),
-    ("--env FrozenLake-v1", "Discrete(16)"),
+    ("--env tests.envs:Graph-v0", "Graph"),
     ("--resume --run-dir none", "none"),
     ("--num-procs 5000 --num-envs 5000 --minibatch-size 5000 --rollout-steps 5000",
      "--num-procs is 5000"),

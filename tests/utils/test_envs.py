@@ -62,6 +62,44 @@ def test_known_notices_are_silent_and_others_are_not(capfd):
     assert "Nan in QACC" in capfd.readouterr().err
 
 
+# ---- Observations that are no Box
+
+def test_a_dict_is_one_hot_and_joined():
+    """In the order of its keys; what ends an episode is flattened like every other observation."""
+    vector = make_envs(Config(env="tests.envs:Parts-v0"), 2)
+    assert vector.single_observation_space == Box(
+        np.float32([0, 0, 0, -np.inf, -np.inf]), np.float32([1, 1, 1, np.inf, np.inf]))
+    obs, _ = vector.reset(seed=1)
+    rows = [obs]
+    for _ in range(4):
+        obs, _, _, _, infos = vector.step(np.zeros(2, int))
+        rows.append(obs)
+    assert obs.dtype == np.float32
+    first = [[0, 0, 1, 0, 0], [1, 0, 0, 1, -1], [0, 1, 0, 2, -2], [0, 0, 1, 3, -3], [0, 0, 1, 0, 0]]
+    np.testing.assert_array_equal([row[0] for row in rows], first)
+    np.testing.assert_array_equal(np.stack(infos["final_obs"]), 2 * [[1, 0, 0, 4, -4]])
+
+
+@pytest.mark.parametrize("env,size", [
+    ("FrozenLake-v1", 16), ("Taxi-v4", 500), ("Blackjack-v1", 32 + 11 + 2), ("Parts-v0", 5)])
+def test_flattened_observations_are_announced_once(env, size, capsys):
+    cfg = Config(env=f"tests.envs:{env}" if env == "Parts-v0" else env)
+    envs.say_once.cache_clear()
+    spaces = [make_envs(cfg, 2).single_observation_space for _ in range(2)]
+    assert [space.shape for space in spaces] == [(size,), (size,)]
+    assert capsys.readouterr().out.count(f", flattened to {size} numbers\n") == 1
+
+
+def test_boxes_stay_as_they_are(capsys):
+    """Also those that no algorithm takes: a flattened picture would be learned from badly."""
+    envs.say_once.cache_clear()
+    small = gym.make("tests.envs:Bright-v0")
+    assert envs.flat_obs(small) is small
+    small.unwrapped.observation_space = Box(0, 255, (9, 9), np.uint8)
+    assert envs.flat_obs(small.unwrapped) is small.unwrapped
+    assert capsys.readouterr().out == ""
+
+
 # ---- What is recorded
 
 def counters(num_envs):
