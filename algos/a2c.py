@@ -13,21 +13,22 @@ collect data and update the weights without waiting for each other, so that a
 gradient may belong to weights that have already changed.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to. When an episode ends, s' is its last
-state, not the first state of the next episode. `terminated` is 1 if s' is
+s' is the state that an action leads to; at the end of an episode it is the
+last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-A time limit does not end the task, so there we bootstrap: V(s') stands in for
-the rewards that would have followed. The advantage A estimates how much better
-an action was than the policy's average in that state. `lam` trades bias for
+V(s') stands in for the rewards that follow, also at a time limit, because
+there the task has not ended. The advantage A estimates how much better an
+action was than the policy's average in that state. `lam` trades bias for
 variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
 the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
-and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
-arXiv:1506.02438, eq. 16).
+and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
+arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
+critic, (6) and (7) normalise observations and rewards.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s), averaged over the batch                (4)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},

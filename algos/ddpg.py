@@ -3,22 +3,22 @@ arXiv:1509.02971, Algorithm 1.
 
 The problem. Q-learning picks a = argmax_a Q(s, a), where Q(s, a) is the
 expected discounted return, E sum_t gamma^t r_t, of taking action a in state s
-at t = 0 and the best actions from then on. With five discrete actions the
-argmax compares five numbers. With continuous actions it is an optimisation
-problem at every step. DDPG instead trains a second network, the actor pi(s),
-to return the action that the critic Q rates highest. The critic tells the
-actor how to improve: the gradient of Q with respect to a points towards better
-actions.
+at t = 0 and acting well from then on. With five discrete actions the argmax
+compares five numbers. With continuous actions it is an optimisation problem at
+every step. DDPG therefore trains a second network beside the critic Q: the
+actor pi(s), which returns the action that Q rates highest. The critic tells
+the actor how to improve, since the gradient of Q with respect to a points
+towards better actions. Q in turn learns the value of following pi.
 
 Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 1 if s' is terminal. A time limit does not make s' terminal: rewards would have
 followed, so V(s') stands in for them (we bootstrap). Every transition goes
 into a replay buffer, and every update uses a random batch from it. Older
 policies collected most of them. That is allowed ("off-policy"), because V(s')
-in (1) is a value of the current policy, whichever policy chose a. The targets
-y use slowly moving copies of both networks, Q_targ and pi_targ, so y changes
-only a little per update. w stands for a network's weights, and `mean` is over
-the batch.
+in (1) belongs to the present actor's target copy, whichever policy chose a.
+The targets y use slowly moving copies of both networks, Q_targ and pi_targ, so
+y changes only a little per update. w stands for a network's weights, and
+`mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)
@@ -34,17 +34,18 @@ normal noise in as many dimensions as a:
 
 Why each piece is there:
 
-(1) This holds for any action a: r and s' depend only on s and a, and a' in (5)
-comes from the learned policy, not from the buffer. So old transitions can be
+(1) This target is valid for any action a: r and s' depend only on s and a, and
+a' in (5) comes from the actor, not from the buffer. So old transitions can be
 reused, each many times. A random batch also mixes transitions from different
-times, so its samples are less correlated.
+times, so its samples are less correlated than consecutive ones.
 (3) Without target networks, an update that raises Q(s, a) often raises Q(s',
 a') too, and therefore y, so that errors feed on themselves. With tau = 0.005
 the copies lag about 1/tau = 200 updates behind.
 (4) A deterministic policy does not explore, so noise is added to its actions
 while collecting. The buffer stores the noisy action, because that is the one
 that led to r and s'. Evaluation uses no noise.
-(5) pi ends with tanh, so that its actions lie in [-1, 1].
+(5) The target copy of the actor, like that of the critic, keeps y from moving
+with every update.
 (7) By the chain rule, the gradient of L(pi) with respect to the actor's
 weights w is -mean dQ/da dpi/dw, with dQ/da taken at a = pi(s): the
 deterministic policy gradient (Silver et al. 2014). This loss updates only the
@@ -54,24 +55,24 @@ the actor's actions highly.
 The weak point: the actor seeks out actions that the critic overestimates, and
 (6) feeds these errors into the targets. TD3 was designed to reduce this.
 
-Policy, buffer and critic use actions in [-1, 1]. They are rescaled to the
-environment's bounds just before `env.step`. Observations and rewards are not
-normalised.
+The actor ends with tanh, so policy, buffer and critic all use actions in [-1,
+1]. They are rescaled to the environment's bounds just before `env.step`.
+Observations and rewards are not normalised.
 
-Departures from the paper. The noise in (4) is independent across steps; the
-paper uses an Ornstein-Uhlenbeck process, in which the authors of TD3 found no
-benefit. The action enters the critic at its first layer (paper: the second).
-There is no batch normalisation and no weight decay. Other settings, with the
-paper's in parentheses: learning rate 1e-3 (1e-4 for the actor), tau 0.005
-(0.001), batches of 256 (64), layers of 256 and 256 units (400 and 300),
-PyTorch's initial weights (uniform in small ranges). The first actions are
-uniformly random.
+Departures from the paper. The noise in (4) is independent across steps, with
+sigma = 0.1; the paper uses an Ornstein-Uhlenbeck process with 0.2, in which
+the authors of TD3 found no benefit. The action enters the critic at its first
+layer (paper: the second). There is no batch normalisation and no weight decay.
+Other settings, with the paper's in parentheses: learning rate 1e-3 (1e-4 for
+the actor), tau 0.005 (0.001), batches of 256 (64), layers of 256 and 256 units
+(400 and 300), PyTorch's initial weights in the last layers (at most 3e-3). The
+first actions are uniformly random.
 
 Defaults: actions are random for the first 10,000 steps, or for a tenth of
 total_steps if that is less. Then each environment step is followed by one
 update of the critic, the actor and both targets, in that order, on the same
-batch of 256. In a healthy run `critic_loss` stays bounded and `q` levels off
-near the discounted return of the policy. Where `q` keeps growing and the
+batch of 256. In a healthy run `critic_loss` stays bounded, and `q`, the mean
+of Q over sampled transitions, levels off. If `q` keeps growing while the
 return does not, the critic overestimates.
 
 Read after    algos/dqn.py, for Q-learning with discrete actions

@@ -1,45 +1,46 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
-The problem. The policy gradient is an expectation under the current policy,
-so, strictly, a batch of data is good for only one gradient step. PPO takes
-many gradient steps on each batch. Its loss compares the new policy with the
-one that collected the data, and stops rewarding a change in an action's
+The problem. The policy gradient is an expectation under the current policy, so
+a batch of data is strictly valid for only one gradient step. PPO takes many
+gradient steps on each batch. Its loss compares the new policy with the one
+that collected the data, and stops rewarding a change in an action's
 probability once the ratio of new to old leaves a fixed interval.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to. When an episode ends, s' is its last
-state, not the first state of the next episode. `terminated` is 1 if s' is
+s' is the state that an action leads to; at the end of an episode it is the
+last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-A time limit does not end the task, so there we bootstrap: V(s') stands in for
-the rewards that would have followed. The advantage A estimates how much better
-an action was than the policy's average in that state. `lam` trades bias for
+V(s') stands in for the rewards that follow, also at a time limit, because
+there the task has not ended. The advantage A estimates how much better an
+action was than the policy's average in that state. `lam` trades bias for
 variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
 the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
-and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
-arXiv:1506.02438, eq. 16).
+and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
+arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
+critic, (6) and (7) normalise observations and rewards.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s), averaged over the batch                (4)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-R is the critic's target. mean and var are those of all earlier rollouts. G
-sums past rewards; its standard deviation has about the scale of a return. In
-PPO's own equations pi_old collected the data, and c is `clip_ratio`:
+R is the critic's target. In (6), (7), mean and var are those of all earlier
+rollouts. G sums past rewards and has the scale of a return. In PPO's own
+equations, pi_old collected the data and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-At pi = pi_old the gradient of mean(ratio A) is the policy gradient, and near
-pi_old mean(ratio A) estimates how much better pi is than pi_old. Farther away
-it is unreliable, as the states still come from pi_old. The effect of clipping:
+At pi = pi_old the gradient of mean(ratio A) is the policy gradient. Near
+pi_old, mean(ratio A) estimates how much better pi is; farther away it is
+unreliable, because the states still come from pi_old. The effect of (10):
 
     A > 0, ratio > 1 + c   already likely enough: no gradient
     A < 0, ratio < 1 - c   already unlikely enough: no gradient
@@ -48,29 +49,28 @@ it is unreliable, as the states still come from pi_old. The effect of clipping:
 
 Without the minimum, the last two would have no gradient and no way back.
 Clipping does not keep ratios inside the range: all samples share one network,
-so gradients from other samples can push a ratio further out. Watch `kl` and
-`clip_frac`, the fraction of ratios outside, or set `target_kl`.
+so gradients from other samples can push a ratio further out.
 
-pi_old must be the policy that acted, so the observation statistics must stay
-fixed from the start of a rollout to the end of the update. Rewards are scaled
-but not centred: a constant added to every reward would change how much a
-longer episode is worth. On vector observations actor and critic share no
-weights, and Adam is nearly invariant to gradient scale, so `vf_coef` acts
-mainly through the clipping of the joint gradient's norm.
+pi_old must be the policy that acted, so observation statistics stay fixed from
+the start of a rollout to the end of the update. On vectors, actor and critic
+share no weights, and Adam is nearly invariant to gradient scale, so `vf_coef`
+acts mainly through the clipping of the joint gradient.
 
-These details can each be switched off: norm_obs (6), scale_rew (7), norm_adv
-(8), max_grad_norm, anneal_lr, orthogonal_init. Our ablation shows a clear gain
-for norm_obs only (benchmarks/README.md). Most come from OpenAI Baselines; see
-"The 37 Implementation Details of PPO" (2022). (12) is Schulman's (2020).
+Each of these details can be switched off: norm_obs (6), scale_rew (7),
+norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. In our ablation only
+norm_obs clearly helped (benchmarks/README.md). Most come from OpenAI Baselines
+("The 37 Implementation Details of PPO", 2022). (12): Schulman (2020).
 
-Departures from the paper. Advantages and targets are recomputed every epoch
-with the current critic (benchmarks/NOTES.md, "Variants on MuJoCo"). Gaussian
-actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
-tanh depends only on the action, not on the weights, so it cancels in (9).
+Departures from the paper. Advantages and targets are recomputed every epoch,
+because the critic has changed (benchmarks/NOTES.md, "Variants on MuJoCo").
+Gaussian actions are squashed by tanh and rescaled to the action bounds. The
+Jacobian of tanh depends only on the action, not on the weights, so it cancels
+in (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
-32 minibatches of 64 make 320 gradient steps. After a healthy update `kl` is
-0.005 to 0.05 and `clip_frac` 0.05 to 0.3; both shrink with the learning rate.
+32 minibatches make 320 gradient steps. After a healthy update `kl` is 0.005 to
+0.05 and `clip_frac`, the share of ratios outside, 0.05 to 0.3; both fall as
+the learning rate is annealed.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5

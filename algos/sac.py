@@ -16,7 +16,7 @@ Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 followed, so V(s') stands in for them (we bootstrap). Every transition goes
 into a replay buffer, and every update uses a random batch from it. Older
 policies collected most of them. That is allowed ("off-policy"), because V(s')
-in (1) is a value of the current policy, whichever policy chose a. The targets
+in (1) belongs to the actor as it is now, whichever policy chose a. The targets
 y use slowly moving copies of the critics, marked `targ`, so y changes only a
 little per update. w stands for the critics' weights, and `mean` is over the
 batch.

@@ -13,10 +13,10 @@ Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 followed, so V(s') stands in for them (we bootstrap). Every transition goes
 into a replay buffer, and every update uses a random batch from it. Older
 policies collected most of them. That is allowed ("off-policy"), because V(s')
-in (1) is a value of the current policy, whichever policy chose a. The targets
-y use slowly moving copies of all networks, marked `targ`, so y changes only a
-little per update. w stands for a network's weights, and `mean` is over the
-batch.
+in (1) belongs to the present actor's target copy, whichever policy chose a.
+The targets y use slowly moving copies of all networks, marked `targ`, so y
+changes only a little per update. w stands for a network's weights, and `mean`
+is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
@@ -63,8 +63,8 @@ Defaults: actions are random for the first 10,000 steps, or for a tenth of
 total_steps if that is less. Then each environment step is followed by one
 update of the critics on a batch of 256, and every second update includes the
 actor and all targets. In a healthy run `q1` and `q2` stay close together,
-`critic_loss` stays bounded, and `q1` levels off near the discounted return of
-the policy.
+`critic_loss` stays bounded, and `q1`, a mean over sampled transitions, levels
+off.
 
 Read after    algos/ddpg.py, for the changes:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4

@@ -4,9 +4,9 @@ arXiv:1502.05477.
 The problem. The learning rate of the vanilla policy gradient (VPG) limits how
 far the weights move. But a step of a given length in weight space may barely
 change the policy, or change it completely. A ruined policy then collects
-useless data, so that training may not recover. TRPO limits the change in the
-policy itself: it maximises the estimated improvement S subject to KL <=
-max_kl, where KL is the mean divergence from the old to the new policy.
+useless data. TRPO limits the change in the policy itself: it maximises the
+estimated improvement S subject to KL <= max_kl, where KL is the mean
+divergence from the old to the new policy.
 
 For a small change x of the weights, S is about g'x and KL about x'Fx / 2 (here
 ' means transpose). g is the gradient of S. F, the Hessian of KL, is the Fisher
@@ -16,21 +16,22 @@ policy, and shorter ones along those that change it a lot. These are
 approximations, so a line search then checks S and KL themselves on the batch.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to. When an episode ends, s' is its last
-state, not the first state of the next episode. `terminated` is 1 if s' is
+s' is the state that an action leads to; at the end of an episode it is the
+last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-A time limit does not end the task, so there we bootstrap: V(s') stands in for
-the rewards that would have followed. The advantage A estimates how much better
-an action was than the policy's average in that state. `lam` trades bias for
+V(s') stands in for the rewards that follow, also at a time limit, because
+there the task has not ended. The advantage A estimates how much better an
+action was than the policy's average in that state. `lam` trades bias for
 variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
 the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
-and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
-arXiv:1506.02438, eq. 16).
+and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
+arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
+critic, (6) and (7) normalise observations and rewards.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s), averaged over the batch                (4)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
@@ -50,17 +51,18 @@ and v is any vector with one entry per weight of the policy:
 
 The -1 in (8) makes S zero at pi_old, so that S > 0 means an improvement.
 Gradients in (8) and (10) are taken at pi = pi_old. There grad KL is zero, but
-its derivative is not. F has a row and a column for every weight, so it is
+the Hessian of KL is not. F has a row and a column for every weight, so it is
 never formed: (11) needs only products F v, and (10) computes one by
 differentiating the number v' grad KL. Conjugate gradients improve x along the
 directions that matter most first, so a few steps give a useful x even when F x
 is not yet close to g.
 
-For k = 0 the square root makes x'Fx / 2 equal to max_kl. `damping` keeps F
-invertible. As part of x'Fx it also shortens the step, so the true KL is
-usually below max_kl. KL is a sum over action dimensions; libraries that
-average over d dimensions allow d times as much KL with the same number. The
-scale of the advantages does not matter in (12), so they are not normalised.
+For k = 0 the square root makes step' F step / 2 equal to max_kl. From (10) on,
+F includes `damping`, which keeps it invertible. It also shortens the step, so
+the true KL is usually below max_kl. KL is a sum over action dimensions;
+libraries that average over d dimensions allow d times as much KL with the same
+number. Advantages are not normalised: their scale cancels in (12), and the
+baseline centres them roughly.
 
 The critic is fitted after the policy's step, by `v_steps` steps on (5), each
 with a random minibatch. With images, actor and critic share an encoder. The
@@ -68,19 +70,18 @@ critic does not train it, because that would change the policy outside the
 constraint.
 
 Departures from the paper. GAE with a critic replaces the paper's sums of
-rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (50,000), and
-`cg_steps` is 15 (10). (6) and (7) come from OpenAI Baselines; when the
-statistics of (6) are updated, the policy changes slightly, and no constraint
-limits that. Gaussian actions are squashed by tanh and rescaled to the action
-bounds. The Jacobian of tanh depends only on the action, not on the weights, so
-it cancels in (8) and (9).
+rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (50,000 and
+more), and `cg_steps` is 15 (10). Updating the statistics of (6) changes the
+policy too, most of all after the first rollout, and no constraint limits that.
+Gaussian actions are squashed by tanh and rescaled to the action bounds. The
+Jacobian of tanh depends only on the action, not on the weights, so it cancels
+in (8) and (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
 step and 80 critic steps. In a healthy run on MuJoCo `kl` is 0.4 to 0.9 times
 max_kl, `backtracks` is mostly 0, `improvement` is close to
 `improvement_expected`, `cg_residual` grows from 0.01 to about 0.5,
-`explained_variance` rises above 0.9 and `entropy` falls. Where `backtracks`
-equals its limit, the policy has stopped changing.
+`explained_variance` rises above 0.9 and `entropy` falls.
 
 Read after    algos/vpg.py, to see the changes:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
@@ -88,6 +89,7 @@ Reproduce     python -m algos.trpo    (learning curves: benchmarks/README.md)
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -121,7 +123,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
-    backtracks: int = 10  # step lengths that the line search tries (5 to 20)
+    backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
@@ -382,9 +384,9 @@ def fisher_product(kl_grad: Vector, params: list[nn.Parameter], damping: float,
     return mpi.average(to_vector(product)) + damping * v
 
 
-def conjugate_gradient(product: partial, g: Vector,
+def conjugate_gradient(product: Callable[[Vector], Vector], g: Vector,
                        steps: int) -> tuple[Vector, Scalar]:
-    """Eq. (11): solve F x = g, where F v = product(v) -> x, |g - F x| / |g|."""
+    """Eq. (11), with F v = product(v). Return x and the residual |g - F x| / |g|."""
     x = torch.zeros_like(g)
     r = g  # the residual g - F x
     p = g  # the next search direction
@@ -433,7 +435,7 @@ def natural_gradient_step(agent: Agent, batch: Batch,
 
 def line_search(agent: Agent, batch: Batch, old: OldPolicy,
                 step: Vector) -> tuple[Vector, dict]:
-    """Eq. (12): move the policy, or leave it as it was -> the step taken, metrics."""
+    """Eq. (12): move the policy, or leave it. Return the step taken, and metrics."""
     params = agent.policy_parameters()
     start = parameters_to_vector(params)
     for k in range(agent.cfg.backtracks):
@@ -446,6 +448,7 @@ def line_search(agent: Agent, batch: Batch, old: OldPolicy,
     return torch.zeros_like(step), failed
 
 
+@torch.no_grad()
 def policy_step(agent: Agent, batch: Batch) -> dict:
     """One step of the policy within the trust region -> metrics."""
     actor_out = agent.actor(agent.encoder(batch.obs))

@@ -8,43 +8,45 @@ gradient with respect to the weights is
 
     grad E f(x) = sum_x f(x) grad p(x) = E [f(x) grad log p(x)].
 
-Let x be an episode and f(x) its return. log p(x) is the sum of all log pi(a_t
-| s_t) and of the log-probabilities of the environment's transitions, which do
-not depend on the weights. This gives REINFORCE (Williams 1992,
-doi:10.1007/BF00992696):
-
-    grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t on).
-
-All of this can be sampled: act, see what return follows, and raise log pi of
-every action in proportion to it. The estimate is unbiased but noisy. Rewards
-before t are left out, and V(s), a learned estimate of the return from s, is
-subtracted as a baseline. Both reduce the noise, since neither depends on the
-action a_t. And neither changes the mean of the gradient: for any b that does
-not depend on a,
+Let x be an episode and f(x) its return. log p(x) is the sum over t of log
+pi(a_t | s_t), plus log-probabilities of the environment's transitions, which
+do not depend on the weights. So the gradient can be estimated from samples:
+act, observe the return, and raise log pi of every action in proportion to it.
+This is REINFORCE (Williams 1992, doi:10.1007/BF00992696). It is unbiased but
+noisy. Any number b that does not depend on a_t can be subtracted from the
+return without changing the mean of the gradient, because probabilities always
+sum to 1:
 
     E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = 0.
 
-What remains of the return estimates the advantage: how much better the action
-turned out than expected. Two more changes reduce the noise at the price of
-some bias. A reward k steps later counts gamma^k times. And after some steps V
-replaces the rewards that follow.
+First we subtract the rewards before t, and then a baseline V(s_t), a learned
+estimate of the return from s_t. What remains has less noise, since V explains
+the part that depends on the state alone. It estimates the advantage: how much
+better the action turned out than expected:
+
+    grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t - V(s_t)).
+
+Two more changes reduce the noise at the price of some bias. A reward k steps
+later is weighted by gamma^k. And after some steps, V stands in for the rewards
+that follow.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to. When an episode ends, s' is its last
-state, not the first state of the next episode. `terminated` is 1 if s' is
+s' is the state that an action leads to; at the end of an episode it is the
+last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-A time limit does not end the task, so there we bootstrap: V(s') stands in for
-the rewards that would have followed. The advantage A estimates how much better
-an action was than the policy's average in that state. `lam` trades bias for
+V(s') stands in for the rewards that follow, also at a time limit, because
+there the task has not ended. The advantage A estimates how much better an
+action was than the policy's average in that state. `lam` trades bias for
 variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
 the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
-and (2) are generalized advantage estimation, GAE (Schulman et al. 2016,
-arXiv:1506.02438, eq. 16).
+and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
+arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
+critic, (6) and (7) normalise observations and rewards.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s), averaged over the batch                (4)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
@@ -61,7 +63,8 @@ because its gradient is an expectation under the policy that collected the
 data, and after the step that is no longer the current one. Advantages are
 computed before the critic's steps: a critic that has been fitted to R has
 partly absorbed the difference R - V that they measure. They are not
-normalised, since Adam is nearly invariant to a constant scale of the gradient.
+normalised: the baseline centres them roughly, and Adam is nearly invariant to
+the gradient's scale.
 
 Observations are normalised and rewards scaled, because networks learn best
 from inputs and targets of moderate size. The statistics stay fixed from the
@@ -73,13 +76,14 @@ logged but not optimised. With images, actor and critic share an encoder. Only
 the policy step trains it, so that the critic's many steps cannot change the
 policy.
 
-Departures from theory. A rollout has 64 steps per environment, often much
-fewer than an episode, so the recursion in (2) is cut off and completed by V.
-The gradient of the discounted return would weight step t by gamma^t; we omit
-this, as nearly all implementations do. Clipping in (7) changes rewards that
-are very large. Gaussian actions are squashed by tanh and rescaled to the
-action bounds. The Jacobian of tanh depends only on the action, not on the
-weights, so the gradient of (8) is right without it.
+Departures from theory. A rollout has 64 steps per environment, often far fewer
+than an episode has, so the recursion in (2) is cut off and completed by V. The
+gradient of the discounted return would weight step t by gamma^t; we omit this,
+as nearly all implementations do. The clipping in (7) distorts very large
+rewards, most of all in the first rollout, when mean and var are still 0 and 1.
+Gaussian actions are squashed by tanh and rescaled to the action bounds. The
+Jacobian of tanh depends only on the action, not on the weights, so the
+gradient of (8) is right without it.
 
 Defaults: 64 steps in each of 8 environments give 512 samples for one step of
 the policy and 20 of the critic. In a healthy run on MuJoCo
