@@ -11,15 +11,15 @@ nearly deterministic where it costs a lot. Values that include the entropy are
 called soft. The temperature alpha is adjusted throughout training to keep the
 mean entropy near a target.
 
-Notation. s' is the state that follows s, and V(s') its value. `terminated` is
-1 if s' is terminal. A time limit does not make s' terminal: rewards would have
-followed, so V(s') stands in for them (we bootstrap). Every transition goes
-into a replay buffer, and every update uses a random batch from it. Older
-policies collected most of them. That is allowed ("off-policy"), because V(s')
-in (1) belongs to the actor as it is now, whichever policy chose a. The targets
-y use slowly moving copies of the critics, marked `targ`, so y changes only a
-little per update. w stands for the critics' weights, and `mean` is over the
-batch.
+Notation. s' is the state that follows s, and V(s') its soft value.
+`terminated` is 1 if s' is terminal. A time limit does not make s' terminal:
+rewards would have followed, so V(s') stands in for them (we bootstrap). Every
+transition goes into a replay buffer, and every update uses a random batch from
+it. Older policies collected most of them. That is allowed ("off-policy"),
+because V(s') in (1) belongs to the actor as it is now, whichever policy chose
+a. The targets y use slowly moving copies of the critics, marked `targ`, so y
+changes only a little per update. w stands for the critics' weights, and `mean`
+is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
@@ -55,24 +55,25 @@ in their initial weights.
 units of Q. This loss updates only the actor; the critics are held fixed.
 (8) If the mean of -log pi exceeds target_entropy, alpha falls; otherwise it
 rises. The default target is -1 nat per dimension: the entropy of a uniform
-distribution on an interval of length exp(-1) = 0.37, of the range from -1 to
-1. It is a heuristic of the authors.
+distribution on an interval of length exp(-1) = 0.37, where the whole range has
+length 2. This is the authors' heuristic.
 
 Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Observations and rewards are not
 normalised.
 
-Departures from the paper. (8) has log alpha where the paper has alpha, as in
-the authors' code. The optimum is the same, and each step scales alpha by a
-factor. Adam's learning rate is 1e-3, not 3e-4. (2) has no factor 1/2. Two
-details follow the authors' code: log sigma is clamped to [-20, 2], and the
-first actions are uniformly random.
+Departures from the paper. Where the paper's loss has alpha, (8) has log alpha,
+as in the authors' first code. Both rest where the entropy equals the target,
+which the paper demands only as a lower bound. Adam's learning rate is 1e-3,
+not 3e-4. (2) has no factor 1/2. Two details are in the authors' code but not
+in the paper: log sigma is clamped to [-20, 2], and the first actions are
+uniformly random.
 
 Defaults: actions are random for the first 10,000 steps, or for a tenth of
 total_steps if that is less. Then each environment step is followed by one
 update of the critics, the actor, alpha and the target critics, in that order,
-on the same batch of 256. In a healthy run the mean `logp` settles near d
-(minus the target entropy), `q1` and `q2` stay close together, and
+on the same batch of 256. In a healthy run the mean `logp` settles near d, the
+negative of the target entropy; `q1` and `q2` stay close together, and
 `critic_loss` stays bounded.
 
 Read after    algos/td3.py, to see the changes:  diff algos/td3.py algos/sac.py
