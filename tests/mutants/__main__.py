@@ -243,7 +243,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.math:
         from tests.mutants import general  # it imports algos/ from this tree
-        return general.main(args.algo, args.id, args.jobs, args.out, args.check)
+        return general.main(args.algo, args.id, args.jobs, args.out, args.check, args.sample)
     results = run_all(chosen(args), args.jobs)
     if args.check:
         red = [result for result in results if result.outcome != "survived"]

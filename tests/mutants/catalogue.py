@@ -113,13 +113,17 @@ def plantings(mutants):
             yield Planting(f"{mutant.id}@all", mutant.module, every, mutant)
 
 
-def sample(all_of_them, size):
-    """Return `size` plantings, the same at every call, spread evenly over the modules."""
+def sample(all_of_them, size, names=lambda planting: (planting.id, planting.module)):
+    """Return `size` of them, the same at every call, spread evenly over the modules.
+
+    names    function of a bug: its name, and that of its module
+    """
     def drawn(text):
         return hashlib.sha256(text.encode()).hexdigest()
 
     rounds, seen = [], {}
-    for planting in sorted(all_of_them, key=lambda p: drawn(p.id)):
-        seen[planting.module] = seen.get(planting.module, 0) + 1
-        rounds.append((seen[planting.module], drawn(planting.module), planting))
-    return [planting for *_, planting in sorted(rounds, key=lambda row: row[:2])[:size]]
+    for bug in sorted(all_of_them, key=lambda bug: drawn(names(bug)[0])):
+        module = names(bug)[1]
+        seen[module] = seen.get(module, 0) + 1
+        rounds.append((seen[module], drawn(module), bug))
+    return [bug for *_, bug in sorted(rounds, key=lambda row: row[:2])[:size]]
