@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-import tyro
 
 from utils import checkpoint, mpi
 from utils.checks import (
@@ -39,6 +38,7 @@ from utils.checks import (
     new_name_of,
 )
 from utils.envs import evaluate, is_image, make_envs
+from utils.flags import read_command, words_of
 from utils.launch import launch
 from utils.logger import Logger, merge
 from utils.mpi import UsageError, together
@@ -74,20 +74,16 @@ def main(train, config_class, doc: str) -> None:
 
 def parse(config_class, doc: str, args: list[str] | None = None):
     """Return the Config of a command line. --help prints `doc` and its own settings first."""
-    args = sys.argv[1:] if args is None else args
+    args = sys.argv[1:] if args is None else list(args)
     known = config_class.__dataclass_fields__
-    for arg in args:
-        given = arg.partition("=")[0]
+    for given, _ in words_of(args):
         new = new_name_of(given.removeprefix("--"), known) if given.startswith("--") else None
         if new:
             raise UsageError(f"{given} is now called {flag(new)}")
-    if "-h" in args or "--help" in args:
-        print(doc)  # tyro would join its lines
     shared = {field.name for field in fields(RunConfig)}
     own = {name: field for name, field in known.items() if name not in shared}
     config_class.__dataclass_fields__ = own | known  # the order in which tyro lists them
-    return tyro.cli(config_class, description="", args=args,
-                    prog=f"python -m {module_name(config_class)}")
+    return read_command(config_class, doc, f"python -m {module_name(config_class)}", args)
 
 
 class Run:
