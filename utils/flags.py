@@ -142,6 +142,12 @@ def setting_of(given, flags):
     return off if flags.get(off) is bool and given.startswith("--") else ""
 
 
+def given_settings(config_class, args):
+    """Return the names of the settings that a command line gives."""
+    flags, _ = flags_of(config_class)
+    return frozenset(setting_of(given, flags) for given, _ in words_of(args)) - {""}
+
+
 def one_too_many(given, name, values, most):
     """Return what to say about values that a flag, or the program itself, does not take."""
     value = values[most]

@@ -24,7 +24,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -38,7 +38,7 @@ from utils.checks import (
     new_name_of,
 )
 from utils.envs import evaluate, is_image, make_envs
-from utils.flags import read_command, words_of
+from utils.flags import given_settings, read_command, words_of
 from utils.launch import launch
 from utils.logger import Logger, merge
 from utils.mpi import UsageError, together
@@ -65,6 +65,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
     torch_threads: int = 1  # PyTorch threads per process
+    given: ClassVar[frozenset] = frozenset()  # settings on the command line; see rundir.py
 
 
 def main(train, config_class, doc: str) -> None:
@@ -83,7 +84,9 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     shared = {field.name for field in fields(RunConfig)}
     own = {name: field for name, field in known.items() if name not in shared}
     config_class.__dataclass_fields__ = own | known  # the order in which tyro lists them
-    return read_command(config_class, doc, f"python -m {module_name(config_class)}", args)
+    cfg = read_command(config_class, doc, f"python -m {module_name(config_class)}", args)
+    object.__setattr__(cfg, "given", given_settings(config_class, args))  # it is frozen
+    return cfg
 
 
 class Run:
