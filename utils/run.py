@@ -43,6 +43,7 @@ from utils.launch import launch
 from utils.logger import Logger, merge
 from utils.mpi import UsageError, together
 from utils.rundir import hold, module_name, open_run, plain_settings, write_config
+from utils.summary import summary
 
 __all__ = ["Run", "RunConfig", "check_divides", "check_range", "check_settings", "check_spaces",
            "main"]
@@ -119,6 +120,7 @@ class Run:
         self.seconds = 0.0
         self.best = -math.inf
         self.reports = 0
+        self.ended = False
         self.stack = ExitStack()
 
     def __enter__(self):
@@ -140,6 +142,9 @@ class Run:
         except OSError:
             if error is None:  # else this one is a consequence
                 raise
+        if self.ended:
+            seconds = self.reported - self.started
+            mpi.say(summary(self.cfg, module_name(type(self.cfg)), self.reported_step, seconds))
 
     # ---- start
 
@@ -173,8 +178,8 @@ class Run:
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
                 mpi.say(f"run: {self.run_dir}\ndevice: {self.device.type} (--device {cfg.device})")
+                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
                 before = signal.signal(number, self.on_signal)
@@ -282,6 +287,7 @@ class Run:
         stop = max(number for *_, number in told)
         if told[0][2] or stop or self.reports == 1 or at_end:
             self.save()
+        self.ended = at_end or stop > 0
         if stop:
             raise SystemExit(128 + stop)
 

@@ -165,6 +165,20 @@ def test_table_on_standard_output(capsys):
     assert err == ""
 
 
+def test_the_table_shows_the_last_known_value(log, capsys):
+    """progress.csv has only what each report measured."""
+    log.advance(100, loss=1.0)
+    log.advance(100, (0, 0, 5.0, 9), eval_ret=np.array([7.0]))
+    log.advance(100, loss=3.0)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert table[0] == ["step", "steps/s", "ep_ret", "ep_len", "loss"]
+    assert table[1][2:] == ["-", "-", "1"] and "eval_ret" not in table[0]
+    assert table[2] == ["step", "steps/s", "ep_ret", "ep_len", "eval_ret", "loss"]
+    assert table[3][2:] == ["5", "9", "7", "1"] and table[4][2:] == ["5", "9", "7", "3"]
+    assert [row["ep_ret_mean"] for row in rows()] == ["", "5.0", ""]
+    assert [row["loss"] for row in rows()] == ["1.0", "", "3.0"]
+
+
 def test_bar_on_a_terminal(monkeypatch, capsys):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -172,6 +186,15 @@ def test_bar_on_a_terminal(monkeypatch, capsys):
     train(Config())
     assert "800/800" in terminal.getvalue()
     assert "ep_ret" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_bar_of_a_rank_on_the_terminal_of_its_launcher(stream, monkeypatch, capsys):
+    """Its own streams are pipes."""
+    monkeypatch.setenv("PLAINRL_TERMINAL", stream)
+    train(Config())
+    out, err = capsys.readouterr()
+    assert ("800/800" in out, "800/800" in err) == (stream == "stdout", stream == "stderr")
 
 
 def test_a_report_is_quick(log):
