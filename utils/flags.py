@@ -60,6 +60,7 @@ OTHERS_SAY = {
     "num_procs": "num_cpu n_cpu ncpu cpus num_workers n_procs processes",
     "torch_threads": "threads",
     "device": "cuda gpu",
+    "wandb": "track use_wandb wandb_project wandb_project_name",
     "jobs": "n_jobs workers num_workers",
     "video": "render record",
 }

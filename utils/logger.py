@@ -17,10 +17,32 @@ import torch
 from tqdm import tqdm
 
 from utils import files, launch
+from utils.launch import UsageError
 
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
+
+
+def import_wandb():
+    """Return the package. UsageError: it is not installed."""
+    try:
+        import wandb
+    except ImportError:
+        wandb = None
+    if not hasattr(wandb, "init"):  # a folder of that name can be imported, too
+        raise UsageError("--wandb: Weights & Biases is not installed: pip install -e '.[wandb]'")
+    return wandb
+
+
+def start_wandb(run_dir, settings, stack):
+    """Make Weights & Biases copy whatever TensorBoard gets, until `stack`, an ExitStack, closes.
+
+    It keeps its own files in ./wandb. Inside the run directory, it would take its copy of the
+    event file for another one and count every report twice.
+    """
+    run = import_wandb().init(name=str(run_dir), config=settings, sync_tensorboard=True)
+    stack.callback(run.finish)
 
 
 class Logger:

@@ -40,7 +40,7 @@ from utils.checks import (
 from utils.envs import evaluate, is_image, make_envs
 from utils.flags import given_settings, read_command, words_of
 from utils.launch import launch
-from utils.logger import Logger, merge
+from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, together
 from utils.rundir import hold, module_name, open_run, plain_settings, write_config
 from utils.summary import summary
@@ -62,6 +62,7 @@ class RunConfig:
     resume: bool = False  # continue from the last checkpoint in the run directory
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
+    wandb: bool = False  # also send metrics to Weights & Biases; needs the extra wandb
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
@@ -105,6 +106,8 @@ class Run:
 
     def __init__(self, cfg):
         self.cfg = cfg = open_run(cfg)
+        if cfg.wandb:
+            import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         for name in ("num_envs", "minibatch_size", "batch_size", "buffer_size"):
             if hasattr(cfg, name):
@@ -179,6 +182,8 @@ class Run:
             if self.root:
                 write_config(cfg, self.reported_step, initial)
                 mpi.say(f"run: {self.run_dir}\ndevice: {self.device.type} (--device {cfg.device})")
+                if cfg.wandb:
+                    start_wandb(self.run_dir, plain_settings(cfg), stack)
                 self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():

@@ -23,7 +23,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume"}  # may differ on --resume
+# These may differ on --resume.
+FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "wandb"}
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
