@@ -120,6 +120,10 @@ def test_what_is_wrong_is_named(args, said):
         read(*args.split())
 
 
+def test_any_number_of_widths():
+    assert parse(ppo.Config, "", ["--hidden", "8", "4", "2"]).hidden == (8, 4, 2)
+
+
 def test_a_word_too_many():
     with pytest.raises(UsageError, match="^3 stands without a flag$"):
         parse(ppo.Config, "", ["3"])
