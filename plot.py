@@ -1,21 +1,24 @@
 """Draw learning curves and print a table of many runs, with confidence intervals.
 
-    python plot.py runs                                 table here, curves in curves.svg
+    python plot.py runs                 table here, curves in curves.svg
     python plot.py runs --aggregate iqm --smooth 10 --out curves.png
-    python plot.py runs --by lr --table markdown        one line per value of a setting
-    python plot.py runs --compare ppo trpo --anchors    also results published by others
+    python plot.py runs --by lr         one line per value of a setting
+    python plot.py runs --compare ppo trpo --anchors
+                                        also results published by others
 
-Runs are found at any depth below the folders given. A run is a run directory, or a result.json
-written by python -m utils.sweep --results. Each run that is skipped is named, with the reason.
+Runs are found at any depth below the folders given. A run is a run directory,
+or a result.json written by python -m utils.sweep --results. Each run that is
+skipped is named, with the reason.
 
-Each panel of the figure shows one environment. A thin line is one seed. The thick line is the mean
-over seeds, or the statistic that --aggregate names. The title says what the band is. Intervals in
-tables are 95% percentile bootstraps over seeds; the seeds of each environment are resampled
-separately. Columns of the table:
+Each panel of the figure shows one environment. A thin line is one seed. The
+thick line is the mean over seeds, or the statistic that --aggregate names. The
+title says what the band is. Intervals in tables are 95% percentile bootstraps
+over seeds; the seeds of each environment are resampled separately. Columns of
+the table:
 
     train100    mean return of the last 100 training episodes
     eval        mean return of deterministic episodes with the final weights
-    4 of 6      mean train100 of the first six seeds, without the best and the worst
+    4 of 6      mean train100 of the first six seeds, without best and worst
 """
 import csv
 import dataclasses
@@ -38,6 +41,7 @@ from matplotlib.figure import Figure
 from scipy.stats import bootstrap, trim_mean
 
 from utils import results as result_files
+from utils.flags import read_command
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -547,4 +551,4 @@ def main(plot: Plot) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Plot, description=__doc__))
+    main(read_command(Plot, __doc__, "python plot.py"))

@@ -28,6 +28,7 @@ CORE = [
 ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
 VIDEO = ["moviepy", "pygame"]           # moviepy writes mp4 files; pygame draws classic control
+WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
     *ATARI, *BOX2D, *VIDEO,
@@ -54,5 +55,6 @@ setup(
     # Modules beside setup.py. Naming one that does not exist would break the build.
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
-    extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "test": TEST},
+    extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "wandb": WANDB,
+                    "test": TEST},
 )

@@ -1,19 +1,24 @@
-"""Run a peer of the published figures: stable-baselines3's algorithms, or sb3-contrib's TRPO.
+"""Run a peer of the published figures: stable-baselines3, or sb3-contrib's TRPO.
 
-Environments, protocol and sizes equal ours. The on-policy peers normalise observations and rewards
-(VecNormalize). The off-policy peers normalise nothing.
+    python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out DIR
 
-    ppo   8 environments x 256 steps, minibatches of 64, 10 epochs, learning rate 3e-4 -> 0; other
-          settings as in CleanRL, except that the value loss is not clipped and has twice the weight
-    a2c   16 environments x 5 steps, lam 0.95, learning rate 7e-4 -> 0, otherwise its defaults
-    trpo  8 environments x 256 steps, otherwise RL Zoo's tuned settings for MuJoCo (20 epochs of the
-          value function)
-    ddpg td3 sac   our sizes and update rates; learning rate 1e-3, unless `--lr` changes it
-    dqn   our settings, without Double DQN and the dueling network, which the peer lacks
+Environments, protocol and sizes equal ours. The on-policy peers normalise
+observations and rewards (VecNormalize). The off-policy peers normalise nothing.
 
-It writes OUT/episodes.csv (step,time,env,ep_ret,ep_len) and OUT/result.json (train100, eval, ...).
+    ppo    8 environments x 256 steps, minibatches of 64, 10 epochs, learning
+           rate 3e-4 -> 0; other settings as in CleanRL, except that the value
+           loss is not clipped and has twice the weight
+    a2c    16 environments x 5 steps, lam 0.95, learning rate 7e-4 -> 0,
+           otherwise its defaults
+    trpo   8 environments x 256 steps, otherwise RL Zoo's tuned settings for
+           MuJoCo (20 epochs of the value function)
+    ddpg, td3, sac    our sizes and update rates; learning rate 1e-3, unless
+           --lr changes it
+    dqn    our settings, without Double DQN and the dueling network, which the
+           peer lacks
 
-    python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out runs/sb3/ppo/seed1
+It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json
+(train100, eval, ...).
 """
 import argparse
 import csv
@@ -115,7 +120,7 @@ def curve(rows: list[list], total: int) -> list[list]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(prog="python benchmarks/sb3.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", required=True, help="ppo, a2c, trpo, ddpg, td3, sac or dqn")
     parser.add_argument("--env", required=True, help="Gymnasium id")

@@ -1,22 +1,26 @@
-"""Model how PPO's speed scales with processes: fit, test on two processes, then extrapolate.
+"""Model how PPO's speed scales with processes.
 
-P ranks share N environments, rollouts of B steps, minibatches of M samples, and E epochs. One
-update takes t(P) seconds:
+    python benchmarks/scaling.py     fit, predict two processes, measure them,
+                                     extrapolate
 
-    t(P) = B/N (a + b N/P)            rollout: a per vector step, b per environment step
-         + E B/N h                    advantages: h per step of GAE, recomputed every epoch
-         + E B/M (c + d M/P)          gradient steps: c per step, d per sample
-         + log2(P) E B/M (f + g W)    averaging gradients of W bytes, in log2(P) rounds of messages:
-                                      f per message, g per byte
-         + (P - 1) E k                moments for each epoch: k per other rank
+P ranks share N environments, rollouts of B steps, minibatches of M samples, and
+E epochs. One update takes t(P) seconds:
 
-a and b are least-squares fits to rollouts of one process with several N. h is measured. c and d are
-fits to updates of one process with several M, after the time for h is subtracted. f, g and k come
-from messages between two processes; k excludes the work that one process would do alone. The model
-leaves out reports, checkpoints, statistics, waiting for the slowest rank, and shared memory
+    t(P) = B/N (a + b N/P)          rollout: a per vector step, b per
+                                    environment step
+         + E B/N h                  advantages: h per step of GAE, recomputed
+                                    every epoch
+         + E B/M (c + d M/P)        gradient steps: c per step, d per sample
+         + log2(P) E B/M (f + g W)  averaging gradients of W bytes, in log2(P)
+                                    rounds: f per message, g per byte
+         + (P - 1) E k              moments for each epoch: k per other rank
+
+a and b are least-squares fits to rollouts of one process with several N. h is
+measured. c and d are fits to updates of one process with several M, after the
+time for h is subtracted. f, g and k come from messages between two processes; k
+excludes the work that one process would do alone. The model leaves out reports,
+checkpoints, statistics, waiting for the slowest rank, and shared memory
 bandwidth.
-
-    python benchmarks/scaling.py            fit, predict two processes, measure them, extrapolate
 """
 
 import argparse
@@ -195,7 +199,7 @@ def main():
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(prog="python benchmarks/scaling.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--child", action="store_true", help="internal: one of two ranks")
     if parser.parse_args().child:

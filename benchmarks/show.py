@@ -1,16 +1,18 @@
-"""Check whether published runs of an earlier version still hold for the present code.
+"""Check whether published runs of an earlier version hold for the present code.
 
     python benchmarks/show.py [--steps 12288] [--algos sac ...]
 
-A result names the commit that made it, and hashes of the code behind it. If that code has changed,
-the result counts as made by an earlier version. Such results form groups with the same algorithm,
-environment, settings and commit. For each group this script starts one seed twice, with the code of
-that commit and with the present code, and stops both after `--steps` steps. Both get the settings
-of the published run, its total_steps included. If progress.csv is equal to the bit, apart from
-wall-clock columns, an entry in benchmarks/shown.json says so: these results hold for exactly the
-code whose hashes the entry names. Otherwise they need a new run. Only columns of the same name are
-compared, and at least one of them must come from learning. A difference that appears only later in
-a run is missed.
+A result names the commit that made it, and hashes of the code behind it. If
+that code has changed, the result counts as made by an earlier version. Such
+results form groups with the same algorithm, environment, settings and commit.
+For each group this script starts one seed twice, with the code of that commit
+and with the present code, and stops both after --steps steps. Both get the
+settings of the published run, its total_steps included. If progress.csv is
+equal to the bit, apart from wall-clock columns, an entry in
+benchmarks/shown.json says so: these results hold for exactly the code whose
+hashes the entry names. Otherwise they need a new run. Only columns of the same
+name are compared, and at least one of them must come from learning. A
+difference that appears only later in a run is missed.
 """
 import argparse
 import csv
@@ -66,7 +68,7 @@ def equal(old: list[dict], new: list[dict]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(prog="python benchmarks/show.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=12288,
                         help="environment steps to compare (6144 to 12288); more than any warm-up")

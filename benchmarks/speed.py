@@ -1,16 +1,17 @@
 """Time whole training runs here and in stable-baselines3, in turn, in pairs.
 
-Both train with the same environments, rollout steps, minibatch size, epochs and network, without
-evaluation. On-policy algorithms normalise observations and rewards. Both processes count the
-environment's and the optimizer's steps, and the comparison fails if the counts differ. Unless
-`--threads` is given, a short trial picks the faster thread count for each library.
-
     python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
     python benchmarks/speed.py --algo sac --num-envs 1 --steps 20000
-    python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1 --steps 50000
-    python benchmarks/speed.py --num-envs 8 --profile      # where the time goes
-    python benchmarks/speed.py --scaling                   # one process against two
-    python benchmarks/speed.py --start                     # time to the first report, memory
+    python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
+    python benchmarks/speed.py --num-envs 8 --profile    # where the time goes
+    python benchmarks/speed.py --scaling      # one process against two
+    python benchmarks/speed.py --start        # time to the first report, memory
+
+Both train with the same environments, rollout steps, minibatch size, epochs and
+network, without evaluation. On-policy algorithms normalise observations and
+rewards. Both processes count the environment's and the optimizer's steps, and
+the comparison fails if the counts differ. Unless --threads is given, a short
+trial picks the faster thread count for each library.
 """
 
 import argparse
@@ -219,7 +220,7 @@ def start(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__,
+    parser = argparse.ArgumentParser(prog="python benchmarks/speed.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", default="ppo", help="ppo, a2c, trpo, ddpg, td3, sac or dqn")
     parser.add_argument("--env", default=ENV, help="Gymnasium id")

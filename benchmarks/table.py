@@ -1,31 +1,38 @@
-"""Make the tables and figures of benchmarks/README.md from the result files beside it.
+"""Make the tables and figures of benchmarks/README.md from the result files.
 
-    python benchmarks/table.py              rewrite everything between markers, and figures/
-    python benchmarks/table.py RESULTS      print the table of other result files
+    python benchmarks/table.py            rewrite everything between markers,
+                                          and figures/
+    python benchmarks/table.py RESULTS    print the table of other result files
 
-A marker names the kind of table, the algorithms (none: all of them) and the environments. The word
-`default` keeps only runs with default settings, for any number of steps.
+A marker names the kind of table, the algorithms (none: all of them) and the
+environments. The word `default` keeps only runs with default settings, for any
+number of steps.
 
     <!-- made: table ppo Hopper-v4 Walker2d-v4 -->
-    <!-- made: difference Hopper-v4 Walker2d-v4 -->      train100: ours minus the peer's
-    <!-- made: eval-difference sac Hopper-v4 -->         eval: ours minus the peer's
-    <!-- made: published ppo Hopper-v4 default -->       figures published by others
-    <!-- made: standing ppo Hopper-v4 -->                how many of those are lower than ours
-    <!-- made: trimmed ppo Hopper-v4 default -->         beside Vel, in Vel's protocol
-    <!-- made: ablation ppo from=ablation -->            runs with one changed setting
+    <!-- made: ablation ppo from=ablation -->      runs with one changed setting
     <!-- made: curves mujoco.svg ppo Hopper-v4 -->
-    <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->     x and by: see plot.py
+    <!-- made: curves time.svg x=time by=num_envs from=batch ppo -->
     ...
     <!-- end -->
 
-`from=batch` reads the result files in the folder batch/ instead of results/. `budget=100000` keeps
-only runs of that many steps.
+`x` and `by` are flags of plot.py. `from=batch` reads the result files in the
+folder batch/ instead of results/. `budget=100000` keeps only runs of that many
+steps. Other kinds of tables:
 
-`python -m utils.sweep --results` writes the result file of a run, and benchmarks/sb3.py those of
-the peer. Brackets hold 95% percentile bootstraps over seeds. The column `code` names the git commit
-that made a row. It says "earlier version" if the algorithm file, or code that its arithmetic uses,
-has changed since, unless benchmarks/show.py has shown that the results are still the same.
+    difference         train100: ours minus the peer's
+    eval-difference    eval: ours minus the peer's
+    published          figures published by others
+    standing           how many of those are lower than ours
+    trimmed            beside Vel, in Vel's protocol
+
+`python -m utils.sweep --results` writes the result file of a run, and
+benchmarks/sb3.py those of the peer. Brackets hold 95% percentile bootstraps
+over seeds. The column `code` names the git commit that made a row. It says
+"earlier version" if the algorithm file, or code that its arithmetic uses, has
+changed since, unless benchmarks/show.py has shown that the results are still
+the same.
 """
+import argparse
 import json
 import re
 import sys
@@ -292,8 +299,13 @@ def rewrite(text: str, groups: dict[Key, list[dict]], figures: Path = FIGURES) -
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(table(read(Path(sys.argv[1]))))
+    parser = argparse.ArgumentParser(prog="python benchmarks/table.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", nargs="?", type=Path, help="folder of other result files")
+    args = parser.parse_args()
+    if args.results:
+        found = read(args.results)
+        print(table(found) if found else f"{args.results}: there is no result.json in it")
     else:
         before = README.read_text(encoding="utf-8")
         with redirect_stderr(StringIO()) as notes:      # e.g. seeds end at different steps

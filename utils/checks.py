@@ -21,7 +21,10 @@ NONNEGATIVE = "seed eval_every start_steps vf_coef ent_coef max_grad_norm target
 FRACTIONS = "gamma lam tau"
 POSITIVE = "hidden lr v_lr std_init"
 SHARED = "num_envs minibatch_size batch_size buffer_size"  # ranks get equal parts of these
-MOST_STEPS = 1e12
+# More than this cannot be meant, and would hang or crash.
+MOST = {"num_envs": 1e5, "torch_threads": 256, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5,
+        "rollout_steps": 1e9, "minibatch_size": 1e9, "batch_size": 1e9}
+MOST_STEPS = 1e12  # of all other counts
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
          "discrete": "Discrete from 0",
@@ -53,7 +56,8 @@ def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", an
     check_range(cfg, names_in(f"{FRACTIONS} {fractions}", known), low=0, high=1)
     check_range(cfg, names_in(f"{POSITIVE} {positive}", known), above=0)
     check_range(cfg, any_number)
-    check_range(cfg, "total_steps", high=MOST_STEPS)
+    for name in names_in(f"{COUNTS} {counts} eval_every start_steps hidden", known).split():
+        check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
     if "buffer_size" in known:  # a step of all environments fits in
@@ -88,8 +92,11 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
 
 
 def check_divides(cfg, pairs):
-    """UsageError unless setting a is a multiple of setting b, for each "a/b" in `pairs`."""
-    for pair in pairs.split():
+    """UsageError unless setting a is a multiple of setting b, for each "a/b" in `pairs`.
+
+    With --resume the settings of the run replace these, and they were checked when it started.
+    """
+    for pair in pairs.split() * (not cfg.resume):
         a, b = pair.split("/")
         if getattr(cfg, a) % getattr(cfg, b):
             raise UsageError(f"{flag(a)} is {getattr(cfg, a)}; it takes a multiple of "

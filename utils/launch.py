@@ -16,7 +16,7 @@ import traceback
 # --num-procs comes first: MPI must connect as many ranks as it promised.
 _SIZES = ("PLAINRL_PROCS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
-_LAUNCHERS = ("PLAINRL_PROCS", "PMI_", "PMIX_", "OMPI_", "MPI_", "MPIEXEC_", "HYDRA_", "HYDI_")
+_LAUNCHERS = ("PLAINRL_", "PMI_", "PMIX_", "OMPI_", "MPI_", "MPIEXEC_", "HYDRA_", "HYDI_")
 
 _size = next((int(os.environ[name]) for name in _SIZES if name in os.environ), 1)
 _rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
@@ -60,6 +60,22 @@ def comm():
     return MPI.COMM_WORLD
 
 
+def started_by_user() -> bool:
+    """Return whether the user called mpiexec, instead of --num-procs."""
+    return _size > 1 and "PLAINRL_PROCS" not in os.environ
+
+
+def bar_file():
+    """Return the stream for a progress bar, or None without a terminal.
+
+    A rank writes into a pipe, so --num-procs tells it which stream ends at a terminal.
+    """
+    terminal = os.environ.get("PLAINRL_TERMINAL")
+    if terminal:
+        return getattr(sys, terminal)
+    return sys.stderr if sys.stderr.isatty() else None
+
+
 def clean_env() -> dict[str, str]:
     """Return the environment without a launcher's variables, for a program that is not a rank."""
     return {key: val for key, val in os.environ.items() if not key.startswith(_LAUNCHERS)}
@@ -92,6 +108,10 @@ def launch(cfg) -> None:
     command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
     # Inside a Slurm job mpiexec would ask Slurm for machines; fork means this machine.
     env = {"PLAINRL_PROCS": str(procs), "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    if sys.stderr.isatty():
+        # On one terminal, the table and the bar need one pipe, or they would overtake each other.
+        env["PLAINRL_TERMINAL"] = "stdout" if sys.stdout.isatty() else "stderr"
+        env["TQDM_NCOLS"] = str(shutil.get_terminal_size().columns - 1)  # tqdm cannot ask a pipe
     sys.stdout.flush()
     # A terminal stops a background job that reads from it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -16,11 +16,33 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils import files
+from utils import files, launch
+from utils.launch import UsageError
 
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
+
+
+def import_wandb():
+    """Return the package. UsageError: it is not installed."""
+    try:
+        import wandb
+    except ImportError:
+        wandb = None
+    if not hasattr(wandb, "init"):  # a folder of that name can be imported, too
+        raise UsageError("--wandb: Weights & Biases is not installed: pip install -e '.[wandb]'")
+    return wandb
+
+
+def start_wandb(run_dir, settings, stack):
+    """Make Weights & Biases copy whatever TensorBoard gets, until `stack`, an ExitStack, closes.
+
+    It keeps its own files in ./wandb. Inside the run directory, it would take its copy of the
+    event file for another one and count every report twice.
+    """
+    run = import_wandb().init(name=str(run_dir), config=settings, sync_tensorboard=True)
+    stack.callback(run.finish)
 
 
 class Logger:
@@ -29,6 +51,7 @@ class Logger:
     def __init__(self):
         self.values = {}  # name -> what this rank has stored since the last report
         self.shown = None  # the names on the console, above their columns
+        self.known = {}  # name -> its last value, for the console
         self.reports = 0
 
     def open(self, run_dir, step, total_steps, stack):
@@ -39,8 +62,9 @@ class Logger:
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
-        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps",
-                        disable=not sys.stderr.isatty())
+        file = launch.bar_file()
+        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", file=file,
+                        disable=file is None)
         for part in (self.progress, self.episodes, self.board, self.bar):
             stack.callback(part.close)
 
@@ -74,7 +98,11 @@ class Logger:
         self.bar.update(row["step"] - self.bar.n)
 
     def print(self, row):
-        """One line on the console, under titles that are repeated every 20 lines."""
+        """One line on the console, under titles that are repeated every 20 lines.
+
+        Where a report has no value, as between two ends of episodes, the last one is shown.
+        """
+        self.known |= row
         names = [name for name in self.progress.columns if name not in PROGRESS
                  and not name.endswith(("_std", "_min", "_max"))]
         names = ["ep_ret_mean", "ep_len_mean", *sorted(names, key="eval_ret_mean".__ne__)][:9]
@@ -83,7 +111,7 @@ class Logger:
             tqdm.write(" ".join(f"{title[:9]:>9}" for title in titles))
         self.shown = names
         self.reports += 1
-        cells = [f"{row[name]:.4g}" if name in row else "" for name in names]
+        cells = [f"{self.known[name]:.4g}" if name in self.known else "-" for name in names]
         cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}", *cells]
         tqdm.write(" ".join(f"{cell:>9}" for cell in cells))
         sys.stdout.flush()

@@ -1,12 +1,12 @@
 """Evaluate the policy of a run, or record a video of it.
 
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1
-    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --episodes 1 --video cheetah.mp4
+    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --video cheetah.mp4
 
 If the run is still training, its last checkpoint is used. From Python:
 
     agent = load_agent("runs/HalfCheetah-v4/ppo/seed1")
-    act = agent.predict(obs)            # one raw observation -> an action for `env.step`
+    act = agent.predict(obs)    # one raw observation -> an action for env.step
 """
 
 import importlib
@@ -22,6 +22,7 @@ import tyro
 from utils import checkpoint
 from utils.checks import check_range
 from utils.envs import evaluate, make_envs
+from utils.flags import read_command
 from utils.mpi import UsageError
 from utils.rundir import read_config
 from utils.video import prepare_video, record
@@ -41,6 +42,11 @@ class Play:
     def __post_init__(self):
         check_range(self, "episodes max_steps", 1)
         check_range(self, "seed", 0)
+
+
+HINTS = {"run": "the run directory stands alone: python -m utils.play RUN",
+         "env": "the run directory says which environment", "deterministic": "it is the default",
+         "algo": "the run directory says which algorithm"}  # for flags that do not exist
 
 
 def find_module(algo: str, asked: str):
@@ -115,4 +121,4 @@ def main(play: Play) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Play, description=__doc__))
+    main(read_command(Play, __doc__, "python -m utils.play", hint=HINTS.get))

@@ -24,10 +24,9 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-import tyro
 
 from utils import checkpoint, mpi
 from utils.checks import (
@@ -39,10 +38,12 @@ from utils.checks import (
     new_name_of,
 )
 from utils.envs import evaluate, is_image, make_envs
+from utils.flags import given_settings, read_command, words_of
 from utils.launch import launch
-from utils.logger import Logger, merge
+from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, together
 from utils.rundir import hold, module_name, open_run, plain_settings, write_config
+from utils.summary import summary
 
 __all__ = ["Run", "RunConfig", "check_divides", "check_range", "check_settings", "check_spaces",
            "main"]
@@ -61,10 +62,12 @@ class RunConfig:
     resume: bool = False  # continue from the last checkpoint in the run directory
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
+    wandb: bool = False  # also send metrics to Weights & Biases; needs the extra wandb
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
     torch_threads: int = 1  # PyTorch threads per process
+    given: ClassVar[frozenset] = frozenset()  # settings on the command line; see rundir.py
 
 
 def main(train, config_class, doc: str) -> None:
@@ -74,20 +77,18 @@ def main(train, config_class, doc: str) -> None:
 
 def parse(config_class, doc: str, args: list[str] | None = None):
     """Return the Config of a command line. --help prints `doc` and its own settings first."""
-    args = sys.argv[1:] if args is None else args
+    args = sys.argv[1:] if args is None else list(args)
     known = config_class.__dataclass_fields__
-    for arg in args:
-        given = arg.partition("=")[0]
+    for given, _ in words_of(args):
         new = new_name_of(given.removeprefix("--"), known) if given.startswith("--") else None
         if new:
             raise UsageError(f"{given} is now called {flag(new)}")
-    if "-h" in args or "--help" in args:
-        print(doc)  # tyro would join its lines
     shared = {field.name for field in fields(RunConfig)}
     own = {name: field for name, field in known.items() if name not in shared}
     config_class.__dataclass_fields__ = own | known  # the order in which tyro lists them
-    return tyro.cli(config_class, description="", args=args,
-                    prog=f"python -m {module_name(config_class)}")
+    cfg = read_command(config_class, doc, f"python -m {module_name(config_class)}", args)
+    object.__setattr__(cfg, "given", given_settings(config_class, args))  # it is frozen
+    return cfg
 
 
 class Run:
@@ -105,6 +106,8 @@ class Run:
 
     def __init__(self, cfg):
         self.cfg = cfg = open_run(cfg)
+        if cfg.wandb:
+            import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         for name in ("num_envs", "minibatch_size", "batch_size", "buffer_size"):
             if hasattr(cfg, name):
@@ -120,6 +123,7 @@ class Run:
         self.seconds = 0.0
         self.best = -math.inf
         self.reports = 0
+        self.ended = False
         self.stack = ExitStack()
 
     def __enter__(self):
@@ -141,6 +145,9 @@ class Run:
         except OSError:
             if error is None:  # else this one is a consequence
                 raise
+        if self.ended:
+            seconds = self.reported - self.started
+            mpi.say(summary(self.cfg, module_name(type(self.cfg)), self.reported_step, seconds))
 
     # ---- start
 
@@ -174,8 +181,10 @@ class Run:
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
                 mpi.say(f"run: {self.run_dir}\ndevice: {self.device.type} (--device {cfg.device})")
+                if cfg.wandb:
+                    start_wandb(self.run_dir, plain_settings(cfg), stack)
+                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
                 before = signal.signal(number, self.on_signal)
@@ -283,6 +292,7 @@ class Run:
         stop = max(number for *_, number in told)
         if told[0][2] or stop or self.reports == 1 or at_end:
             self.save()
+        self.ended = at_end or stop > 0
         if stop:
             raise SystemExit(128 + stop)
 

@@ -23,7 +23,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume"}  # may differ on --resume
+# These may differ on --resume.
+FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "wandb"}
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
@@ -36,11 +37,13 @@ def open_run(cfg):
     """
     algo = module_name(type(cfg)).rpartition(".")[2]
     run_dir = Path(cfg.run_dir or Path("runs", cfg.env.replace("/", "-"), algo, f"seed{cfg.seed}"))
+    given = cfg.given
     cfg = replace(cfg, run_dir=str(run_dir))
     if cfg.resume:
-        cfg = settings_of_run(cfg, algo)
+        cfg = settings_of_run(cfg, algo, given)
         if is_trained(run_dir, cfg.total_steps):
-            mpi.say(f"{run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do")
+            mpi.say(f"{run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
+                    "a larger --total-steps continues it")
             raise SystemExit(0)
         return cfg
     refuse_taken(run_dir)
@@ -52,8 +55,11 @@ def open_run(cfg):
     return cfg
 
 
-def settings_of_run(cfg, algo):
-    """Return the Config of the run to resume. Settings that may differ come from `cfg` if given."""
+def settings_of_run(cfg, algo, given):
+    """Return the Config of the run to resume. Settings that may differ come from `cfg` if given.
+
+    given    names of the settings on the command line; from Python, the default is not given
+    """
     config = read_config(cfg.run_dir, "--resume: ")
     if config["algo"] != algo:
         raise UsageError(f"--resume: {cfg.run_dir} is a run of {config['algo']}, not of {algo}")
@@ -62,9 +68,11 @@ def settings_of_run(cfg, algo):
     settings, defaults = config["settings"], vars(type(cfg)())
     for name, value in vars(cfg).items():
         known = settings.get(name, defaults[name])
-        if value != defaults[name] and name in FREE:  # the default counts as not given
+        if name not in given and value == defaults[name]:
+            continue
+        if name in FREE:
             settings[name] = value
-        elif value not in (defaults[name], known):
+        elif value != known:
             raise UsageError(f"{flag(name)} is {value}, but {known} in {cfg.run_dir}: "
                              "--resume keeps the settings of the run")
     try:

@@ -1,34 +1,41 @@
-"""Train many runs: algorithms x environments x settings x seeds, each in its own process.
+"""Train many runs: algorithms x environments x settings x seeds.
 
-    python -m utils.sweep --algos ppo --envs Hopper-v4 Walker2d-v4 --seeds 6 --jobs 2
-        --set lr=1e-4,3e-4 total_steps=1e5 --out DIR            (one line; --dry-run lists the runs)
-    python -m utils.sweep --results DIR                         (for runs started otherwise)
-    mpiexec -n 9 python -m mpi4py.futures -m utils.sweep ...    (8 runs at a time, on any machines)
+    python -m utils.sweep --algos ppo --envs Hopper-v4 Walker2d-v4 --seeds 6
+        --jobs 2 --set lr=1e-4,3e-4 total_steps=1e5 --out DIR   (on one line)
+    python -m utils.sweep --results DIR         (for runs started by hand)
 
-Each run gets the directory DIR/<env>/<algo>/<settings>/seed<k>, with its output beside it in
-seed<k>.log. When it ends, result.json in that directory holds all that is needed to publish it, in
-a few kB. The same command again skips finished runs and resumes interrupted ones. Several machines
-must see DIR and this project under the same paths. If one of them fails, the whole sweep ends.
+--dry-run lists the runs. Each is a process of its own. It gets the directory
+DIR/<env>/<algo>/<settings>/seed<k>, with its output beside it in seed<k>.log.
+When it ends, result.json in that directory holds all that is needed to publish
+it, in a few kB. The same command again skips finished runs and resumes
+interrupted ones.
+
+On several machines, 8 runs at a time:
+
+    mpiexec -n 9 python -m mpi4py.futures -m utils.sweep ...
+
+The machines must see DIR and this project under the same paths. If one of them
+fails, the whole sweep ends.
 """
 
-import difflib
+import io
 import itertools
 import re
 import shlex
 import signal
 import sys
+from contextlib import redirect_stderr
 from dataclasses import dataclass, fields
 from pathlib import Path
-
-import tyro
 
 from utils import mpi, play
 from utils.checks import check_range, flag, new_name_of
 from utils.envs import make_envs
+from utils.flags import nearest, read_command
 from utils.jobs import Crew, Job, run_all, start_or_resume
 from utils.mpi import UsageError
-from utils.results import OURS, has_result, make_results
-from utils.run import parse
+from utils.results import OURS, ROOT, has_result, make_results, setting_names
+from utils.run import RunConfig, parse
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,11 @@ class Sweep:
     def __post_init__(self):
         check_range(self, "seeds jobs", 1)
         check_range(self, "first_seed", 0)
+        for name in ("algos", "envs"):
+            for word in getattr(self, name):
+                if "," in word:
+                    raise UsageError(f"{flag(name)} is {word}; it takes names with spaces between "
+                                     f"them: {word.replace(',', ' ')}")
 
 
 # ---- which runs
@@ -72,9 +84,7 @@ def plan(sweep: Sweep) -> list[Job]:
             cfg = parse(module.Config, module.__doc__, flags)
             runs.append((algo, module, cfg, command))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():  # one of each
-        envs = make_envs(cfg, 1)  # refuses an unknown environment
-        module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        envs.close()
+        check_pair(module, cfg)
     jobs = []
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
     for seed, (algo, _, cfg, command) in itertools.product(seeds, runs):
@@ -89,12 +99,26 @@ def plan(sweep: Sweep) -> list[Job]:
     return jobs
 
 
+def check_pair(module, cfg) -> None:
+    """UsageError: the environment is unknown, or the algorithm cannot handle it."""
+    try:
+        with redirect_stderr(io.StringIO()):  # a UsageError prints its message
+            envs = make_envs(cfg, 1)
+            module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+            envs.close()
+    except UsageError as error:
+        raise UsageError(f"{module.__name__} on {cfg.env}: {error}") from None
+
+
 def parse_set(text: str) -> tuple[str, list[str]]:
     """lr=1e-4,3e-4 -> ("lr", ["1e-4", "3e-4"]). A JSON object is one value."""
     name, equals, values = text.partition("=")
     if not equals:
         raise UsageError(f"--set {text}: it takes name=value or name=value,value")
-    return name.replace("-", "_"), [values] if values.startswith("{") else values.split(",")
+    values = [values] if values.startswith("{") else values.split(",")
+    if "" in values:
+        raise UsageError(f"--set {text}: a value is empty; values stand like lr=1e-4,3e-4")
+    return name.replace("-", "_"), values
 
 
 def as_flags(module, name: str, value: str) -> list[str]:
@@ -104,8 +128,9 @@ def as_flags(module, name: str, value: str) -> list[str]:
         raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
     if name not in defaults:
         new = new_name_of(name, defaults)
-        near = new or ", ".join(difflib.get_close_matches(name, defaults, 3, 0.4))
-        raise UsageError(f"--set {name}: {module.__name__} has no such setting; nearest: {near}")
+        near = [new] if new else nearest(name, defaults)
+        meant = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"--set {name}: {module.__name__} has no such setting{meant}")
     default = defaults[name]
     if not isinstance(default, bool):
         return [flag(name), *(value.split() if isinstance(default, tuple) else [value])]
@@ -122,6 +147,21 @@ def as_text(value) -> str:
 
 
 # ---- the command
+
+
+def hint(name: str) -> str:
+    """Return what to say about a flag that a sweep does not have."""
+    told = {"collect": "it is now called --results",
+            "resume": "the same command again resumes runs that are not finished",
+            "seed": "--seeds is the number of seeds, --first-seed the first of them",
+            "env": "did you mean --envs?", "run_dir": "did you mean --out?"}
+    if name in told:
+        return told[name]
+    algos = sorted((ROOT / "algos").glob("*.py"))
+    settings = {field.name for field in fields(RunConfig)}.union(
+        *(setting_names(path.stem) for path in algos))
+    near = [] if nearest(name, [field.name for field in fields(Sweep)]) else nearest(name, settings)
+    return f"a setting of the algorithm is given by --set {near[0]}=..." if near else ""
 
 
 def main(sweep: Sweep) -> int:
@@ -152,4 +192,4 @@ def main(sweep: Sweep) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(tyro.cli(Sweep, description=__doc__)))
+    raise SystemExit(main(read_command(Sweep, __doc__, "python -m utils.sweep", hint=hint)))

@@ -230,6 +230,20 @@ def test_what_is_listed_as_equivalent_is_a_mutant(tmp_path):
         general.equivalents(changes.mutants(TOY), path)
 
 
+def test_a_sample_of_the_mathematics(monkeypatch):
+    """So many, the same again, of several modules, and none that computes the same."""
+    monkeypatch.setattr(general, "run", lambda todo, tests, listed, *rest: (todo, listed))
+    todo, listed = runner.main(["--math", "--sample", "12"])
+    assert len(todo) == len({mutant.key for mutant in todo}) == 12
+    assert len({mutant.function.modules[0] for mutant in todo}) >= 6
+    assert not {mutant.key for mutant in todo} & listed.keys()
+    again, _ = runner.main(["--math", "--sample", "12"])
+    assert [mutant.key for mutant in again] == [mutant.key for mutant in todo]
+    checked, _ = runner.main(["--math", "--check", "--sample", "3"])
+    assert len(checked) == 3 and {mutant.key for mutant in checked} <= listed.keys()
+    assert len(runner.main(["--math", "--algo", "a2c"])[0]) > 12
+
+
 ONE = """
 import sys
 from tests.mutants import changes, general

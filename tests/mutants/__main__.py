@@ -1,16 +1,22 @@
-"""Do the tests catch bugs that a learning curve hides? Plant known bugs and see if a test fails.
+"""Do the tests catch bugs that a learning curve hides? Plant bugs and look.
 
-    python -m tests.mutants                             the whole catalogue
-    python -m tests.mutants --algo ppo logger --jobs 2  only these modules, two bugs at a time
-    python -m tests.mutants --id ppo-time-limit@a2c     only this bug
-    python -m tests.mutants --second                    bugs by an author who had not seen the tests
-    python -m tests.mutants --check --algo ppo          plant nothing: no test may fail
-    python -m tests.mutants --math --algo ppo           every small change of its mathematics
+    python -m tests.mutants                           the whole catalogue
+    python -m tests.mutants --algo ppo logger         only these modules
+    python -m tests.mutants --sample 20 --jobs 2      20 bugs, two at a time
+    python -m tests.mutants --id ppo-time-limit@a2c   only this bug
+    python -m tests.mutants --second                  bugs by an author who had
+                                                      not seen the tests
+    python -m tests.mutants --check --algo ppo        plant nothing: no test may
+                                                      fail
+    python -m tests.mutants --math --algo ppo         every small change of its
+                                                      mathematics
 
-Each bug is planted in a copy of the tree. There a short training has to run; then the module's
-tests run until one fails. The test that caught the bug last time, according to last_run.csv, runs
-first. The exit status is 1 if a bug survives, no longer applies or crashes by itself. Seconds are
-CPU time. tests/mutants/catalogue.py explains the entries, tests/mutants/general.py explains --math.
+Each bug is planted in a copy of the tree. There a short training has to run;
+then the module's tests run until one fails. The test that caught the bug last
+time, according to last_run.csv, runs first. The exit status is 1 if a bug
+survives, no longer applies or crashes by itself. Seconds are CPU time.
+tests/mutants/catalogue.py explains the entries, tests/mutants/general.py
+explains --math.
 """
 import argparse
 import csv
@@ -234,7 +240,8 @@ def main(argv=None):
                         help=f"only bugs of these modules: {', '.join(TESTS)}")
     parser.add_argument("--id", nargs="*", help="only these bugs; with --math: functions (ppo.gae)")
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
-    parser.add_argument("--sample", type=int, default=0, help="so many, always the same; 0: all")
+    parser.add_argument("--sample", type=int, default=0,
+                        help="only this many, always the same ones; 0: all")
     parser.add_argument("--second", action="store_true", help="plant the second catalogue")
     parser.add_argument("--math", action="store_true", help="plant changes of the mathematics")
     parser.add_argument("--check", action="store_true",
@@ -243,7 +250,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.math:
         from tests.mutants import general  # it imports algos/ from this tree
-        return general.main(args.algo, args.id, args.jobs, args.out, args.check)
+        return general.main(args.algo, args.id, args.jobs, args.out, args.check, args.sample)
     results = run_all(chosen(args), args.jobs)
     if args.check:
         red = [result for result in results if result.outcome != "survived"]

@@ -37,12 +37,14 @@ TESTS = {
     "dqn_atari": "dqn_atari dqn replay",
     "dqn_per": "dqn_per dqn replay",
     "logger": "logger saving run",
-    "run": "saving mpi logger run bad_input onpolicy a2c",
+    "run": "saving mpi logger summary run bad_input onpolicy a2c",
     "checkpoint": "checkpoint saving run bad_input",
     "files": "checkpoint saving run",
     "mpi": "mpi saving onpolicy a2c ddpg run",
     "launch": "mpi saving run bad_input",
     "checks": "checks bad_input",
+    "flags": "flags rundir bad_input sweep",
+    "summary": "summary run",
     "envs": "envs play run collect replay ppo_update",
     "rundir": "rundir saving run bad_input",
     "play": "play",
@@ -113,13 +115,17 @@ def plantings(mutants):
             yield Planting(f"{mutant.id}@all", mutant.module, every, mutant)
 
 
-def sample(all_of_them, size):
-    """Return `size` plantings, the same at every call, spread evenly over the modules."""
+def sample(all_of_them, size, names=lambda planting: (planting.id, planting.module)):
+    """Return `size` of them, the same at every call, spread evenly over the modules.
+
+    names    function of a bug: its name, and that of its module
+    """
     def drawn(text):
         return hashlib.sha256(text.encode()).hexdigest()
 
     rounds, seen = [], {}
-    for planting in sorted(all_of_them, key=lambda p: drawn(p.id)):
-        seen[planting.module] = seen.get(planting.module, 0) + 1
-        rounds.append((seen[planting.module], drawn(planting.module), planting))
-    return [planting for *_, planting in sorted(rounds, key=lambda row: row[:2])[:size]]
+    for bug in sorted(all_of_them, key=lambda bug: drawn(names(bug)[0])):
+        module = names(bug)[1]
+        seen[module] = seen.get(module, 0) + 1
+        rounds.append((seen[module], drawn(module), bug))
+    return [bug for *_, bug in sorted(rounds, key=lambda row: row[:2])[:size]]

@@ -30,7 +30,7 @@ from types import CodeType, FunctionType
 
 import pytest
 
-from tests.mutants.catalogue import HERE, ROOT, TESTS, file_of, test_file
+from tests.mutants.catalogue import HERE, ROOT, TESTS, file_of, sample, test_file
 from tests.mutants.changes import functions, mutants, with_
 from tests.mutants.smoke import LEFT_OUT, SLOW
 
@@ -255,8 +255,11 @@ def line(result, by):
             f"  {' '.join(mutant.old.split())} -> {' '.join(mutant.new.split())}")
 
 
-def main(algo=None, names=None, jobs=1, out="", check=False):
-    """Return the exit status. With `check`, run the listed mutants, which must all survive."""
+def main(algo=None, names=None, jobs=1, out="", check=False, size=0):
+    """Return the exit status. With `check`, run the listed mutants, which must all survive.
+
+    size    run only this many, always the same ones; 0: all
+    """
     every = [mutant for function in functions() for mutant in mutants(function)]
     listed = equivalents(every)
     if unknown := set(names or ()) - {mutant.function.name for mutant in every}:
@@ -264,6 +267,9 @@ def main(algo=None, names=None, jobs=1, out="", check=False):
     todo = [mutant for mutant in every if (mutant.key in listed or not check)
             and (not algo or set(algo) & set(mutant.function.modules))
             and (not names or mutant.function.name in names)]
+    if size:
+        todo = [mutant for mutant in todo if check or mutant.key not in listed]
+        todo = sample(todo, size, lambda mutant: ("".join(mutant.key), mutant.function.modules[0]))
     modules = {module for mutant in todo for module in mutant.function.modules}
     files = dict.fromkeys(name for module in TESTS if module in modules
                           for name in TESTS[module].split() if name not in WITHOUT)

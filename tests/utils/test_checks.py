@@ -1,15 +1,21 @@
 """Which settings and spaces are refused, and what the message says."""
+import dataclasses
+import re
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
-from algos import ppo, sac
+from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3, trpo, vpg
+from tests.helpers import name_of
 from tests.toy import Config
 from utils import checks
 from utils.mpi import UsageError
 from utils.run import check_divides, check_range, check_settings, check_spaces, parse
+
+ALGOS = [vpg, a2c, ppo, trpo, ddpg, td3, sac, dqn, dqn_atari, dqn_per]
+
 
 # ---- Settings
 
@@ -81,6 +87,16 @@ def test_check_settings(name, good, bad):
             check_settings(Many(**{name: value}), **NAMED)
 
 
+def test_with_resume_the_settings_of_the_run_are_what_divides():
+    """Those that are given are a part of them; this algorithm's default has one environment."""
+    with pytest.raises(UsageError, match="--num-envs is 1; .* --num-procs, which is 2"):
+        sac.Config(num_procs=2)
+    sac.Config(num_procs=2, resume=True)
+    ppo.Config(num_envs=3, resume=True)
+    with pytest.raises(UsageError, match="--gamma is 2"):
+        sac.Config(gamma=2.0, resume=True)
+
+
 @pytest.mark.parametrize("name", ["num_envs", "buffer_size"])
 def test_what_ranks_share_divides_by_them(name):
     check_settings(Many(**{"num_procs": 2, name: 6}), **NAMED)
@@ -88,11 +104,32 @@ def test_what_ranks_share_divides_by_them(name):
         check_settings(Many(**{"num_procs": 2, name: 7}), **NAMED)
 
 
-@pytest.mark.parametrize("module", [ppo, sac])
-def test_more_steps_than_can_be_counted_are_refused(module):
-    module.Config(total_steps=1e12)
+@pytest.mark.parametrize("algo", ALGOS, ids=name_of)
+def test_more_steps_than_can_be_counted_are_refused(algo):
+    algo.Config(total_steps=1e12)
     with pytest.raises(UsageError, match=r"--total-steps is 11\d+.0; .* at most 1e\+12$"):
-        module.Config(total_steps=1.1e12)
+        algo.Config(total_steps=1.1e12)
+
+
+@pytest.mark.parametrize("algo", ALGOS, ids=name_of)
+def test_no_count_is_without_limit(algo):
+    """A slip of the finger such as 10 ** 15 hangs or ends in a traceback of PyTorch."""
+    left = {"seed", "num_procs", "buffer_size"}    # any; checked against cores; against memory
+    for field in dataclasses.fields(algo.Config):
+        if "int" in str(field.type) and field.name not in left:
+            value = (10**15,) if "tuple" in str(field.type) else 10**15
+            with pytest.raises(UsageError, match=f"^{checks.flag(field.name)} is .*; .* at most "):
+                algo.Config(**{field.name: value})
+
+
+@pytest.mark.parametrize("name,most", [("num_envs", 1e5), ("torch_threads", 256), ("hidden", 1e5),
+                                       ("epochs", 1e5), ("eval_every", 1e12)])
+def test_the_limit_is_named(name, most):
+    value = int(most) + 1
+    message = re.escape(f"at most {most:g}") + "$"
+    with pytest.raises(UsageError, match=message):
+        ppo.Config(**{name: (64, value) if name == "hidden" else value, "resume": True})
+    ppo.Config(**{name: (64, value - 1) if name == "hidden" else value - 1, "resume": True})
 
 
 @pytest.mark.parametrize("module,given,now", [

@@ -1,13 +1,17 @@
 """What a run writes: progress.csv, episodes.csv, TensorBoard and the console."""
 import io
+import os
+import re
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers import refused, run
 from tests.toy import Config, Stop, rows, start, train
 from utils import checkpoint, logger
 
@@ -165,6 +169,20 @@ def test_table_on_standard_output(capsys):
     assert err == ""
 
 
+def test_the_table_shows_the_last_known_value(log, capsys):
+    """progress.csv has only what each report measured."""
+    log.advance(100, loss=1.0)
+    log.advance(100, (0, 0, 5.0, 9), eval_ret=np.array([7.0]))
+    log.advance(100, loss=3.0)
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert table[0] == ["step", "steps/s", "ep_ret", "ep_len", "loss"]
+    assert table[1][2:] == ["-", "-", "1"] and "eval_ret" not in table[0]
+    assert table[2] == ["step", "steps/s", "ep_ret", "ep_len", "eval_ret", "loss"]
+    assert table[3][2:] == ["5", "9", "7", "1"] and table[4][2:] == ["5", "9", "7", "3"]
+    assert [row["ep_ret_mean"] for row in rows()] == ["", "5.0", ""]
+    assert [row["loss"] for row in rows()] == ["1.0", "", "3.0"]
+
+
 def test_bar_on_a_terminal(monkeypatch, capsys):
     terminal = io.StringIO()
     terminal.isatty = lambda: True
@@ -172,6 +190,62 @@ def test_bar_on_a_terminal(monkeypatch, capsys):
     train(Config())
     assert "800/800" in terminal.getvalue()
     assert "ep_ret" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_bar_of_a_rank_on_the_terminal_of_its_launcher(stream, monkeypatch, capsys):
+    """Its own streams are pipes."""
+    monkeypatch.setenv("PLAINRL_TERMINAL", stream)
+    train(Config())
+    out, err = capsys.readouterr()
+    assert ("800/800" in out, "800/800" in err) == (stream == "stdout", stream == "stderr")
+
+
+def test_weights_and_biases_that_are_not_installed(monkeypatch):
+    """A folder ./wandb, where it keeps its files, can be imported as well."""
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    message = "--wandb: Weights & Biases is not installed: pip install -e '.[wandb]'"
+    assert refused(train, Config(wandb=True)) == message
+    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
+    assert refused(train, Config(wandb=True)) == message
+    train(Config())
+
+
+def test_weights_and_biases_copies_tensorboard(monkeypatch):
+    """Started before TensorBoard's file is opened, ended after it is closed."""
+    class Fake(types.ModuleType):
+        def init(self, **kwargs):
+            seen.update(kwargs, files_then=os.listdir("run"))
+            return types.SimpleNamespace(finish=lambda: seen.update(
+                closed=made[0].progress.file.closed))
+
+    made, seen, opened = [], {}, logger.Logger.open
+    monkeypatch.setitem(sys.modules, "wandb", Fake("wandb"))
+    monkeypatch.setattr(logger.Logger, "open", lambda self, *args: (
+        made.append(self), opened(self, *args))[1])
+    train(Config(wandb=True))
+    assert seen["sync_tensorboard"] is True and seen["name"] == "run" and "dir" not in seen
+    assert seen["config"]["lr"] == 1e-2 and seen["config"]["total_steps"] == 800
+    assert not any("tfevents" in name for name in seen["files_then"])
+    assert seen["closed"]
+    train(Config(run_dir="other"))
+    assert seen["name"] == "run"
+
+
+OFFLINE = """
+from tests.helpers import refused, run
+from tests.toy import Config, train
+
+train(Config(wandb=True, total_steps=500))
+"""
+
+
+def test_weights_and_biases_offline():
+    pytest.importorskip("wandb", reason="needs the extra: pip install -e '.[wandb]'")
+    done = run([sys.executable, "-c", OFFLINE], env=os.environ | {"WANDB_MODE": "offline"})
+    assert os.listdir("wandb")
+    curve, last = re.findall(r"wandb: +ep_len_mean (\S+)$", done.stderr, re.M)
+    assert len(curve) == 5 and float(last) == 7.5, "one point for each report"
 
 
 def test_a_report_is_quick(log):

@@ -665,7 +665,7 @@ def test_together_passes_results_and_failures_on(monkeypatch):
 
 def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
     names = ["PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALRANKID", "HYDI_CONTROL_FD",
-             "HYDRA_LAUNCHER", "PLAINRL_PROCS"]
+             "HYDRA_LAUNCHER", "PLAINRL_PROCS", "PLAINRL_TERMINAL"]
     for name in [*names, "MUJOCO_GL", "IMPI"]:
         monkeypatch.setenv(name, "1")
     env = launch.clean_env()
@@ -700,6 +700,28 @@ def test_launch_starts_the_same_command_under_mpiexec(typed, monkeypatch):
     assert file == mpiexec()
     assert command == [mpiexec(), "-n", "2", sys.executable, "-m", "algos.ppo", "--num-procs", "2"]
     assert env["PLAINRL_PROCS"] == "2" and "PMIX_RANK" not in env
+
+
+@pytest.mark.parametrize("err,out,stream", [(True, True, "stdout"), (True, False, "stderr"),
+                                            (False, True, None), (False, False, None)])
+def test_launch_tells_ranks_where_the_terminal_is(typed, monkeypatch, err, out, stream):
+    Config, started = typed
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: err, raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: out, raising=False)
+    monkeypatch.setenv("COLUMNS", "70")
+    launch.launch(Config(2))
+    (_, _, env), = started
+    assert env.get("PLAINRL_TERMINAL") == stream
+    assert env.get("TQDM_NCOLS") == ("69" if stream else None)
+
+
+def test_who_started_the_ranks(monkeypatch):
+    assert not launch.started_by_user()
+    monkeypatch.setattr(launch, "_size", 2)
+    monkeypatch.delenv("PLAINRL_PROCS", raising=False)
+    assert launch.started_by_user()
+    monkeypatch.setenv("PLAINRL_PROCS", "2")
+    assert not launch.started_by_user()
 
 
 def test_launch_refuses_where_there_is_no_program_to_start(typed, monkeypatch):

@@ -91,7 +91,8 @@ def test_start_up_is_clean(hopper):
     lines = done.stdout.splitlines()
     assert lines[0] == f"run: {RUN_DIR}" and lines[1].startswith("device: cpu")
     assert lines[2].split()[:4] == ["step", "steps/s", "ep_ret", "ep_len"]
-    assert [line.split()[0] for line in lines[3:]] == ["512", "1,024", "1,536"]
+    assert [line.split()[0] for line in lines[3:6]] == ["512", "1,024", "1,536"]
+    assert lines[6].startswith("done")
     assert os.listdir(run_dir.parents[3]) == ["runs"]           # no MUJOCO_LOG.TXT
 
 
@@ -543,7 +544,7 @@ def test_two_processes():
     flags = "--env", "tests.envs:Ends-v0", *TWO[:-1]
     done = run(command(*flags, "run", "--num-procs", 2, "--total-steps", 512))
     assert done.stderr == "" and done.stdout.count("device: ") == done.stdout.count("run: ") == 1
-    assert [line.split()[0] for line in done.stdout.splitlines()[3:]] == "128 256 384 512".split()
+    assert [line.split()[0] for line in done.stdout.splitlines()[3:7]] == "128 256 384 512".split()
     # Totals: the steps are those of all environments, and every one of these has its episodes.
     assert steps("run") == [128, 256, 384, 512]
     episodes = rows("run", "episodes.csv")
@@ -571,6 +572,32 @@ def test_two_processes():
     run(mpirun(*flags, "run", "--total-steps", 512, "--resume"))
     assert_same_run("run", "whole")
     assert same(saved("run", 1), saved("whole", 1))
+
+
+@needs_mpi
+def test_two_processes_have_a_progress_bar_on_a_terminal():
+    """mpiexec gives its ranks pipes. The table and the bar do not overtake each other."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, command("--env", "CartPole-v1", *TWO, "--total-steps", 512,
+                                         "--num-procs", 2))
+    said = b""
+    while part := read_from(terminal):
+        said += part
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, said
+    screen = [line.rpartition("\r")[2] for line in said.decode().replace("\r\n", "\n").split("\n")]
+    assert [line.split()[0] for line in screen[3:7]] == ["128", "256", "384", "512"]
+    assert screen[7].startswith("100%|") and "512/512" in screen[7]
+    assert screen[8].startswith("done")
+
+
+def read_from(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:                                             # the other side is closed
+        return b""
 
 
 @needs_mpi

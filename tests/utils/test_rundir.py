@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from algos import sac
 from tests.helpers import refused, snapshot
 from tests.toy import Config, Stop, Toy, rows, start, train
 from utils import checks, rundir
 from utils.mpi import UsageError
+from utils.run import parse
 from utils.rundir import open_run, read_config
 
 
@@ -78,6 +80,31 @@ def test_resume_takes_the_settings_of_the_run():
     assert open_run(Config(resume=True, lr=0.5)) == again           # equal to the run's
     free = {"total_steps": 900, "device": "cpu", "torch_threads": 3}
     assert open_run(Config(resume=True, **free)) == replace(again, **free)
+
+
+def test_what_the_command_line_gives_counts_even_if_it_is_the_default():
+    """Config(lr=0.01) and Config() are equal; --lr 0.01 and no --lr are not."""
+    cfg = Config(lr=0.5, total_steps=1600, torch_threads=2, num_envs=8)
+    with pytest.raises(Stop):
+        train(cfg, stop_at=100)
+
+    def typed(*args):
+        return open_run(parse(Config, "", ["--resume", *args]))
+
+    assert typed("--total-steps", "800") == replace(cfg, resume=True, total_steps=800)
+    assert typed("--torch-threads=1") == replace(cfg, resume=True, torch_threads=1)
+    assert typed("--run-dir", "run") == typed("--lr", "0.5") == replace(cfg, resume=True)
+    assert "--lr is 0.01, but 0.5 in run" in refused(typed, "--lr", "1e-2")
+    assert "--num-envs is 4, but 8 in run" in refused(typed, "--num_envs", "4")
+
+
+def test_a_part_of_the_settings_is_enough_to_resume():
+    """--num-envs of the run, and not its default, is what --num-procs divides."""
+    cfg = sac.Config(env="Pendulum-v1", num_envs=2, num_procs=2, run_dir="run", total_steps=40)
+    os.mkdir("run")
+    rundir.write_config(cfg, 0, None)
+    again = parse(sac.Config, "", ["--resume", "--run-dir", "run", "--num-procs", "2"])
+    assert open_run(again) == replace(cfg, resume=True)
 
 
 def test_a_finished_run_has_nothing_to_do(capsys):

@@ -23,6 +23,7 @@ from tests.helpers import (
     wait_for,
 )
 from utils import checkpoint, jobs as work, play, results, sweep
+from utils.flags import read_command
 from utils.mpi import UsageError
 
 FLAKY = '''
@@ -106,8 +107,12 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     ({"algos": ("pp",)}, "--algos pp: there is no algos/pp.py, only .*ppo"),
     ({"envs": ("CartPol-v1",)}, "CartPole"),
     ({"envs": ()}, "--envs are needed"),
-    ({"set": ("batch=64",)}, "ppo has no such setting; nearest: rollout_steps"),
-    ({"set": ("gama=0.9",)}, "ppo has no such setting; nearest: gamma"),
+    ({"set": ("batch=64",)}, "ppo has no such setting; did you mean rollout_steps"),
+    ({"set": ("gama=0.9",)}, "ppo has no such setting; did you mean gamma"),
+    ({"set": ("learning_rate=1",)}, "ppo has no such setting; did you mean lr"),
+    ({"set": ("lr=1e-4,",)}, "--set lr=1e-4,: a value is empty"),
+    ({"algos": ("ppo,sac",)}, "--algos is ppo,sac; it takes names with spaces.*: ppo sac$"),
+    ({"algos": ("sac",)}, "^algos.sac on CartPole-v1: --env has the action space Discrete"),
     ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),
     ({"set": ("rollout_steps=1001",)}, "--rollout-steps is 1001"),
     ({"set": ("lr",)}, "takes name=value"),
@@ -121,6 +126,25 @@ def test_refused_before_anything_starts(changed, message):
     with pytest.raises(UsageError, match=message):
         sweep.main(sweep.Sweep(**asked))
     assert os.listdir() == []
+
+
+def test_a_refused_environment_is_named_once(capsys):
+    with pytest.raises(UsageError):
+        sweep.plan(sweep.Sweep(algos=("ppo", "sac"), envs=("CartPole-v1",), out="out"))
+    assert capsys.readouterr().err.count("error: ") == 1
+
+
+@pytest.mark.parametrize("flag, said", [
+    ("--total-steps", "--set total_steps="), ("--learning-rate", "--set lr="),
+    ("--num-procs", "--set num_procs="), ("--collect", "now called --results"),
+    ("--resume", "the same command again resumes"), ("--seed", "--first-seed"),
+    ("--num-seeds", "did you mean --seeds"), ("--n-jobs", "did you mean --jobs"),
+    ("--env", "did you mean --envs"), ("--run-dir", "did you mean --out"),
+    ("--xyz", "--help lists the flags"),
+])
+def test_a_flag_that_a_sweep_does_not_have(flag, said):
+    with pytest.raises(UsageError, match=f"^there is no {flag}; .*{said}"):
+        read_command(sweep.Sweep, "", "sweep", ["--algos", "ppo", flag, "3"], sweep.hint)
 
 
 def test_close_values_have_folders_of_their_own():
