@@ -96,7 +96,9 @@ def check_divides(cfg, pairs):
 
     With --resume the settings of the run replace these, and they were checked when it started.
     """
-    for pair in pairs.split() * (not cfg.resume):
+    if cfg.resume:
+        return
+    for pair in pairs.split():
         a, b = pair.split("/")
         if getattr(cfg, a) % getattr(cfg, b):
             raise UsageError(f"{flag(a)} is {getattr(cfg, a)}; it takes a multiple of "
