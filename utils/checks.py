@@ -101,8 +101,9 @@ def check_divides(cfg, pairs):
     for pair in pairs.split():
         a, b = pair.split("/")
         if getattr(cfg, a) % getattr(cfg, b):
-            raise UsageError(f"{flag(a)} is {getattr(cfg, a)}; it takes a multiple of "
-                             f"{flag(b)}, which is {getattr(cfg, b)}")
+            value, unit = getattr(cfg, a), getattr(cfg, b)
+            raise UsageError(f"{flag(a)} is {value}; it takes a multiple of {flag(b)}, which is "
+                             f"{unit}: {max(1, value // unit) * unit}")
 
 
 def check_spaces(obs_space, act_space, obs, act):
