@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ppo
+from algos import dqn, ppo, sac
 from tests.helpers import rows
 from utils import checkpoint, play, video
 from utils.envs import evaluate
@@ -110,14 +110,30 @@ def test_figures_are_those_of_evaluate(trained, capsys):
         assert not np.allclose(other, expected)
 
 
-def test_figures_are_those_of_trainings_own_evaluation(trained):
-    """The last one, which was made with the weights that were saved."""
-    for env, (run, _, _) in trained.items():
-        returns = play.main(play.Play(str(run)))
-        last = rows(run)[-1]
-        for name, value in (("mean", returns.mean()), ("std", returns.std()),
-                            ("min", returns.min()), ("max", returns.max())):
-            assert float(last[f"eval_ret_{name}"]) == pytest.approx(value, rel=1e-5), env
+OFF_POLICY = {"total_steps": 200, "report_every": 100, "start_steps": 50, "batch_size": 16,
+              "buffer_size": 200}
+SETTINGS = [                                        # all that may change how an agent acts
+    *[(ppo, env, more) for env in ("Pendulum-v1", "CartPole-v1")
+      for more in ({}, {"norm_obs": False}, {"hidden": ()}, {"hidden": (64, 64), "std_init": 0.3},
+                   {"orthogonal_init": False, "scale_rew": False})],
+    *[(sac, "Pendulum-v1", more)
+      for more in ({}, {"hidden": (64, 64)}, {"learn_alpha": False}, {"target_entropy": -3.0})],
+    *[(dqn, "CartPole-v1", more)
+      for more in ({}, {"dueling": False}, {"double": False, "hidden": ()}, {"eps_end": 0.5})],
+]
+
+
+@pytest.mark.parametrize("algo, env, more", SETTINGS,
+                         ids=[f"{algo.__name__}-{env}-{more}" for algo, env, more in SETTINGS])
+def test_returns_are_those_of_trainings_own_evaluation(algo, env, more):
+    """To the bit: the last one, which was made with the weights that were saved."""
+    settings = {"hidden": (16,)} | (SMALL if algo is ppo else OFF_POLICY) | more
+    algo.train(algo.Config(env=env, env_kwargs='{"max_episode_steps": 60}', run_dir="run",
+                           eval_every=1, **settings))
+    returns = play.main(play.Play("run"))
+    last = rows("run")[-1]
+    for name in ("mean", "std", "min", "max"):
+        assert float(last[f"eval_ret_{name}"]) == getattr(returns, name)()
 
 
 def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys):
