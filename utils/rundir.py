@@ -5,6 +5,7 @@ Only `hold` and `write_config` write anything.
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -32,10 +33,11 @@ def open_run(cfg):
 
     With --resume the settings come from the run. If that run has all its steps, the process ends
     here with status 0. UsageError: the directory holds a run already or cannot be written;
-    --resume names no run of this algorithm, or other settings; --init-from names no policy.
+    --resume names no run of this algorithm, other settings or changed code; --init-from names no
+    policy.
     """
     algo = module_name(type(cfg)).rpartition(".")[2]
-    run_dir = Path(cfg.run_dir or Path("runs", cfg.env.replace("/", "-"), algo, f"seed{cfg.seed}"))
+    run_dir = Path(cfg.run_dir or Path("runs", as_folder(cfg.env), algo, f"seed{cfg.seed}"))
     cfg = replace(cfg, run_dir=str(run_dir))
     if cfg.resume:
         cfg = settings_of_run(cfg, algo)
@@ -50,6 +52,11 @@ def open_run(cfg):
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run-dir is {run_dir}, but {there} is no directory to write in")
     return cfg
+
+
+def as_folder(text):
+    """Return a text, such as an environment's id, as a name that every file system can hold."""
+    return re.sub(r"[^\w.,=+-]+", "-", text)
 
 
 def settings_of_run(cfg, algo):

@@ -123,6 +123,11 @@ def test_refused_before_anything_starts(changed, message):
     assert os.listdir() == []
 
 
+def test_no_folder_has_a_colon():
+    (job,) = sweep.plan(sweep.Sweep(("ppo",), ("tests.envs:Constant-v0",), out="out"))
+    assert job.run_dir == Path("out/tests.envs-Constant-v0/ppo/default/seed1")
+
+
 def test_close_values_have_folders_of_their_own():
     asked = sweep.Sweep(("ppo",), ("CartPole-v1",), set=("gamma=0.99999951,0.99999952",), out="o")
     assert [job.run_dir.parent.name for job in sweep.plan(asked)] == ["gamma=0.99999951",
