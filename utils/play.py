@@ -1,16 +1,17 @@
 """Evaluate the policy of a run, or record a video of it.
 
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1
-    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --episodes 1 --video cheetah.mp4
+    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --video cheetah.mp4
 
 If the run is still training, its last checkpoint is used. From Python:
 
     agent = load_agent("runs/HalfCheetah-v4/ppo/seed1")
-    act = agent.predict(obs)            # one raw observation -> an action for `env.step`
+    act = agent.predict(obs)    # one raw observation -> an action for `env.step`
 """
 
 import importlib
 import pkgutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,14 +25,15 @@ from utils.checks import check_range
 from utils.envs import evaluate, make_envs
 from utils.mpi import UsageError
 from utils.rundir import read_config
-from utils.video import prepare_video, record
+from utils.video import make_view, prepare_video, record
 
 
 @dataclass(frozen=True)
 class Play:
     run: tyro.conf.Positional[str]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
-    video: str = ""  # also record one episode into this file, an .mp4
+    video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
+    seconds: float | None = None  # length of the video (default: an episode)
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
     seed: int | None = None  # seed of the episodes (default: the run's own)
@@ -41,6 +43,9 @@ class Play:
     def __post_init__(self):
         check_range(self, "episodes max_steps", 1)
         check_range(self, "seed", 0)
+        check_range(self, "seconds", above=0)
+        if self.seconds and not self.video:
+            raise UsageError("--seconds is the length of a --video")
 
 
 def find_module(algo: str, asked: str):
@@ -99,6 +104,7 @@ def main(play: Play) -> np.ndarray:
     _, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(cfg.torch_threads)
     agent = load_agent(play.run, play.best, play.device)
+    view = make_view(cfg) if play.video else None
     seed = cfg.seed if play.seed is None else play.seed
     if play.stochastic:
         torch.manual_seed(seed)
@@ -108,11 +114,15 @@ def main(play: Play) -> np.ndarray:
                                 play.max_steps)
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
-    if play.video:  # last, since max_steps does not limit the recorded episode
-        ret, length = record(agent, cfg, play.video, seed, not play.stochastic)
-        print(f"{play.video}: return {ret:.2f}, {length} steps")
+    if play.video:
+        ret, length = record(agent, view, play.video, seed, not play.stochastic, play.seconds,
+                             play.max_steps)
+        shown = "the first" if ret is None else f"return {ret:.2f},"
+        print(f"{play.video}: {shown} {length} steps")
     return returns
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Play, description=__doc__))
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)  # tyro would join its lines
+    main(tyro.cli(Play, description="", prog="python -m utils.play"))
