@@ -10,8 +10,9 @@
             run.store(q_loss=q_loss)       # as often as you like
             run.report(step, envs)         # when due: writes, evaluates, saves
 
-The run directory holds config.json, progress.csv, episodes.csv, TensorBoard's events, policy.pt,
-best.pt with --eval-every, and resume-<step>/ (see utils/logger.py and utils/checkpoint.py).
+The run directory holds config.json, algo.py, progress.csv, episodes.csv, TensorBoard's events,
+policy.pt, best.pt with --eval-every, and resume-<step>/ (see utils/rundir.py, utils/source.py,
+utils/logger.py and utils/checkpoint.py).
 After SIGINT or SIGTERM the next report saves a checkpoint and ends the run with status 130 or 143.
 """
 
@@ -60,6 +61,7 @@ class RunConfig:
     seed: int = 1  # seed of everything random in the run
     run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>/seed<k>)
     resume: bool = False  # continue from the last checkpoint in the run directory
+    changed_code: bool = False  # --resume even if the algorithm file has changed since
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
     num_procs: int = 1  # MPI processes that share environments, buffer and batches

@@ -1,4 +1,4 @@
-"""The directory of a run: its name, its lock, and config.json with the run's settings.
+"""The directory of a run: its name, its lock, config.json with the settings, and the code.
 
 Only `hold` and `write_config` write anything.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from utils import checkpoint, files, mpi
+from utils import checkpoint, files, mpi, source
 from utils.checks import flag
 from utils.mpi import UsageError
 
@@ -24,7 +24,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume"}  # may differ on --resume
+# Settings that may differ on --resume.
+FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code"}
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
@@ -44,7 +45,10 @@ def open_run(cfg):
         if is_trained(run_dir, cfg.total_steps):
             mpi.say(f"{run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do")
             raise SystemExit(0)
+        refuse_changed_code(cfg)
         return cfg
+    if cfg.changed_code:
+        raise UsageError("--changed-code is for --resume")
     refuse_taken(run_dir)
     if cfg.init_from:
         checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step", flag="--init-from")
@@ -115,6 +119,16 @@ def refuse_taken(run_dir):
                          "--run-dir starts a new one")
 
 
+def refuse_changed_code(cfg):
+    """UsageError if other code made the run so far, unless --changed-code allows it."""
+    if cfg.changed_code or not has_rows(cfg.run_dir):
+        return
+    if source.has_changed(type(cfg), cfg.run_dir):
+        kept = Path(cfg.run_dir, source.KEPT)
+        raise UsageError(f"--resume: {source.file_of(type(cfg))} has changed since this run, whose "
+                         f"code is {kept}; --changed-code continues with the changed file")
+
+
 def hold(cfg):
     """Make the run directory and lock it. The lock lasts as long as the returned file is open."""
     try:
@@ -148,7 +162,11 @@ def module_name(config_class):
 
 
 def write_config(cfg, step, initial):
-    """Write config.json: settings, command, versions and commit. A resume appends its own."""
+    """Write config.json: settings, command, versions and commit. A resume appends its own.
+
+    The algorithm file is kept beside it.
+    """
+    source.keep(type(cfg), cfg.run_dir, step)
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
@@ -168,7 +186,7 @@ def write_config(cfg, step, initial):
 
 def plain_settings(cfg):
     """Return the settings as plain values, which JSON and a checkpoint can hold."""
-    settings = asdict(cfg) | {"resume": False}
+    settings = asdict(cfg) | {"resume": False, "changed_code": False}
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 

@@ -159,6 +159,11 @@ def test_config_json_has_the_commit(hopper):
         assert not commit
 
 
+def test_the_run_of_a_command_keeps_its_file(hopper):
+    """There the module is called __main__."""
+    assert Path(hopper[1][0], "algo.py").read_bytes() == (ROOT / "algos/ppo.py").read_bytes()
+
+
 def test_the_environment_is_recorded():
     """Sticky actions belong to the task, and are no setting of ours."""
     train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', rollout_steps=16, minibatch_size=16,
