@@ -167,17 +167,18 @@ def write_config(cfg, step, initial):
     The algorithm file is kept beside it.
     """
     source.keep(type(cfg), cfg.run_dir, step)
+    file = source.file_of(type(cfg))
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
         if before != cfg.total_steps:
             mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
                     "runs to the new end")
-        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
+        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin(file)}]
     else:
         module = module_name(type(cfg))
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
-        config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
+        config = {"algo": module.rpartition(".")[2], "module": module, **origin(file),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
     config["settings"] = plain_settings(cfg)
     files.write_text(Path(cfg.run_dir, "config.json"),
@@ -190,14 +191,26 @@ def plain_settings(cfg):
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 
-def origin():
-    """Return the command, git commit and package versions of this process."""
+def origin(file):
+    """Return the command, git commit and package versions of this process.
+
+    "-dirty" ends the commit if it lacks the code that runs: a tracked file has changed, or git does
+    not track `file`, which holds the algorithm.
+    """
     used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
     versions = {module.__name__: module.__version__ for module in used}
-    git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
-    try:
-        done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
-        done = None  # git is not installed
-    return {"command": shlex.join(sys.orig_argv), "git_commit": done and done.stdout.strip(),
+    commit = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if commit and not commit.endswith("-dirty") and not (file and git("ls-files", file)):
+        commit += "-dirty"
+    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
             "versions": {"python": sys.version.split()[0], **versions}}
+
+
+def git(*args):
+    """Return what a git command prints in this project: "" if it fails, None without git."""
+    try:
+        done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
+                              text=True)
+    except OSError:
+        return None  # git is not installed
+    return done.stdout.strip()

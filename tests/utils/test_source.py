@@ -3,6 +3,7 @@ import ast
 import json
 import os
 import shutil
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import pytest
 from algos import ppo
 from tests import toy
 from tests.helpers import refused, rows, same, steps
-from utils import play, source
+from utils import play, rundir, source
 from utils.envs import evaluate
 from utils.rundir import open_run, read_config
 
@@ -212,3 +213,33 @@ def test_a_run_of_an_earlier_version_resumes_and_keeps_its_code_from_then_on(edi
     edit(TANH, RELU)
     train(total_steps=192, resume=True)
     assert KEPT.read_text() == Path("ppo.py").read_text()
+
+
+# ---- config.json names a commit
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git")
+def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
+    """A new file that git does not track stands in no commit, and neither does a notebook."""
+    def git(*args):
+        named = "git", "-c", "user.name=A", "-c", "user.email=a@example.org"
+        return subprocess.run([*named, *args], cwd="clone", check=True, capture_output=True,
+                              text=True).stdout.strip()
+
+    def commit(name):
+        monkeypatch.setattr(toy, "__file__", str(Path("clone/algos", name).absolute()))
+        toy.train(toy.Config(run_dir=f"run{len(os.listdir())}", total_steps=100))
+        return read_config(f"run{len(os.listdir()) - 1}")["git_commit"]
+
+    for name in ("algos/toy.py", "algos/my_toy.py", "utils/rundir.py"):
+        Path("clone", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("clone", name).write_text("x = 1\n")
+    monkeypatch.setattr(rundir, "__file__", str(Path("clone/utils/rundir.py").absolute()))
+    assert commit("toy.py") == ""                               # no repository
+    git("init", "-q")
+    git("add", "algos/toy.py", "utils")
+    git("commit", "-qm", "All")
+    head = git("rev-parse", "HEAD")
+    assert commit("toy.py") == head
+    assert commit("my_toy.py") == commit("gone.py") == f"{head}-dirty"
+    Path("clone/algos/toy.py").write_text("x = 2\n")
+    assert commit("toy.py") == f"{head}-dirty"
