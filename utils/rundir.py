@@ -91,12 +91,24 @@ def read_config(run_dir, prefix=""):
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{prefix}{run_dir} holds no run: there is no config.json") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{prefix}{path.parent} holds no run: there is no config.json"
+                         f"{where_a_run_is(path.parent)}") from None
+    except OSError as error:
+        raise UsageError(f"{prefix}{path} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     config["settings"] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     return config
+
+
+def where_a_run_is(folder):
+    """Return the end of a message about a folder that is no run: what would be one."""
+    if folder.is_file():
+        return "; a run is a directory"
+    levels = ("*/" * depth + "config.json" for depth in range(1, 5))  # runs/<env>/<algo>/seed<k>
+    found = next((file for level in levels for file in sorted(folder.glob(level))), None)
+    return f"; there is one in {found.parent}" if found else ""
 
 
 def has_rows(run_dir):

@@ -181,6 +181,19 @@ def name_module(run, name):
     Path("evil.py").write_text("open('executed', 'w')")
 
 
+def hide(file):
+    """Put a directory in the place of a file. Permissions do not stop root."""
+    file.unlink()
+    file.mkdir()
+
+
+def move(run, to):
+    kept = run.with_name("kept")
+    run.rename(kept)
+    to.parent.mkdir(parents=True)
+    kept.rename(to)
+
+
 def flip_bit(run):
     data = bytearray((run / "policy.pt").read_bytes())
     data[len(data) // 2] ^= 1
@@ -196,6 +209,11 @@ REFUSED = {
     "bit flipped": (flip_bit, "policy.pt is damaged"),
     "no such setting": (lambda run: rewrite(run, gama=1), "'gama'"),
     "setting out of range": (lambda run: rewrite(run, gamma=2.0), "--gamma is 2.0"),
+    "no directory": (lambda run: [shutil.rmtree(run), run.touch()], "a run is a directory"),
+    "runs below": (lambda run: move(run, run / "a/b"), r"there is one in \S*run/a/b"),
+    "config unreadable": (lambda run: hide(run / "config.json"), "config.json cannot be read: Is"),
+    "policy unreadable": (lambda run: hide(run / "policy.pt"), "policy.pt cannot be read: Is a"),
+    "code unreadable": (lambda run: hide(run / "algo.py"), "algo.py cannot be read: Is a"),
     "other sizes": (lambda run: rewrite(run, hidden=[17]), r"actor\.0\.weight is \[16, 3\]"),
     "other algorithm": (lambda run: name_module(run, "algos.nothing"), "no algos/nothing.py"),
     "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files in algos/"),
