@@ -27,7 +27,8 @@ CORE = [
 
 ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
-VIDEO = ["moviepy", "pygame"]           # moviepy writes mp4 files; pygame draws classic control
+# imageio-ffmpeg brings FFmpeg, which writes .mp4 and .gif files; pygame draws classic control.
+VIDEO = ["imageio-ffmpeg", "pygame"]
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [

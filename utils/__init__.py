@@ -11,8 +11,8 @@ Two files are commands. play.py is imported as well, since it loads runs:
     sweep.py    many runs, their results            python -m utils.sweep --help
 
 The others stand behind all of these. launch.py starts processes and has UsageError, checks.py
-refuses bad input, rundir.py owns the run directory and config.json, checkpoint.py saves and loads
-tensors, and files.py writes a file whole or not at all. flags.py reads every command line, and
-summary.py says how a run went. video.py serves play.py. jobs.py (runs as processes) and results.py
-(result.json) serve sweep.py.
+refuses bad input, rundir.py owns the run directory and config.json, source.py the copy of the
+algorithm in it, checkpoint.py saves and loads tensors, and files.py writes a file whole or not at
+all. flags.py reads every command line, and summary.py says how a run went. video.py serves play.py.
+jobs.py (runs as processes) and results.py (result.json) serve sweep.py.
 """

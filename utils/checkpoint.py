@@ -130,6 +130,8 @@ def read(path, *keys, mmap=False):
         return payload
     except FileNotFoundError:
         raise ValueError(f"there is no {path}") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
     except pickle.UnpicklingError as error:
         asks = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(f"{path} was refused and nothing in it was run: it holds "

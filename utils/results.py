@@ -7,10 +7,8 @@ logger, checkpoints and the like may change without making a result stale.
 
 import ast
 import csv
-import hashlib
 import json
 import sys
-import threading
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -24,12 +22,12 @@ from utils.checks import new_name_of
 from utils.envs import evaluate
 from utils.mpi import UsageError
 from utils.rundir import read_config
+from utils.source import PARSING, code_hash
 
 ROOT = Path(__file__).resolve().parent.parent
 ARITHMETIC = ("utils/mpi.py", "utils/envs.py")  # helpers that take part in the numbers of a run
 OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
 HASHES = "# sources "  # begins the line of a log that holds the hashes
-PARSING = threading.Lock()  # in Python 3.11 ast.parse can fail if two threads call it at once
 
 
 # ---- reading and writing result.json
@@ -163,18 +161,6 @@ def changed_sources(made: dict[str, str], now: dict[str, str]) -> list[str]:
     Results of earlier versions also name helpers without any arithmetic. Those do not count.
     """
     return [name for name in now if made.get(name) != now[name]]
-
-
-def code_hash(text: str) -> str:
-    """Return the SHA-256 of a program without its comments, docstrings and layout."""
-    with PARSING:
-        tree = ast.parse(text)
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef
-    for node in ast.walk(tree):
-        if isinstance(node, documented) and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    # ast.dump differs between versions of Python, ast.unparse does not.
-    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()
 
 
 def sources_of(run: Path, config: dict) -> dict[str, str]:

@@ -10,11 +10,13 @@
             run.store(q_loss=q_loss)       # as often as you like
             run.report(step, envs)         # when due: writes, evaluates, saves
 
-The run directory holds config.json, progress.csv, episodes.csv, TensorBoard's events, policy.pt,
-best.pt with --eval-every, and resume-<step>/ (see utils/logger.py and utils/checkpoint.py).
+The run directory holds config.json, algo.py, progress.csv, episodes.csv, TensorBoard's events,
+policy.pt, best.pt with --eval-every, and resume-<step>/ (see utils/rundir.py, utils/source.py,
+utils/logger.py and utils/checkpoint.py).
 After SIGINT or SIGTERM the next report saves a checkpoint and ends the run with status 130 or 143.
 """
 
+import copy
 import math
 import os
 import signal
@@ -60,6 +62,7 @@ class RunConfig:
     seed: int = 1  # seed of everything random in the run
     run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>/seed<k>)
     resume: bool = False  # continue from the last checkpoint in the run directory
+    changed_code: bool = False  # --resume even if the algorithm file has changed since
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
     wandb: bool = False  # also send metrics to Weights & Biases; needs the extra wandb
@@ -261,7 +264,8 @@ class Run:
             return
         self.store(**metrics)
         if cfg.eval_every and (at_end or self.passes(cfg.eval_every, step)) and self.root:
-            returns, _ = evaluate(self.agent, cfg, 10, cfg.seed)
+            # A copy lies in memory as a loaded agent does, so `play` gets the same to the bit.
+            returns, _ = evaluate(copy.deepcopy(self.agent), cfg, 10, cfg.seed)
             self.store(eval_ret=returns)
         first_env = mpi.rank() * self.num_envs
         ended = [(step - ago * cfg.num_envs, first_env + env, ep_ret, ep_len)

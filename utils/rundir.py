@@ -1,10 +1,11 @@
-"""The directory of a run: its name, its lock, and config.json with the run's settings.
+"""The directory of a run: its name, its lock, config.json with the settings, and the code.
 
 Only `hold` and `write_config` write anything.
 """
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from utils import checkpoint, files, mpi
+from utils import checkpoint, files, mpi, source
 from utils.checks import flag
 from utils.mpi import UsageError
 
@@ -23,8 +24,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-# These may differ on --resume.
-FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "wandb"}
+# Settings that may differ on --resume.
+FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code", "wandb"}
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
@@ -33,10 +34,11 @@ def open_run(cfg):
 
     With --resume the settings come from the run. If that run has all its steps, the process ends
     here with status 0. UsageError: the directory holds a run already or cannot be written;
-    --resume names no run of this algorithm, or other settings; --init-from names no policy.
+    --resume names no run of this algorithm, other settings or changed code; --init-from names no
+    policy.
     """
     algo = module_name(type(cfg)).rpartition(".")[2]
-    run_dir = Path(cfg.run_dir or Path("runs", cfg.env.replace("/", "-"), algo, f"seed{cfg.seed}"))
+    run_dir = Path(cfg.run_dir or Path("runs", as_folder(cfg.env), algo, f"seed{cfg.seed}"))
     given = cfg.given
     cfg = replace(cfg, run_dir=str(run_dir))
     if cfg.resume:
@@ -45,7 +47,10 @@ def open_run(cfg):
             mpi.say(f"{run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
                     "a larger --total-steps continues it")
             raise SystemExit(0)
+        refuse_changed_code(cfg)
         return cfg
+    if cfg.changed_code:
+        raise UsageError("--changed-code is for --resume")
     refuse_taken(run_dir)
     if cfg.init_from:
         checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step", flag="--init-from")
@@ -53,6 +58,11 @@ def open_run(cfg):
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run-dir is {run_dir}, but {there} is no directory to write in")
     return cfg
+
+
+def as_folder(text):
+    """Return a text, such as an environment's id, as a name that every file system can hold."""
+    return re.sub(r"[^\w.,=+-]+", "-", text)
 
 
 def settings_of_run(cfg, algo, given):
@@ -88,12 +98,24 @@ def read_config(run_dir, prefix=""):
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
     except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{prefix}{run_dir} holds no run: there is no config.json") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{prefix}{path.parent} holds no run: there is no config.json"
+                         f"{where_a_run_is(path.parent)}") from None
+    except OSError as error:
+        raise UsageError(f"{prefix}{path} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     config["settings"] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     return config
+
+
+def where_a_run_is(folder):
+    """Return the end of a message about a folder that is no run: what would be one."""
+    if folder.is_file():
+        return "; a run is a directory"
+    levels = ("*/" * depth + "config.json" for depth in range(1, 5))  # runs/<env>/<algo>/seed<k>
+    found = next((file for level in levels for file in sorted(folder.glob(level))), None)
+    return f"; there is one in {found.parent}" if found else ""
 
 
 def has_rows(run_dir):
@@ -114,6 +136,16 @@ def refuse_taken(run_dir):
     if any(os.path.exists(run_dir / name) for name in names) or checkpoint.resume_folders(run_dir):
         raise UsageError(f"{run_dir} holds a run already: --resume continues it, another --seed or "
                          "--run-dir starts a new one")
+
+
+def refuse_changed_code(cfg):
+    """UsageError if other code made the run so far, unless --changed-code allows it."""
+    if cfg.changed_code or not has_rows(cfg.run_dir):
+        return
+    if source.has_changed(type(cfg), cfg.run_dir):
+        kept = Path(cfg.run_dir, source.KEPT)
+        raise UsageError(f"--resume: {source.file_of(type(cfg))} has changed since this run, whose "
+                         f"code is {kept}; --changed-code continues with the changed file")
 
 
 def hold(cfg):
@@ -149,18 +181,23 @@ def module_name(config_class):
 
 
 def write_config(cfg, step, initial):
-    """Write config.json: settings, command, versions and commit. A resume appends its own."""
+    """Write config.json: settings, command, versions and commit. A resume appends its own.
+
+    The algorithm file is kept beside it.
+    """
+    source.keep(type(cfg), cfg.run_dir, step)
+    file = source.file_of(type(cfg))
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
         if before != cfg.total_steps:
             mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
                     "runs to the new end")
-        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
+        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin(file)}]
     else:
         module = module_name(type(cfg))
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
-        config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
+        config = {"algo": module.rpartition(".")[2], "module": module, **origin(file),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
     config["settings"] = plain_settings(cfg)
     files.write_text(Path(cfg.run_dir, "config.json"),
@@ -169,18 +206,30 @@ def write_config(cfg, step, initial):
 
 def plain_settings(cfg):
     """Return the settings as plain values, which JSON and a checkpoint can hold."""
-    settings = asdict(cfg) | {"resume": False}
+    settings = asdict(cfg) | {"resume": False, "changed_code": False}
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 
-def origin():
-    """Return the command, git commit and package versions of this process."""
+def origin(file):
+    """Return the command, git commit and package versions of this process.
+
+    "-dirty" ends the commit if it lacks the code that runs: a tracked file has changed, or git does
+    not track `file`, which holds the algorithm.
+    """
     used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
     versions = {module.__name__: module.__version__ for module in used}
-    git = "git describe --always --dirty --abbrev=40 --exclude=*".split()
-    try:
-        done = subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True)
-    except OSError:
-        done = None  # git is not installed
-    return {"command": shlex.join(sys.orig_argv), "git_commit": done and done.stdout.strip(),
+    commit = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if commit and not commit.endswith("-dirty") and not (file and git("ls-files", file)):
+        commit += "-dirty"
+    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
             "versions": {"python": sys.version.split()[0], **versions}}
+
+
+def git(*args):
+    """Return what a git command prints in this project: "" if it fails, None without git."""
+    try:
+        done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
+                              text=True)
+    except OSError:
+        return None  # git is not installed
+    return done.stdout.strip()

@@ -20,7 +20,6 @@ fails, the whole sweep ends.
 
 import io
 import itertools
-import re
 import shlex
 import signal
 import sys
@@ -36,6 +35,7 @@ from utils.jobs import Crew, Job, run_all, start_or_resume
 from utils.mpi import UsageError
 from utils.results import OURS, ROOT, has_result, make_results, setting_names
 from utils.run import RunConfig, parse
+from utils.rundir import as_folder
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def plan(sweep: Sweep) -> list[Job]:
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
     for seed, (algo, _, cfg, command) in itertools.product(seeds, runs):
         settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in sorted(names))
-        settings = re.sub(r"[^\w.,=+-]+", "-", settings) or "default"  # what a path can hold
-        folder = Path(sweep.out, cfg.env.replace("/", "-"), algo, settings, f"seed{seed}")
+        settings = as_folder(settings) or "default"
+        folder = Path(sweep.out, as_folder(cfg.env), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
         jobs.append(Job(algo, folder, int(cfg.total_steps), [*command, *place]))
     folders = [job.run_dir for job in jobs]

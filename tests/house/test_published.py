@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import plot
 from benchmarks import sb3, show, table
@@ -63,13 +64,19 @@ def plotted(path):
 
 def test_figures_are_what_the_results_say(remade):
     names = {path.name for path in remade[1].glob("*")}
-    assert names == {path.name for path in table.FIGURES.glob("*")}, AGAIN
+    assert names == {path.name for path in table.FIGURES.glob("*.svg")}, AGAIN
     for name in names:
         (old, texts), (new, new_texts) = plotted(table.FIGURES / name), plotted(remade[1] / name)
         assert texts == new_texts and old.keys() == new.keys(), f"{name}; {AGAIN}"
         assert sum(key.endswith(", mean") for _, key in old) >= 2
         for key in old:
             np.testing.assert_allclose(old[key], new[key], atol=2e-3, err_msg=f"{name}: {key}")
+
+
+def test_the_readme_shows_a_small_film():
+    film = table.FIGURES / "cheetah.gif"
+    assert f"](benchmarks/figures/{film.name})" in (show.ROOT / "README.md").read_text("utf-8")
+    assert film.stat().st_size < 1e6 and Image.open(film).n_frames > 60
 
 
 def test_a_figure_of_other_data_is_seen(remade, published, tmp_path):

@@ -1,4 +1,5 @@
 """`utils.play`: what it loads is the agent that was trained, and what it refuses."""
+import io
 import json
 import os
 import shutil
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ppo
+from algos import dqn, ppo, sac
 from tests.helpers import rows
 from utils import checkpoint, play, video
 from utils.envs import evaluate
 from utils.mpi import UsageError
 
-moviepy = pytest.importorskip("moviepy")
+imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
 SMALL = {"total_steps": 512, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2}
 
 
@@ -110,14 +111,30 @@ def test_figures_are_those_of_evaluate(trained, capsys):
         assert not np.allclose(other, expected)
 
 
-def test_figures_are_those_of_trainings_own_evaluation(trained):
-    """The last one, which was made with the weights that were saved."""
-    for env, (run, _, _) in trained.items():
-        returns = play.main(play.Play(str(run)))
-        last = rows(run)[-1]
-        for name, value in (("mean", returns.mean()), ("std", returns.std()),
-                            ("min", returns.min()), ("max", returns.max())):
-            assert float(last[f"eval_ret_{name}"]) == pytest.approx(value, rel=1e-5), env
+OFF_POLICY = {"total_steps": 200, "report_every": 100, "start_steps": 50, "batch_size": 16,
+              "buffer_size": 200}
+SETTINGS = [                                        # all that may change how an agent acts
+    *[(ppo, env, more) for env in ("Pendulum-v1", "CartPole-v1")
+      for more in ({}, {"norm_obs": False}, {"hidden": ()}, {"hidden": (64, 64), "std_init": 0.3},
+                   {"orthogonal_init": False, "scale_rew": False})],
+    *[(sac, "Pendulum-v1", more)
+      for more in ({}, {"hidden": (64, 64)}, {"learn_alpha": False}, {"target_entropy": -3.0})],
+    *[(dqn, "CartPole-v1", more)
+      for more in ({}, {"dueling": False}, {"double": False, "hidden": ()}, {"eps_end": 0.5})],
+]
+
+
+@pytest.mark.parametrize("algo, env, more", SETTINGS,
+                         ids=[f"{algo.__name__}-{env}-{more}" for algo, env, more in SETTINGS])
+def test_returns_are_those_of_trainings_own_evaluation(algo, env, more):
+    """To the bit: the last one, which was made with the weights that were saved."""
+    settings = {"hidden": (16,)} | (SMALL if algo is ppo else OFF_POLICY) | more
+    algo.train(algo.Config(env=env, env_kwargs='{"max_episode_steps": 60}', run_dir="run",
+                           eval_every=1, **settings))
+    returns = play.main(play.Play("run"))
+    last = rows("run")[-1]
+    for name in ("mean", "std", "min", "max"):
+        assert float(last[f"eval_ret_{name}"]) == getattr(returns, name)()
 
 
 def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys):
@@ -164,6 +181,19 @@ def name_module(run, name):
     Path("evil.py").write_text("open('executed', 'w')")
 
 
+def hide(file):
+    """Put a directory in the place of a file. Permissions do not stop root."""
+    file.unlink()
+    file.mkdir()
+
+
+def move(run, to):
+    kept = run.with_name("kept")
+    run.rename(kept)
+    to.parent.mkdir(parents=True)
+    kept.rename(to)
+
+
 def flip_bit(run):
     data = bytearray((run / "policy.pt").read_bytes())
     data[len(data) // 2] ^= 1
@@ -179,6 +209,11 @@ REFUSED = {
     "bit flipped": (flip_bit, "policy.pt is damaged"),
     "no such setting": (lambda run: rewrite(run, gama=1), "'gama'"),
     "setting out of range": (lambda run: rewrite(run, gamma=2.0), "--gamma is 2.0"),
+    "no directory": (lambda run: [shutil.rmtree(run), run.touch()], "a run is a directory"),
+    "runs below": (lambda run: move(run, run / "a/b"), r"there is one in \S*run/a/b"),
+    "config unreadable": (lambda run: hide(run / "config.json"), "config.json cannot be read: Is"),
+    "policy unreadable": (lambda run: hide(run / "policy.pt"), "policy.pt cannot be read: Is a"),
+    "code unreadable": (lambda run: hide(run / "algo.py"), "algo.py cannot be read: Is a"),
     "other sizes": (lambda run: rewrite(run, hidden=[17]), r"actor\.0\.weight is \[16, 3\]"),
     "other algorithm": (lambda run: name_module(run, "algos.nothing"), "no algos/nothing.py"),
     "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files in algos/"),
@@ -212,31 +247,46 @@ def test_cuda_is_refused_where_there_is_none(trained):
 
 
 @pytest.mark.parametrize("name, message", [
-    ("run.gif", r"must end in \.mp4"), ("nowhere/run.mp4", "no directory to write in"),
+    ("run.avi", r"must end in \.mp4 or \.gif"), ("nowhere/run.mp4", "no directory to write in"),
+    ("folder.gif", "this is a directory"),
 ])
 def test_refused_video(trained, name, message):
+    Path("folder.gif").mkdir()
     with pytest.raises(UsageError, match=message):
         play.main(play.Play(str(trained["CartPole-v1"][0]), video=name))
 
 
-def test_video_without_moviepy(trained, monkeypatch):
+def test_video_without_ffmpeg(trained, monkeypatch):
     monkeypatch.setattr(video, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[video\]'"):
         play.main(play.Play(str(trained["CartPole-v1"][0]), video="run.mp4"))
 
 
-def command_line(*args, **env):
-    """`python -m utils.play` on a machine without a display."""
+def command_line(*args, program=("-m", "utils.play"), **env):
+    """`python -m utils.play` on a machine without a display.
+
+    It is a process of its own, since MuJoCo chooses how to draw when it is imported.
+    """
     shown = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MUJOCO_GL")}
-    return subprocess.run([sys.executable, "-m", "utils.play", *map(str, args)], text=True,
+    return subprocess.run([sys.executable, *program, *map(str, args)], text=True,
                           capture_output=True, env=shown | env)
+
+
+def skip_without_display(done):
+    """Skip where nothing can draw. The message must then say what is missing."""
+    if done.returncode:
+        assert done.returncode == 2 and "apt-get install libegl1" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr and not list(Path().glob("*.mp4"))
+        pytest.skip("no EGL here")
 
 
 # ---- Videos
 
 def frames(file):
-    with moviepy.VideoFileClip(str(file)) as clip:
-        return list(clip.iter_frames())
+    """Return the frames of a video, [T, H, W, 3]."""
+    reader = imageio_ffmpeg.read_frames(str(file))
+    width, height = next(reader)["size"]
+    return np.stack([np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader])
 
 
 def test_video_is_one_whole_episode(trained, capsys):
@@ -253,19 +303,137 @@ def test_video_is_one_whole_episode(trained, capsys):
     assert f"return {ret:.2f}, 40 steps" in capsys.readouterr().out
     shown = frames("folder/mine.mp4")
     assert shown[0].shape == (500, 500, 3)
-    assert abs(len(shown) - 41) <= 1                # the first frame is of the reset
+    assert len(shown) == 41                         # the first frame is of the reset
+
+
+def test_gif_is_small_and_of_the_first_seconds(trained, capsys):
+    """Pendulum has 30 frames per second of 500 pixels, which is too much for a GIF."""
+    play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video="run.gif", seconds=1.0))
+    assert "run.gif: the first 30 steps" in capsys.readouterr().out
+    shown = frames("run.gif")
+    assert shown.shape[1:] == (240, 240, 3) and len(shown) in (20, 21)      # in 31/30 seconds
+    red = (shown[..., 0] > 180) & (shown[..., 1] < 100)                     # the pendulum
+    assert 0.005 < red[0].mean() < 0.1 and 0.005 < red[-1].mean() < 0.1
+    assert (red[0] != red[-1]).mean() > 0.005                               # it has moved
+    assert os.path.getsize("run.gif") < 100_000
+
+
+def test_seconds_beyond_the_episode_change_nothing(trained, capsys):
+    play.main(play.Play(str(trained["CartPole-v1"][0]), 1, video="run.mp4", seconds=99.0))
+    assert "run.mp4: return" in capsys.readouterr().out
+    assert frames("run.mp4").shape[1:] == (400, 600, 3)
+
+
+def test_progress_is_on_the_terminal(trained, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video="run.mp4"))
+    assert "run.mp4" in terminal.getvalue() and "/40 " in terminal.getvalue()
+
+
+def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch):
+    ppo.train(ppo.Config("tests.envs:Ends-v0", run_dir="run", hidden=(16,), **SMALL))
+    monkeypatch.setattr(play, "evaluate", lambda *args: pytest.fail("it was played"))
+    with pytest.raises(UsageError, match="tests.envs:Ends-v0 cannot be drawn here"):
+        play.main(play.Play("run", video="run.mp4"))
+    assert os.listdir() == ["run"]
+
+
+@pytest.mark.parametrize("name", ["run.mp4", "run.gif"])
+def test_a_video_that_cannot_be_written_leaves_nothing(trained, monkeypatch, name):
+    """As on a full disk: FFmpeg ends with an error."""
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: shutil.which("false"))
+    with pytest.raises(UsageError, match=f"--video {name} cannot be written"):
+        play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video=name))
+    assert not os.listdir()
+
+
+def test_a_recorded_episode_has_at_most_max_steps(trained):
+    run, agent, cfg = trained["Pendulum-v1"]
+    assert video.record(agent, video.make_view(cfg), "run.mp4", 1, max_steps=40)[1] == 40
+    with pytest.raises(UsageError, match="--max-steps is 39, but the episode in other.mp4"):
+        video.record(agent, video.make_view(cfg), "other.mp4", 1, max_steps=39)
+    assert os.listdir() == ["run.mp4"]
+
+
+DRAW = """
+import sys
+from types import SimpleNamespace
+from utils import video
+video.prepare_video("run.mp4")
+import gymnasium as gym, numpy as np
+from gymnasium.envs.mujoco import MujocoEnv
+
+SMALL = '{"width": 120, "height": 120}'             # quick
+
+class Ball(MujocoEnv):                              # without a camera
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 500}
+
+    def __init__(self, **kwargs):
+        super().__init__(sys.argv[1] + "/ball.xml", 1, gym.spaces.Box(-1, 1, (7,)), **kwargs)
+
+    def reset_model(self):
+        return self.data.qpos.astype(np.float32)
+
+    def step(self, act):
+        self.do_simulation(act, self.frame_skip)
+        return self.data.qpos.astype(np.float32), 0.0, False, False, {}
+
+class Runner:                                       # carries the robot 30 m away
+    def __init__(self, env):
+        self.env = env
+
+    def act(self, obs, deterministic):
+        self.env.data.qpos[0] = 30
+        return np.zeros((1, self.env.model.nu), np.float32)
+
+    def env_act(self, act):
+        return act
+
+gym.register("Ball-v0", Ball)
+for name, hidden in [(name, hidden) for name in sys.argv[2:] for hidden in (False, True)]:
+    view = video.make_view(SimpleNamespace(env=name, env_kwargs=SMALL, seed=1))
+    model, fps = view.unwrapped.model, view.metadata["render_fps"]
+    if hidden:
+        robot = model.geom_bodyid > 0
+        model.geom_matid[robot], model.geom_rgba[robot, 3] = -1, 0
+    video.record(Runner(view.unwrapped), view, f"{name}-{hidden}.mp4", 1, seconds=1 / fps)
+    del view                                        # one graphics context at a time
+"""
+BALL = """<mujoco><statistic extent="3"/><worldbody><light pos="0 0 9" diffuse="1 1 1"/>
+<geom type="plane" size="99 99 1"/><body pos="0 0 1"><freejoint/><geom size="0.5" rgba="1 0 0 1"/>
+</body></worldbody></mujoco>"""
+
+
+def test_the_camera_follows_the_robot():
+    """In the last frame is more than the floor: the same without the robot is another picture."""
+    Path("ball.xml").write_text(BALL)
+    names = "HalfCheetah-v4", "HalfCheetah-v5", "Ant-v5", "Ball-v0"
+    done = command_line(os.getcwd(), *names, program=["-c", DRAW])
+    skip_without_display(done)
+    for name in names:
+        last, floor = (frames(f"{name}-{hidden}.mp4")[-1].astype(int) for hidden in (False, True))
+        assert (np.abs(last - floor).max(-1) > 40).mean() > 0.01, name
+
+
+@pytest.mark.parametrize("env, kwargs, camera", [
+    ("HalfCheetah-v5", {}, 0), ("Humanoid-v5", {}, 0), ("InvertedPendulum-v5", {}, -1),
+    ("Reacher-v5", {}, -1), ("HalfCheetah-v5", {"camera_id": -1}, -1),
+    ("HalfCheetah-v5", {"default_camera_config": {"distance": 9.0}}, -1)])
+def test_which_camera_draws(env, kwargs, camera):
+    """Gymnasium's (-1) if the robot stays where it is, or if the environment was told."""
+    view = gym.make(env, render_mode="rgb_array", **kwargs)
+    video.follow_robot(view)
+    assert view.unwrapped.mujoco_renderer.camera_id == camera
 
 
 @pytest.mark.slow
-def test_mujoco_is_drawn_without_a_display(tmp_path):
-    """In a process of its own: MuJoCo chooses how to draw when it is imported."""
+def test_mujoco_is_drawn_without_a_display():
     kwargs = '{"max_episode_steps": 4}'
     ppo.train(ppo.Config("Hopper-v5", kwargs, run_dir="run", hidden=(16,), **SMALL))
     done = command_line("run", "--episodes", 1, "--video", "run.mp4")
-    if done.returncode:             # here nothing can draw: the message must say what is missing
-        assert done.returncode == 2 and "apt-get install libegl1" in done.stderr
-        assert "Traceback" not in done.stderr and not list(tmp_path.glob("*.mp4"))
-        pytest.skip("no EGL here")
+    skip_without_display(done)
     assert frames("run.mp4")[0].std() > 10
     failed = command_line("run", "--video", "other.mp4", MUJOCO_GL="nonsense")
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
@@ -315,10 +483,10 @@ def test_atari_video_shows_what_the_agent_sees():
     agent, seen = play.load_agent("run"), []
     act = agent.act
     agent.act = lambda obs, deterministic: seen.append(obs[0]) or act(obs, deterministic)
-    ret, length = video.record(agent, cfg, "pong.mp4", seed=1)
+    ret, length = video.record(agent, video.make_view(cfg), "pong.mp4", seed=1)
     assert length == len(seen) == 30 and ret == int(ret)
     shown = frames("pong.mp4")
-    assert abs(len(shown) - 31) <= 1 and shown[0].shape == (84, 84, 3)
+    assert len(shown) == 31 and shown[0].shape == (84, 84, 3)
     for picture, obs in zip(shown, seen):       # an mp4 is lossy
         assert obs.shape == (4, 84, 84)
         assert np.abs(picture.mean(-1) - obs[-1]).mean() < 6

@@ -141,7 +141,7 @@ def test_evaluation_is_due(every, report_every, expected, monkeypatch):
     calls = []
 
     def evaluate(agent, cfg, episodes, seed):
-        calls.append((agent, cfg.env, episodes, seed))
+        calls.append((agent.weight.tolist(), cfg.env, episodes, seed))
         return np.array([1.0, 3.0]), None
 
     monkeypatch.setattr(run_module, "evaluate", evaluate)
@@ -152,7 +152,7 @@ def test_evaluation_is_due(every, report_every, expected, monkeypatch):
             log.advance(100)
     due = [int(row["step"]) for row in rows() if row.get("eval_ret_mean")]
     assert due == expected
-    assert calls == [(agent, "CartPole-v1", 10, 5)] * len(expected)
+    assert calls == [(agent.weight.tolist(), "CartPole-v1", 10, 5)] * len(expected)
     assert not expected or rows()[-1]["eval_ret_max"] == "3.0"
 
 

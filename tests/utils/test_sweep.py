@@ -1,5 +1,4 @@
 """`utils.sweep`: which runs there are, that each ends in its result, whatever happens to them."""
-import ast
 import csv
 import io
 import json
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +143,11 @@ def test_a_refused_environment_is_named_once(capsys):
 def test_a_flag_that_a_sweep_does_not_have(flag, said):
     with pytest.raises(UsageError, match=f"^there is no {flag}; .*{said}"):
         read_command(sweep.Sweep, "", "sweep", ["--algos", "ppo", flag, "3"], sweep.hint)
+
+
+def test_no_folder_has_a_colon():
+    (job,) = sweep.plan(sweep.Sweep(("ppo",), ("tests.envs:Constant-v0",), out="out"))
+    assert job.run_dir == Path("out/tests.envs-Constant-v0/ppo/default/seed1")
 
 
 def test_close_values_have_folders_of_their_own():
@@ -625,30 +628,3 @@ def test_settings_of_earlier_versions_get_their_present_names():
         results.write_result(Path(), {"settings": old} | more)
         assert results.read_result(Path("result.json"))["settings"] == expected
     assert "gamma" in results.setting_names("ppo") and "seed" not in results.setting_names("ppo")
-
-
-def test_hash_is_of_the_code_alone():
-    code = 'def f(x):\n    """Doc."""\n    return x + 1  # why\n'
-    same = '"""Module."""\ndef f(x):\n\n    """Other."""\n    return (x +\n            1)\n'
-    assert results.code_hash(code) == results.code_hash(same)
-    for old, new in (("+", "-"), ("1", "2"), ("x + 1", "x + 1.0"), ("return", "yield")):
-        assert results.code_hash(code) != results.code_hash(code.replace(old, new))
-    assert results.code_hash("x = 'a'\n") != results.code_hash("x = 'b'\n")
-
-
-def test_one_thread_parses_at_a_time(monkeypatch):
-    """Runs start in threads; two in ast.parse at once fail now and then, in CPython 3.11."""
-    inside, most = [], []
-
-    def slow_parse(text):
-        inside.append(text)
-        most.append(len(inside))
-        time.sleep(0.02)
-        inside.pop()
-        return parse(text)
-
-    parse = ast.parse
-    monkeypatch.setattr(results.ast, "parse", slow_parse)
-    with ThreadPoolExecutor(4) as pool:
-        hashes = list(pool.map(results.code_hash, ["x = 1\n"] * 8))
-    assert len(set(hashes)) == 1 and most == [1] * 8
