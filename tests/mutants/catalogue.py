@@ -48,6 +48,7 @@ TESTS = {
     "play": "play",
     "video": "play",
     "plot": "plot",
+    "curves": "plot",
     "sweep": "sweep",
     "jobs": "sweep",
     "results": "sweep",
