@@ -1,61 +1,74 @@
 """Draw learning curves and print a table of many runs, with confidence intervals.
 
-    python plot.py runs                 table here, curves in curves.svg
-    python plot.py runs --aggregate iqm --smooth 10 --out curves.png
-    python plot.py runs --by lr         one line per value of a setting
-    python plot.py runs --compare ppo trpo --anchors
-                                        also results published by others
+    python plot.py runs                           a table, and curves.svg
+    python plot.py runs --aggregate iqm --smooth 10 --out curves.pdf
+    python plot.py runs --by lr --table markdown  one line per value of lr
+    python plot.py runs --against lr              final return against lr
+    python plot.py runs --compare ppo trpo        which of the two is better?
+    python plot.py runs --anchors                 beside results of others
+    python plot.py runs --title "PPO on MuJoCo" --names ppo=PPO --size 8 3
 
-Runs are found at any depth below the folders given. A run is a run directory,
-or a result.json written by python -m utils.sweep --results. Each run that is
-skipped is named, with the reason.
-
-Each panel of the figure shows one environment. A thin line is one seed. The
-thick line is the mean over seeds, or the statistic that --aggregate names. The
-title says what the band is. Intervals in tables are 95% percentile bootstraps
-over seeds; the seeds of each environment are resampled separately. Columns of
-the table:
+Runs are found at any depth below the folders given: run directories, and files
+result.json, which python -m utils.sweep --results writes. Skipped runs are
+named, with the reason. Each panel of the figure shows one environment. A line
+is named after the settings that differ between lines; values that most lines
+have are left out. Intervals are 95% percentile bootstraps over seeds, which are
+resampled in each environment separately. Columns of the table:
 
     train100    mean return of the last 100 training episodes
     eval        mean return of deterministic episodes with the final weights
-    4 of 6      mean train100 of the first six seeds, without best and worst
+    4 of 6      mean train100 of the first six seeds, without the best and worst
+
+--compare estimates the probability that a seed of the first line beats a seed
+of the second, averaged over environments (Agarwal et al. 2021). --anchors ranks
+train100 among published training returns and eval among published evaluations,
+if the numbers of steps differ by less than 10%.
 """
 import csv
-import dataclasses
 import difflib
-import importlib.util
 import io
-import json
 import re
 import sys
-from collections import defaultdict
-from dataclasses import dataclass
-from functools import cache, partial
+import textwrap
+import warnings
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal
 
 import matplotlib
 import numpy as np
 import tyro
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, ScalarFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils import results as result_files
+from utils.curves import RunData, differing, load, note, spell
 from utils.flags import read_command
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
-# Okabe and Ito's palette for colour-blind readers, without its yellow.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
-STYLES = ["-", "--", ":", "-."]     # for lines beyond the number of colours
+SUFFIXES = (".svg", ".png", ".pdf")
+# Okabe and Ito's palette for colour-blind readers, without its yellow, and three more.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000",
+           "#882255", "#999933", "#888888"]
+# Solid, dashed, dotted, then a dash with one dot, two dots, ...
+DASHES = ["-", "--", ":", *((0, (5, 1.5, *(1, 1.5) * dots)) for dots in range(1, 100))]
+STYLE = {"font.size": 9, "axes.titlesize": 10, "axes.spines.top": False, "axes.grid": True,
+         "axes.spines.right": False, "grid.alpha": 0.25, "axes.axisbelow": True}
+COLUMNS = {1: 1, 2: 2, 4: 2, 7: 4, 8: 4, 10: 5}     # number of panels -> columns of the figure
+PANEL = {1: (6, 3.8), 2: (4.2, 3)}  # columns of the figure -> size of a panel in inches
+CROWDED = 6                         # a panel with more lines than this shows no single seeds
+LONG = 32                           # longest setting in a legend, in characters
+FEW = 5                             # seeds on each side that a comparison needs
 POINTS = 100                        # points per curve
 RESAMPLES = 10_000                  # of a bootstrap; a fifth of that at each point of a curve
 TAUS = np.linspace(0, 1, 101)       # x-axis of a performance profile
 X_AXES = {"steps": "environment steps", "episodes": "episodes", "time": "minutes"}
-# Settings that change where or how fast a run went, or when it was evaluated. Runs that differ only
-# in these are seeds of the same line.
-PLACE = {"env", "seed", "run_dir", "resume", "device", "torch_threads", "num_procs", "compile",
-         "eval_every"}
+Y_AXES = {"ep_ret": "episode return", "ep_len": "episode length"}
+PUBLISHED = "published training return"
 STATISTICS = {"mean": np.mean, "median": np.median,
               # Interquartile mean. It drops whole seeds: none of 3, the best and the worst of 6.
               "iqm": partial(trim_mean, proportiontocut=0.25)}
@@ -64,181 +77,57 @@ TRIMMED = partial(trim_mean, proportiontocut=1 / 6)
 
 @dataclass(frozen=True)
 class Plot:
-    runs: tyro.conf.Positional[tuple[str, ...]]  # run directories, or folders that contain runs
+    # run directories, or folders that contain runs
+    runs: tyro.conf.Positional[Annotated[tuple[str, ...], tyro.conf.arg(metavar="FOLDER ...")]]
     x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time is in minutes
-    y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv
-    smooth: Literal[1, 10, 100] = 100  # moving average over this many rows
+    y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv; val finds val_mean
+    smooth: Literal[1, 10, 100] = 100  # moving average over this many rows; fewer in short runs
     by: str = ""  # one line per value of this setting, or per algo or env; empty: all that differ
+    against: str = ""  # instead of curves: final return (train100) against this setting, e.g. lr
     aggregate: Literal["mean", "median", "iqm"] = "mean"  # statistic over seeds
-    compare: tuple[str, str] = ("", "")  # names of two lines to compare, such as: ppo trpo
-    anchors: bool = False  # also print results published by others
+    compare: tuple[str, str] = ("", "")  # two lines, such as ppo trpo; it takes five seeds of each
+    anchors: bool = False  # also print results published by others, and mark them in the figure
+    names: tuple[str, ...] = ()  # names in the legend: ppo=PPO "ppo lr=0.1=fast", or all in order
+    title: str = ""  # title of the figure
+    size: tuple[float, float] = (0.0, 0.0)  # width and height in inches; 0 0: as large as needed
     table: Literal["text", "markdown", "csv"] = "text"  # format of the tables
-    out: str = "curves.svg"  # file for the figure, .svg or .png
+    out: str = "curves.svg"  # file for the figure, .svg, .png or .pdf
 
     def __post_init__(self):
-        if Path(self.out).suffix not in (".svg", ".png"):
-            raise UsageError(f"--out is {self.out}; it takes a name that ends in .svg or .png")
-
-
-class Run(NamedTuple):
-    """One seed: its curve, where the run ends on the x-axis, and its final results."""
-
-    path: Path
-    algo: str                       # after the library's name, if it is not plainrl
-    env: str
-    seed: int
-    settings: dict
-    x: np.ndarray
-    y: np.ndarray
-    end: float
-    steps: int
-    whole: bool                     # finished: it has made all its steps
-    train100: float
-    eval: float | None
-    stored: bool                    # read from a result.json, without the run directory
-
-
-class Skip(Exception):
-    """Raised with the reason why a run is skipped."""
-
-
-def note(text: str) -> None:
-    """Print to standard error, so that standard output holds only tables."""
-    print(text, file=sys.stderr)
-
-
-# ---- Reading
-
-def load(plot: Plot) -> list[Run]:
-    """Return all runs that can be read, each once. Print a line for each that is skipped."""
-    folders, runs = {}, []
-    for given in plot.runs:
-        found = sorted(path.parent for path in Path(given).rglob("*.json")
-                       if path.name in ("config.json", "result.json"))
-        if not found:
-            note(f"{given}: there is no run in it; skipped")
-        folders |= {folder.resolve(): folder for folder in found}
-    for folder in folders.values():
-        try:
-            full = (folder / "config.json").exists()
-            runs.append((read_run if full else read_result)(folder, plot))
-        except Skip as reason:
-            note(f"{folder}: {reason}; skipped")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            note(f"{folder}: damaged, or not a plainrl run ({error!r}); skipped")
-    return runs
-
-
-def read_run(folder: Path, plot: Plot) -> Run:
-    """Return the run in a run directory, with the evaluation from its result.json, if any."""
-    config, y = read_json(folder / "config.json"), plot.y
-    settings, algo = dict(config["settings"]), str(config["algo"])
-    env, seed, budget = str(settings["env"]), int(settings["seed"]), float(settings["total_steps"])
-    episodes = read_columns(folder / "episodes.csv", {"step", "time", "ep_ret", y})
-    progress = read_columns(folder / "progress.csv", {"step", "time", y})
-    rows = episodes if y in episodes else progress
-    if y not in rows:
-        raise Skip(f"there is no column {y} in episodes.csv or progress.csv")
-    there = np.isfinite(rows[y])    # a report may lack some quantities
-    if not there.any():
-        raise Skip(f"no row has a value of {y}")
-    axis = {"steps": lambda of: of["step"], "time": lambda of: of["time"] / 60,
-            "episodes": lambda of: np.searchsorted(episodes["step"], of["step"],
-                                                   side="right")}[plot.x]
-    final, steps = None, int(progress["step"][-1])
-    if (folder / "result.json").exists():
-        result = read_json(folder / "result.json")
-        if result.get("steps", steps) == steps:         # else the run was resumed since
-            final = float(np.mean(result["eval"]))
-    return Run(folder, algo, env, seed, settings, axis(rows)[there][plot.smooth - 1:],
-               smooth(rows[y][there], plot.smooth), float(axis(progress)[-1]), steps,
-               steps >= budget, float(episodes["ep_ret"][-100:].mean()), final, False)
-
-
-def read_result(folder: Path, plot: Plot) -> Run:
-    """Return a run from its result.json: final results, and the mean return per 1% of the steps.
-
-    The file holds only the total time, so time is split evenly over the steps.
-    """
-    result = result_files.read_result(folder / "result.json")
-    algo = f"{result.get('library', '')} {result['algo']}".strip()
-    if plot.x == "episodes" or plot.y != "ep_ret":
-        raise Skip("result.json holds only ep_ret, against steps or time")
-    if not result["curve"]:
-        raise Skip("no episode ended in this run")
-    x, y = np.array(result["curve"], dtype=float).T
-    steps = int(result.get("steps", result["total_steps"]))
-    unit = 1.0 if plot.x == "steps" else result["seconds"] / 60 / steps     # minutes per step
-    return Run(folder, algo, str(result["env"]), int(result["seed"]),
-               defaults(algo) | result.get("settings", {}), x * unit, y, steps * unit, steps, True,
-               float(result["train100"]), float(np.mean(result["eval"])), True)
-
-
-@cache
-def defaults(algo: str) -> dict:
-    """Return the defaults of the present algorithm file; a result.json names only other values."""
-    if not (algo.isidentifier() and importlib.util.find_spec(f"algos.{algo}")):
-        return {}                   # an algorithm of another library
-    config = importlib.import_module(f"algos.{algo}").Config
-    return {field.name: field.default for field in dataclasses.fields(config)
-            if field.default is not dataclasses.MISSING}
-
-
-def read_json(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def read_columns(path: Path, names: set[str]) -> dict[str, np.ndarray]:
-    """Return those of the named columns that a CSV file has. An empty cell is NaN.
-
-    A half-written last line is skipped, since the run may still be writing it.
-    """
-    whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
-    if rest:
-        note(f"{path}: the half-written last line is skipped")
-    columns, *rows = [line.split(",") for line in whole.split("\n")]
-    if not rows:
-        raise Skip(f"{path.name} has no rows yet")
-    if any(len(row) != len(columns) for row in rows):
-        raise Skip(f"{path.name} is damaged: its rows differ in length")
-    return {name: np.array([float(row[k] or "nan") for row in rows])
-            for k, name in enumerate(columns) if name in names}
-
-
-def smooth(y: np.ndarray, window: int) -> np.ndarray:
-    """Return the means of `window` successive values: window - 1 values fewer than in y."""
-    if len(y) < window:
-        return np.empty(0)
-    return np.lib.stride_tricks.sliding_window_view(y, window).mean(-1)
+        if not self.out.endswith(SUFFIXES):
+            raise UsageError(f"--out is {self.out}; it takes a name ending in {' '.join(SUFFIXES)}")
+        if any(self.size) and not all(1 <= side <= 100 for side in self.size):
+            raise UsageError(f"--size is {self.size[0]:g} {self.size[1]:g}; each takes 1 to 100")
+        if self.against and (self.x, self.y) != ("steps", "ep_ret"):
+            raise UsageError("--against draws final returns; leave out --x and --y")
 
 
 # ---- Which seeds belong together
 
-Groups = dict[str, dict[str, list[Run]]]        # panel -> line -> its seeds
+Groups = dict[str, dict[str, list[RunData]]]        # panel -> line -> its seeds
 
 
-def group(runs: list[Run], by: str = "") -> Groups:
+def group(runs: list[RunData], by: str = "") -> Groups:
     """Return one panel per environment, with one line per algorithm and combination of settings.
 
     By default, all settings that differ tell lines apart. `by` names the only one that does;
     "algo" means none. "env" gives one line per environment in panels of algorithm and settings.
     """
     alike, by = defaultdict(list), by.replace("-", "_")
-    known = sorted({"algo", "env"}.union(*(run.settings for run in runs)))
-    if runs and by and by not in known:
-        near = difflib.get_close_matches(by, known, 3, 0.4)
-        raise UsageError(f"--by {by}: no run has such a setting; nearest: {', '.join(near)}")
+    check_setting("--by", by, runs, "algo", "env")
     for run in sorted(runs, key=lambda run: (run.seed, not run.whole)):     # finished runs first
         alike[run.env, run.algo].append(run)
+    differ = {key: differing(found) for key, found in alike.items()}
+    usual = usual_values(alike, differ) if by in ("", "env") else {}
     groups = defaultdict(lambda: defaultdict(dict))
     for (env, algo), found in sorted(alike.items()):
-        differ = differing(found)
-        named = {"": differ, "env": differ, "algo": []}.get(by, [by])
-        pooled = [name for name in differ if name not in named]
+        named = {"": differ[env, algo], "env": differ[env, algo], "algo": []}.get(by, [by])
+        pooled = [name for name in differ[env, algo] if name not in named]
         if pooled:
             note(f"{algo} on {env}: runs that differ in {', '.join(pooled)} are pooled")
         for run in found:
-            line = " ".join([algo, *(f"{name}={spell(run, name)}" for name in named)])
+            shown = [name for name in named if spell(run, name) != usual.get((algo, name))]
+            line = " ".join([algo, *(f"{name}={spell(run, name)}" for name in shown)])
             seeds = groups[line][env] if by == "env" else groups[env][line]
             first = seeds.setdefault((run.seed, *(spell(run, name) for name in pooled)), run)
             if first is not run:
@@ -247,48 +136,61 @@ def group(runs: list[Run], by: str = "") -> Groups:
             for panel, lines in sorted(groups.items())}
 
 
+def check_setting(flag: str, name: str, runs: list[RunData], *more: str) -> None:
+    """UsageError: no run has the setting that a flag names."""
+    known = sorted(set(more).union(*(run.settings for run in runs)))
+    if runs and name and name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, 3, 0.4)) or "none"
+        raise UsageError(f"{flag} {name}: no run has such a setting; nearest: {near}; "
+                         f"there are: {', '.join(known)}")
+
+
+def usual_values(alike: dict, differ: dict) -> dict[tuple[str, str], str]:
+    """Return {(algorithm, setting): value} for the values that the names of lines leave out.
+
+    At least twice as many lines have such a value as any other. So the lines of an ablation have
+    short names, and those of a grid have whole ones.
+    """
+    counts = defaultdict(Counter)
+    for (_, algo), found in alike.items():
+        names = sorted(set().union(*(differ[key] for key in alike if key[1] == algo)))
+        for values in {tuple(spell(run, name) for name in names) for run in found}:
+            for name, value in zip(names, values):
+                counts[algo, name][value] += 1
+    top = {key: count.most_common(2) for key, count in counts.items()}
+    return {key: first[0] for key, (first, *others) in top.items()
+            if all(first[1] >= 2 * other[1] for other in others)}
+
+
+def merge(groups: Groups, name: str) -> Groups:
+    """Return the groups with one line for all values of a setting."""
+    merged = defaultdict(lambda: defaultdict(list))
+    for panel, line, runs in flat(groups):
+        setting = f" {name}={spell(runs[0], name)}"
+        merged[panel.replace(setting, "")][line.replace(setting, "")] += runs
+    return merged
+
+
 def natural(text: str) -> list[str | float]:
     """Return a sort key that puts num_envs=2 before num_envs=16."""
     parts = re.split(r"(\d+(?:\.\d+)?(?:e-\d+)?)", text)     # text and numbers alternate
     return [float(part) if k % 2 else part for k, part in enumerate(parts)]
 
 
-def flat(groups: Groups) -> list[tuple[str, str, list[Run]]]:
+def flat(groups: Groups) -> list[tuple[str, str, list[RunData]]]:
     """Return (panel, line, seeds) of every line."""
     return [(panel, line, runs) for panel, lines in groups.items() for line, runs in lines.items()]
 
 
-def differing(runs: list[Run]) -> list[str]:
-    """Return the settings in which runs differ.
-
-    The result.json of another library names only settings that were changed, so a setting that
-    some of these name and others do not counts as different.
-    """
-    differ = set()
-    for name in set().union(*(run.settings for run in runs)) - PLACE:
-        values = {spell(run, name) for run in runs if name in run.settings}
-        if len(values) > 1 or len({name in run.settings for run in runs if run.stored}) > 1:
-            differ.add(name)
-    return sorted(differ)
-
-
-def spell(run: Run, name: str) -> str:
-    """Return the value of a setting as text: 64-64 for a list, 1000 for 1000.0."""
-    value = run.settings.get(name, "default")
-    if isinstance(value, (list, tuple)):
-        return "-".join(map(str, value))
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
-
-
 # ---- Statistics
 
-def interval(samples: list[np.ndarray], statistic) -> tuple[np.ndarray, np.ndarray]:
+def interval(samples: list[np.ndarray], statistic, least: int = 2) -> tuple:
     """Return the two ends of the 95% bootstrap interval of a statistic of several samples.
 
     Seeds lie along the last axis and are resampled within each sample separately. Both ends are
-    NaN if a sample has only one seed or lacks a value.
+    NaN if a sample has fewer than `least` seeds or lacks a value.
     """
-    if not all(sample.shape[-1] > 1 and np.isfinite(sample).all() for sample in samples):
+    if not all(sample.shape[-1] >= least and np.isfinite(sample).all() for sample in samples):
         nothing = np.full(samples[0].shape[:-1], np.nan)
         return nothing, nothing
     ends = bootstrap(samples, statistic, vectorized=True, axis=-1, method="percentile",
@@ -297,7 +199,7 @@ def interval(samples: list[np.ndarray], statistic) -> tuple[np.ndarray, np.ndarr
     return ends.confidence_interval.low, ends.confidence_interval.high
 
 
-def at(run: Run, x: np.ndarray) -> np.ndarray:
+def at(run: RunData, x: np.ndarray) -> np.ndarray:
     """Return a seed's y at each x: the value of the last point up to there."""
     return run.y[np.searchsorted(run.x, x, side="right") - 1]
 
@@ -343,30 +245,63 @@ def results(groups: Groups, how: str) -> list[dict]:
 
 
 def estimate(values: np.ndarray, statistic) -> tuple[float, float, float]:
-    """Return the statistic and the two ends of its interval."""
-    return float(statistic(values, axis=-1)), *map(float, interval([values], statistic))
+    """Return the statistic and the two ends of its interval, NaN for fewer than three values."""
+    return float(statistic(values, axis=-1)), *map(float, interval([values], statistic, 3))
 
 
-def published(groups: Groups, how: str = "mean") -> list[dict]:
-    """Return rows of published results for our algorithms, environments and numbers of steps."""
+def published(groups: Groups) -> list[tuple[str, str, list[RunData], list[dict]]]:
+    """Return (panel, line, its seeds, rows of anchors.csv) for each line with published results.
+
+    Their algorithm and environment are ours, and their number of steps within 10%.
+    """
     if not ANCHORS.exists():
         raise UsageError(f"--anchors needs {ANCHORS}, which comes with a clone of the repository")
     anchors = list(csv.DictReader(ANCHORS.read_text(encoding="utf-8").splitlines()))
-    rows = []
-    for _, line, runs in flat(groups):
+    found = []
+    for panel, line, runs in flat(groups):
         run = runs[0]
-        for row in anchors:
-            same = row["algo"].lower() == run.algo and row["env"] == run.env.rpartition("-v")[0]
-            if same and abs(float(row["budget_steps"]) / run.steps - 1) < 0.1:
-                rows.append({
-                    "published for": f"{row['env']}-{row['env_version']}", "algorithm": run.algo,
-                    "steps": int(row["budget_steps"]), "seeds": row["seeds"],
-                    "mean": row["mean"], "spread": row["spread"], "metric": row["metric"],
-                    "source": row["source"], "ours": f"{line} on {run.env}",
-                    **{name: float(STATISTICS[how](np.array([getattr(run, name) for run in runs],
-                                                            dtype=float), axis=-1))
-                       for name in ("train100", "eval")}})
+        rows = [row for row in anchors if row["algo"].lower() == run.algo
+                and row["env"] == run.env.rpartition("-v")[0]
+                and abs(float(row["budget_steps"]) / run.steps - 1) < 0.1]
+        if rows:
+            found.append((panel, line, runs, rows))
+    return found
+
+
+def of_training(anchor: dict) -> bool:
+    """Return whether a published result is of training episodes; else it is of evaluations."""
+    return anchor["metric"].startswith("train")
+
+
+def ranked(runs: list[RunData], anchors: list[dict], how: str) -> list[dict]:
+    """Return table rows: train100 among published returns, eval among evaluations, best first."""
+    rows = []
+    for kind, name in (("train", "train100"), ("eval", "eval")):
+        theirs = [row for row in anchors if of_training(row) == (kind == "train")]
+        ours = np.array([getattr(run, name) for run in runs], dtype=float)
+        here = [{"measure": f"{kind}: {row['measure']}", "mean": float(row["mean"]),
+                 "spread": float(row["spread"] or "nan"), "seeds": row["seeds"] or "-",
+                 "steps": int(row["budget_steps"]), "env": row["env_version"],
+                 "source": row["source"]} for row in theirs]
+        here.append({"measure": name, "mean": float(STATISTICS[how](ours, axis=-1)),
+                     "spread": float(ours.std(ddof=1)) if len(ours) > 1 else np.nan,
+                     "seeds": str(len(ours)), "steps": min(run.steps for run in runs),
+                     "env": "v" + runs[0].env.rpartition("-v")[2],
+                     "source": "ours" if how == "mean" else f"ours ({how})"})
+        rows += sorted(here, key=lambda row: -row["mean"]) if theirs else []
     return rows
+
+
+def print_anchors(found: list, how: str, kind: str) -> None:
+    """Print published results and ours: in text, one table per line, of at most 120 columns."""
+    tables = {(panel if line == runs[0].env else line, runs[0].env): ranked(runs, rows, how)
+              for panel, line, runs, rows in found}
+    if kind == "text":
+        for (line, env), rows in tables.items():
+            print(f"\n{line} on {env}, ours and published\n{table(rows, kind, 120)}")
+    else:
+        print("\n" + table([{"environment": env, "line": line} | row
+                            for (line, env), rows in tables.items() for row in rows], kind))
 
 
 def cell(value) -> str:
@@ -380,8 +315,11 @@ def cell(value) -> str:
     return "-" if np.isnan(value) else f"{value:.{digits}f}"
 
 
-def table(rows: list[dict], kind: str) -> str:
-    """Return rows, which all have the same keys, as text, Markdown or CSV."""
+def table(rows: list[dict], kind: str, most: int = 10_000) -> str:
+    """Return rows, which all have the same keys, as text, Markdown or CSV.
+
+    In text of more than `most` columns, the widest cells are cut.
+    """
     if kind == "csv":               # an interval adds two columns
         rows = [{name + end: part for name, value in row.items() for end, part in
                  (zip(("", "_low", "_high"), value) if isinstance(value, tuple) else [("", value)])}
@@ -394,16 +332,17 @@ def table(rows: list[dict], kind: str) -> str:
         cells.insert(1, ["---"] * len(cells[0]))
         return "\n".join(f"| {' | '.join(row)} |" for row in cells)
     widths = [max(map(len, column)) for column in zip(*cells)]
+    while sum(widths) + 2 * len(widths) - 2 > most:
+        widths[widths.index(max(widths))] -= 1
+    cells = [[text if len(text) <= width else text[:width - 3] + "..."
+              for text, width in zip(row, widths)] for row in cells]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
 
 
 # ---- Two lines compared
 
 def compare(groups: Groups, first: str, second: str, kind: str = "text") -> dict:
-    """Print how likely a seed of `first` beats one of `second`; return both performance profiles.
-
-    Only panels with finished runs of both lines count.
-    """
+    """Print how likely `first` beats `second` in panels that have both; return their profiles."""
     both = {panel: lines for panel, lines in groups.items() if {first, second} <= set(lines)}
     if not both:
         there = ", ".join(sorted({line for _, line, _ in flat(groups)}))
@@ -411,13 +350,29 @@ def compare(groups: Groups, first: str, second: str, kind: str = "text") -> dict
                          f"finished lines: {there or 'none'}")
     ours, theirs = ([np.array([run.train100 for run in lines[name]]) for lines in both.values()]
                     for name in (first, second))
-    rows = []
-    for panel, samples in [*zip(both, zip(ours, theirs)), ("mean over panels", [*ours, *theirs])]:
-        value = float(improvement(*samples)), *map(float, interval(samples, improvement))
-        rows.append({f"{first} beats {second}": panel, "probability (train100)": value})
+    rows = [compare_row(panel, [a], [b], first, second) for panel, a, b in zip(both, ours, theirs)]
+    if len(both) > 1:
+        rows.append(compare_row("mean over panels", ours, theirs, first, second))
     print("\n" + table(rows, kind))
     ends = [(min(*a, *b), max(*a, *b)) for a, b in zip(ours, theirs)]
     return {first: profile(ours, ends), second: profile(theirs, ends)}
+
+
+def compare_row(panel: str, ours: list, theirs: list, first: str, second: str) -> dict:
+    """Return one row: the probability that `first` is better, its interval, and what follows.
+
+    There is no interval for fewer than FEW seeds, nor for samples that do not overlap, of which
+    every resample gives 0 or 1.
+    """
+    few = {name: FEW - min(map(len, side)) for name, side in ((first, ours), (second, theirs))}
+    missing = [f"{count} more of {name}" for name, count in few.items() if count > 0]
+    low, high = map(float, interval([*ours, *theirs], improvement, FEW))
+    better = first if low > 0.5 else second if high < 0.5 else "no difference shown"
+    low, high = (low, high) if low < high else (np.nan, np.nan)
+    return {f"{first} beats {second}": panel,
+            "probability (train100)": (float(improvement(*ours, *theirs)), low, high),
+            "seeds": " ".join(f"{len(a)}+{len(b)}" for a, b in zip(ours, theirs)),
+            "better": f"too few seeds: needs {' and '.join(missing)}" if missing else better}
 
 
 def improvement(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -437,7 +392,7 @@ def profile(samples: list[np.ndarray], ends: list[tuple[float, float]]) -> tuple
     """
     above = [((sample - low) / max(high - low, 1e-12) > TAUS[:, None]).astype(float)
              for sample, (low, high) in zip(samples, ends)]
-    return mean_of_means(*above), *interval(above, mean_of_means)
+    return mean_of_means(*above), *interval(above, mean_of_means, FEW)
 
 
 def mean_of_means(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -447,51 +402,100 @@ def mean_of_means(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
 
 # ---- Figures
 
-def draw(groups: Groups, plot: Plot, compared: dict) -> Figure:
-    """Return a figure with one panel per environment, and one for the profiles, if any."""
-    names = sorted({line for _, line, _ in flat(groups)}, key=natural)
-    looks = {name: {"color": COLOURS[k % len(COLOURS)],
-                    "linestyle": STYLES[k // len(COLOURS) % len(STYLES)]}
-             for k, name in enumerate(names)}                   # the same in every panel
-    count = len(groups) + bool(compared)
-    columns = min(count, 3)
+@matplotlib.rc_context(STYLE)
+def draw(groups: Groups, plot: Plot, compared: dict, others: list = ()) -> Figure:
+    """Return a figure: one panel per environment, one for the profiles if any, one legend.
+
+    `others` is what `published` returned. Training returns among it are marked.
+    """
+    groups = merge(groups, plot.against) if plot.against else groups
+    looks, count = looks_of(groups), len(groups) + bool(compared)
+    columns = COLUMNS.get(count, 3 if count < 10 else 4)
+    width, height = PANEL.get(columns, (3.2, 2.5))
     rows = -(-count // columns)
-    figure = Figure(figsize=(3.5 * columns, 3 * rows + 0.3), layout="constrained")
-    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
-    label = ""
+    figure = Figure(figsize=(columns * width, rows * height), layout="constrained")
+    axes = [figure.add_subplot(rows, columns, k + 1) for k in range(count)]
+    windows = {}                # panel -> number of rows over which its curves are smoothed
     for k, (ax, (panel, lines)) in enumerate(zip(axes, groups.items())):
-        for line, runs in lines.items():
-            draw_line(ax, runs, line, looks[line], plot.aggregate, f"{panel}, {line}")
-        ax.set(title=panel, xlabel=X_AXES[plot.x])
-        if k % columns == 0 or y_label(lines, plot) != label:   # not again beside the same one
-            label = y_label(lines, plot)
-            ax.set_ylabel(label)
-        if plot.x == "steps":
-            ax.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-    for name, (share, low, high) in compared.items():
-        ax = axes[count - 1]
-        ax.plot(TAUS, share, **looks[name], linewidth=2, label=name, gid=f"profile, {name}")
-        ax.fill_between(TAUS, low, high, color=looks[name]["color"], alpha=0.15, linewidth=0)
-        ax.set(title="performance profile, 95% intervals",
-               xlabel="train100, scaled: worst seed 0, best 1", ylabel="fraction of seeds above")
-    for k, ax in enumerate(axes):
-        ax.grid(alpha=0.25)
-        ax.set_axis_on() if k < count else ax.set_axis_off()
-        if ax.lines:
-            ax.legend(fontsize=8)
-    kind = "one standard deviation" if plot.aggregate == "mean" else "its 95% bootstrap interval"
-    figure.suptitle(f"thin: a seed; thick: the {plot.aggregate}; band: {kind}", fontsize=9)
+        if plot.against:
+            draw_against(ax, lines, looks, plot, panel)
+        else:
+            windows[panel] = draw_curves(ax, lines, looks, plot, panel)
+            mark_published(ax, panel, looks, plot, others)
+        in_thousands(ax)
+        ax.set_title(textwrap.fill(label(panel), int(11 * width)))
+        if k % columns:                 # the panel to its left has the same
+            ax.set_ylabel("")
+        if k + columns < len(groups):   # the panel below has the same
+            ax.set_xlabel("")
+    if compared:
+        draw_profiles(axes[-1], compared, looks)
+    add_legend(figure, groups, looks, plot, explain(groups, plot, windows))
     return figure
 
 
-def draw_line(ax, runs: list[Run], name: str, look: dict, how: str, gid: str) -> None:
-    """Draw each seed thin, the statistic over seeds thick, and the band."""
-    for run in runs:
-        if not len(run.x):
-            note(f"{run.path}: fewer rows than --smooth; not in the figure")
-    runs = [run for run in runs if len(run.x)]
-    if not runs:
-        return
+def looks_of(groups: Groups) -> dict[str, dict]:
+    """Return a colour and dashes for each line, the same in every panel. No two lines share both.
+
+    Each line has its own colour. But colours stand for algorithms and dashes for their lines if
+    there are too many lines, or two lines for most algorithms: ours and a peer's.
+    """
+    algos = {line: line if line == runs[0].env else runs[0].algo.split()[-1]
+             for _, line, runs in flat(groups)}
+    families = defaultdict(list)
+    for line in sorted(algos, key=lambda line: (line.split()[0] != algos[line], natural(line))):
+        families[algos[line]].append(line)      # the plain one is first
+    n = len(COLOURS)
+    pairs = max(map(len, families.values())) == 2 and len(algos) > 1.5 * len(families)
+    if 1 < len(families) <= n and (pairs or len(algos) > n):
+        places = {line: (k, j) for k, algo in enumerate(sorted(families))
+                  for j, line in enumerate(families[algo])}
+    else:
+        places = {line: (k % n, k // n) for k, line in enumerate(sorted(algos, key=natural))}
+    return {line: {"color": COLOURS[k], "linestyle": DASHES[j]} for line, (k, j) in places.items()}
+
+
+def label(text: str) -> str:
+    """Return the name of a line or panel as the figure shows it: 100k for 100000, and shorter."""
+    text = re.sub(r"{([^{}]+)}", r"\1", text.replace('"', ""))      # of a JSON object
+    text = re.sub(r"(?<=\d)000\b", "k", re.sub(r"(?<=\d)000000\b", "M", text))
+    return " ".join(word if len(word) <= LONG else f"{word[:LONG // 2]}...{word[3 - LONG // 2:]}"
+                    for word in text.split())
+
+
+def draw_curves(ax, lines: dict, looks: dict, plot: Plot, panel: str) -> int:
+    """Draw all lines of a panel. Return the number of rows over which they are smoothed.
+
+    That is --smooth, or 10 or 1 if a run has fewer than four times as many rows. It is 0 if all
+    runs are stored ones, which are not smoothed.
+    """
+    lengths = [len(run.y) for runs in lines.values() for run in runs if not run.stored]
+    window = max([1, *(w for w in (10, plot.smooth) if 4 * w <= min(lengths, default=0)
+                       and w <= plot.smooth)])
+    for line, runs in lines.items():
+        runs = [run if run.stored else smoothed(run, window) for run in runs]
+        draw_line(ax, runs, line, looks[line], plot.aggregate, f"{panel}, {line}",
+                  len(lines) > CROWDED)
+    ax.set(xlabel=X_AXES[plot.x], ylabel=Y_AXES.get(plot.y, plot.y), xlim=(0, None))
+    return window if lengths else 0
+
+
+def smoothed(run: RunData, window: int) -> RunData:
+    """Return the run with means of `window` successive values. Each stands at the last of them."""
+    means = np.lib.stride_tricks.sliding_window_view(run.y, window).mean(-1)
+    return run._replace(x=run.x[window - 1:], y=means)
+
+
+def in_thousands(ax) -> None:
+    """Write ticks as 2k or 1.5M on each axis that reaches 1,000, unless its ticks are set."""
+    for axis in (ax.xaxis, ax.yaxis):
+        reach = max(map(abs, axis.get_view_interval()))
+        if reach >= 1000 and isinstance(axis.get_major_formatter(), ScalarFormatter):
+            axis.set_major_formatter(EngFormatter(sep=""))
+
+
+def draw_line(ax, runs: list, name: str, look: dict, how: str, gid: str, crowded: bool) -> None:
+    """Draw each seed thin, unless the panel is crowded, the statistic thick, and the band."""
     start, end = max(run.x[0] for run in runs), min(run.end for run in runs)
     longest = max(run.end for run in runs)
     if longest > end:
@@ -500,55 +504,196 @@ def draw_line(ax, runs: list[Run], name: str, look: dict, how: str, gid: str) ->
         note(f"{gid}: its seeds do not overlap on the x-axis; not in the figure")
         return
     x = np.linspace(start, end, POINTS)
-    y = np.stack([at(run, x) for run in runs], -1)              # [POINTS, seeds]
+    y = np.stack([at(run, x) for run in runs], -1)      # [POINTS, seeds]
     for run, seed in zip(runs, y.T):
-        ax.plot(x, seed, **look, linewidth=0.6, alpha=0.45, gid=f"{gid}, seed {run.seed}")
+        if not crowded:
+            ax.plot(x, seed, **look, linewidth=0.6, alpha=0.4, gid=f"{gid}, seed {run.seed}")
     centre, low, high = band(y, how)
-    label = f"{name} ({len(runs)} seed{'s' * (len(runs) > 1)})"
-    ax.plot(x, centre, **look, linewidth=2, label=label, gid=f"{gid}, {how}")
+    ax.plot(x, centre, **look, linewidth=1.8, label=name, gid=f"{gid}, {how}")
     if not np.isnan(low).any():
-        ax.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0,
-                        gid=f"{gid}, band")
+        seen = ax.dataLim.frozen()
+        ax.fill_between(x, low, high, color=look["color"], alpha=0.08 if crowded else 0.15,
+                        linewidth=0, gid=f"{gid}, band")
+        ax.dataLim.set(seen)    # where a band goes beyond all seeds, it does not stretch the axis
+        ax.update_datalim([(start, max(low.min(), y.min())), (end, min(high.max(), y.max()))])
 
 
-def y_label(lines: dict[str, list[Run]], plot: Plot) -> str:
-    """Return the label of the y-axis: the quantity, and what each point is the mean of."""
-    stored = {run.stored for runs in lines.values() for run in runs}
-    rows = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
-    means = [f"last {plot.smooth} {rows}"] * (plot.smooth > 1 and False in stored)
-    means += ["1% of the steps"] * (True in stored)
-    return plot.y + (f", mean of {' or '.join(means)}" if means else "")
+def mark_published(ax, panel: str, looks: dict, plot: Plot, others: list) -> None:
+    """Mark published training returns at their number of steps, in the colour of our line."""
+    for where, line, _, rows in others:
+        rows = [row for row in rows if of_training(row)]
+        if rows and where == panel and (plot.x, plot.y) == ("steps", "ep_ret"):
+            ax.plot([float(row["budget_steps"]) for row in rows],
+                    [float(row["mean"]) for row in rows], "D", markersize=4, alpha=0.8,
+                    color=looks[line]["color"], markerfacecolor="none", label=PUBLISHED)
+
+
+def draw_against(ax, lines: dict, looks: dict, plot: Plot, panel: str) -> None:
+    """Draw train100 against the values of a setting: a dot for each seed, a bar for the interval.
+
+    Positive numbers stand on an axis, a logarithmic one over a factor of 10. Other values are
+    evenly spaced.
+    """
+    values = sorted({spell(run, plot.against) for runs in lines.values() for run in runs},
+                    key=natural)
+    try:
+        places = {value: float(value) for value in values}
+    except ValueError:
+        places = {}
+    numbers = min(places.values(), default=0) > 0
+    if not numbers:
+        places = {value: k for k, value in enumerate(values)}
+    elif max(places.values()) >= 10 * min(places.values()):
+        ax.set_xscale("log")
+    for k, (line, runs) in enumerate(lines.items()):
+        aside, rows = 0 if numbers else 0.08 * (k - (len(lines) - 1) / 2), []    # side by side
+        for value, x in places.items():
+            seeds = np.array([run.train100 for run in runs if spell(run, plot.against) == value])
+            if len(seeds):
+                ax.plot(np.full(len(seeds), x + aside), seeds, ".", color=looks[line]["color"],
+                        alpha=0.4, markersize=5)
+                rows.append((x + aside, *estimate(seeds, STATISTICS[plot.aggregate])))
+        x, middle, low, high = np.array(rows).T
+        bars = np.clip([middle - low, high - middle], 0, None)      # not below 0 by rounding
+        ax.errorbar(x, middle, bars, **looks[line], linewidth=1.8, elinewidth=1, capsize=2,
+                    marker="o", markersize=4, label=line, gid=f"{panel}, {line}, {plot.aggregate}")
+    ax.set_xticks(list(places.values()), [label(value.replace("e-0", "e-")) for value in values],
+                  rotation=30 * (sum(map(len, values)) > 35))
+    ax.minorticks_off()
+    ax.margins(x=0.1)
+    ax.set(xlabel=plot.against, ylabel="final return (train100)")
+
+
+def draw_profiles(ax, compared: dict, looks: dict) -> None:
+    """Draw the performance profiles of two lines."""
+    for name, (share, low, high) in compared.items():
+        ax.plot(TAUS, share, **looks[name], linewidth=1.8, label=name, gid=f"profile, {name}")
+        ax.fill_between(TAUS, low, high, color=looks[name]["color"], alpha=0.15, linewidth=0)
+    bands = any(np.isfinite(low).all() for _, low, _ in compared.values())
+    ax.set(title=f"performance profile{', 95% intervals' * bands}",
+           xlabel="train100, scaled: worst seed 0, best 1", ylabel="fraction of seeds above")
+
+
+def explain(groups: Groups, plot: Plot, windows: dict[str, int]) -> str:
+    """Return the text above the legend: what lines and bands are, and what each point is."""
+    if plot.against:
+        return (f"dot: a seed; circle: the {plot.aggregate}; bar: its 95% bootstrap interval, for "
+                "three seeds or more")
+    parts = []
+    if any(len(runs) > 1 for _, _, runs in flat(groups)):
+        parts += ["thin: a seed"] * any(len(lines) <= CROWDED for lines in groups.values())
+        parts += [f"thick: the {plot.aggregate}", "band: one standard deviation"
+                  if plot.aggregate == "mean" else "band: its 95% bootstrap interval"]
+    row, points = "episode" if plot.y in ("ep_ret", "ep_len") else "row", []
+    for window in sorted(set(windows.values()) - {0}) if plot.smooth > 1 else []:
+        there = [panel for panel in windows if windows[panel] == window]
+        where = f" in {', '.join(there)}" if len(there) < len(windows) else ""
+        few = f" (too few for {plot.smooth}{where})" if window < plot.smooth else ""
+        points.append((f"mean of {window} {row}s" if window > 1 else f"one {row}") + few)
+    if any(run.stored for _, _, runs in flat(groups) for run in runs):
+        points.append("mean of 1% of the steps")
+    parts += [f"each point: {' or '.join(points)}"] * bool(points)
+    return "; ".join(parts)
+
+
+def add_legend(figure: Figure, groups: Groups, looks: dict, plot: Plot, text: str) -> None:
+    """Put one legend below the panels, or to the right of a single one, and make room for it."""
+    width, height = plot.size if any(plot.size) else figure.get_size_inches()
+    right = len(figure.axes) == 1 and len(looks) > CROWDED and not any(plot.size)
+    room = 70 if right else int(16 * width)     # in characters
+    handles = handles_of(figure, groups, looks, plot, room - 10)
+    lines = [line for handle in handles for line in handle.get_label().split("\n")]
+    widest = max(map(len, lines), default=0) + 10
+    columns = 1 if right else max(1, min(len(handles), room // widest))
+    rows = -(-len(lines) // columns)
+    text = textwrap.fill(text, widest if right else room)
+    legend = figure.legend(handles=handles, loc=f"outside {'right' if right else 'lower'} center",
+                           ncols=columns, fontsize=8, frameon=False, handlelength=3, title=text,
+                           title_fontsize=8)
+    legend.get_title().set_multialignment("center")
+    if plot.title:
+        figure.suptitle(plot.title, fontsize=12)
+    if not any(plot.size):
+        tall = 0.17 * (rows + text.count("\n") + 1) + 0.2       # inches
+        width += widest / 16 if right else 0
+        height = (max(height, tall) if right else height + tall) + 0.3 * bool(plot.title)
+    figure.set_size_inches(width, height)
+
+
+def handles_of(figure: Figure, groups: Groups, looks: dict, plot: Plot, room: int) -> list[Line2D]:
+    """Return the entries of the legend: all lines that are drawn, with their numbers of seeds."""
+    seeds, names = defaultdict(set), legend_names(list(looks), plot.names)
+    for _, line, runs in flat(groups):      # with --against, the seeds of each value
+        seeds[line] |= set(Counter(spell(run, plot.against) for run in runs).values())
+    drawn = {name for ax in figure.axes for name in ax.get_legend_handles_labels()[1]}
+    handles = []
+    for line in filter(drawn.__contains__, looks):
+        count = " to ".join(map(str, sorted({min(seeds[line]), max(seeds[line])})))
+        name = f"{names[line]} ({count}\xa0seed{'s' * (count != '1')})"     # no break before seeds
+        name = textwrap.fill(name, room).replace("\xa0", " ")
+        handles.append(Line2D([], [], **looks[line], linewidth=1.8, label=name))
+    if PUBLISHED in drawn:
+        handles.append(Line2D([], [], marker="D", markersize=4, color="#888888", linestyle="none",
+                              markerfacecolor="none", label=PUBLISHED))
+    return handles
+
+
+def legend_names(lines: list[str], names: tuple[str, ...]) -> dict[str, str]:
+    """Return {line: its name in the legend}. --names holds old=new, or a name for each line."""
+    short = Counter(map(label, lines))
+    shown = {line: label(line) if short[label(line)] == 1 else line for line in lines}
+    pairs = {old: new for old, _, new in (text.rpartition("=") for text in names)}
+    if pairs.keys() <= set(lines):
+        return shown | pairs
+    if len(names) == len(lines) and not pairs.keys() & set(lines):
+        return dict(zip(lines, names))
+    raise UsageError(f"--names {' '.join(names)}: it takes old=new, or a name for each of the "
+                     f"{len(lines)} lines: {', '.join(lines)}")
 
 
 def save(figure: Figure, out: str) -> None:
     """Write the figure. Text in an SVG stays text, and the same data give the same file."""
-    svg = out.endswith(".svg")
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "plainrl"}):
+    date = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(Path(out).suffix)
+    fonts = {"svg.fonttype": "none", "svg.hashsalt": "plainrl", "pdf.fonttype": 42}
+    with matplotlib.rc_context(fonts), warnings.catch_warnings():
+        warnings.filterwarnings("error", "constrained_layout not applied")
         try:
-            figure.savefig(out, dpi=200, metadata={"Date": None} if svg else None)
+            figure.savefig(out, dpi=200, metadata=date)
         except OSError as error:
             raise UsageError(f"--out {out} cannot be written: {error.strerror}") from None
+        except UserWarning:
+            raise UsageError("--size is too small for these panels and their legend") from None
 
 
 def main(plot: Plot) -> None:
     """Read runs, print tables, write the figure. UsageError: there is no run, or no curve."""
-    groups = group(load(plot), plot.by)
+    plot = replace(plot, against=plot.against.replace("-", "_"))
+    runs = load(plot)
+    check_setting("--against", plot.against, runs)
+    groups = group(runs, plot.by)
     if not groups:
         raise UsageError(f"no run to plot; folders given: {' '.join(plot.runs) or 'none'}")
     done = finished(groups)
     if done:
         print(table(results(done, plot.aggregate), plot.table))
     compared = compare(done, *plot.compare, plot.table) if any(plot.compare) else {}
-    others = published(done, plot.aggregate) if plot.anchors else []
+    others = published(done) if plot.anchors else []
     if others:
-        print("\n" + table(others, plot.table))
+        print_anchors(others, plot.aggregate, plot.table)
     elif plot.anchors:
         note("--anchors: no published results for these algorithms, environments and steps")
-    if not any(len(run.x) for _, _, runs in flat(groups) for run in runs):
-        raise UsageError(f"--smooth {plot.smooth}: no run has that many rows with {plot.y}")
-    save(draw(groups, plot, compared), plot.out)
+    if plot.against:
+        groups, compared = done, {}
+        if len({spell(run, plot.against) for _, _, runs in flat(done) for run in runs}) < 2:
+            raise UsageError(f"--against {plot.against}: finished runs have no two values of it")
+    save(draw(groups, plot, compared, others), plot.out)
     note(f"{plot.out}: {sum(len(runs) for _, _, runs in flat(groups))} runs")
 
 
+def parse(args: list[str]) -> Plot:
+    """Return the Plot of a command line. Without any arguments, print the help."""
+    return read_command(Plot, __doc__, "python plot.py", args or ["--help"])
+
+
 if __name__ == "__main__":
-    main(read_command(Plot, __doc__, "python plot.py"))
+    main(parse(sys.argv[1:]))

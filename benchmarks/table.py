@@ -220,8 +220,20 @@ def grouped(groups: dict[Key, list[dict]], x: str = "steps", by: str = "") -> pl
     return plot.group(plot.load(asked), by)
 
 
+def anchors(groups: dict[Key, list[dict]]) -> list[dict]:
+    """Return rows of figures published by others, with our means of all seeds beside them."""
+    return [{
+        "published for": f"{row['env']}-{row['env_version']}", "algorithm": runs[0].algo,
+        "steps": int(row["budget_steps"]), "seeds": row["seeds"], "mean": row["mean"],
+        "spread": row["spread"], "metric": row["metric"], "source": row["source"],
+        "ours": f"{line} on {runs[0].env}",
+        **{name: float(np.mean([getattr(run, name) for run in runs]))
+           for name in ("train100", "eval")}}
+        for _, line, runs, rows in plot.published(grouped(groups)) for row in rows]
+
+
 def published(groups: dict[Key, list[dict]]) -> str:
-    rows = plot.published(grouped(groups))
+    rows = anchors(groups)
     return plot.table(rows, "markdown") if rows else "Nothing is published for these."
 
 
@@ -233,7 +245,7 @@ def standing(groups: dict[Key, list[dict]]) -> str:
     """
     rows = []
     for key, results in groups.items():
-        others = [other for other in plot.published(grouped({key: results}))    # empty for a peer
+        others = [other for other in anchors({key: results})    # empty for a peer
                   if other["steps"] == steps(results)]
         if not others or not PLAIN.fullmatch(key[3]):
             continue
@@ -242,7 +254,7 @@ def standing(groups: dict[Key, list[dict]]) -> str:
         for name, training in (("train100", True), ("eval", False)):
             row[name] = float(np.mean([np.mean(result[name]) for result in results]))
             means = [float(other["mean"]) for other in others
-                     if other["metric"].startswith("train") == training]
+                     if plot.of_training(other) == training]
             below = sum(mean < row[name] for mean in means)
             row[f"published {'of training' if training else 'evaluations'}"] = (
                 f"above {below} of {len(means)}, best {plot.cell(max(means))}"
@@ -255,8 +267,7 @@ def trimmed(groups: dict[Key, list[dict]]) -> str:
     """Return train100 of seeds 1 to 6 without the best and the worst, beside Vel's figure."""
     rows = []
     for key, results in groups.items():
-        vel = [row["mean"] for row in plot.published(grouped({key: results}))
-               if row["source"] == "Vel"]
+        vel = [row["mean"] for row in anchors({key: results}) if row["source"] == "Vel"]
         if vel and len(results) >= 6:       # peers have no published figures here
             train = np.array([result["train100"] for result in results[:6]])
             rows.append({"environment": key[0], "algorithm": key[2],

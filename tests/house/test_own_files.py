@@ -55,6 +55,15 @@ def test_files_of_ones_own_break_no_rule(clone):
     assert {"test_ruff", "test_every_file_is_in_the_readmes_table"} <= red(clone)
 
 
+@pytest.mark.skipif(not shutil.which("git"), reason="no git")
+def test_git_ignores_what_the_readmes_commands_write(clone):
+    text = (clone / "README.md").read_text(encoding="utf-8")
+    names = re.findall(r"--(?:out|video) (\S+)", text)
+    ignored = subprocess.run(["git", "check-ignore", *names], cwd=clone, capture_output=True,
+                             text=True).stdout
+    assert ignored.split() == names and {"curves.svg", "idea.svg", "cheetah.mp4"} <= set(names)
+
+
 def test_without_git_the_readme_says_which_algorithms_count(tmp_path):
     copied = tree.copy(tmp_path / "copy")
     write_own_files(copied)

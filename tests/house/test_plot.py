@@ -12,12 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
-from scipy.stats import binom, bootstrap, norm
+from scipy.stats import binom, bootstrap, mannwhitneyu, norm
 
 import plot
 from algos import ppo
-from utils import sweep
+from utils import curves, sweep
 from utils.mpi import UsageError
 
 SETTINGS = {"total_steps": 1000.0, "lr": 0.0003, "hidden": [64, 64], "device": "auto"}
@@ -64,7 +63,15 @@ def figure(**more):
 
 
 def cli(*args):
-    plot.main(tyro.cli(plot.Plot, args=args))
+    plot.main(plot.parse(list(args)))
+
+
+def legend(fig):
+    """Return the entries of the only legend, and the text above them on one line."""
+    (found,) = fig.legends
+    assert not any(ax.get_legend() for ax in fig.axes)
+    return ([text.get_text() for text in found.get_texts()],
+            found.get_title().get_text().replace("\n", " "))
 
 
 def rows_of(text):
@@ -112,7 +119,7 @@ def test_a_line_for_each_setting_that_differs(capsys):
         write_run(f"runs/{k}", lr=lr, seed=seed, torch_threads=k)
     write_run("runs/3", env="Walker2d-v4", seed=1)
     groups = read()
-    assert list(groups["Hopper-v4"]) == ["ppo lr=0.0003", "ppo lr=0.001"]
+    assert list(groups["Hopper-v4"]) == ["ppo", "ppo lr=0.001"]
     assert [run.seed for run in groups["Hopper-v4"]["ppo lr=0.001"]] == [1, 2]
     assert list(groups["Walker2d-v4"]) == ["ppo"]   # no setting differs there
     assert list(read(by="lr")["Walker2d-v4"]) == ["ppo lr=0.0003"]
@@ -120,12 +127,36 @@ def test_a_line_for_each_setting_that_differs(capsys):
     (runs,) = read(by="algo")["Hopper-v4"].values()
     assert len(runs) == 3 and "differ in lr are pooled" in capsys.readouterr().err
     assert {panel: list(lines) for panel, lines in read(by="env").items()} == {
-        "ppo": ["Walker2d-v4"], "ppo lr=0.0003": ["Hopper-v4"], "ppo lr=0.001": ["Hopper-v4"]}
+        "ppo": ["Hopper-v4", "Walker2d-v4"], "ppo lr=0.001": ["Hopper-v4"]}
     for by in ("", "env"):                          # both tables have the same rows
         lines = {(row["environment"], row["line"], row["seeds"])
                  for row in plot.results(read(by=by), "mean")}
-        assert lines == {("Walker2d-v4", "ppo", 1), ("Hopper-v4", "ppo lr=0.0003", 1),
+        assert lines == {("Walker2d-v4", "ppo", 1), ("Hopper-v4", "ppo", 1),
                          ("Hopper-v4", "ppo lr=0.001", 2)}
+
+
+def test_an_ablation_has_short_names_and_a_grid_whole_ones():
+    """A name leaves out a value that at least twice as many lines have as any other."""
+    for k, changed in enumerate([{}, {"norm_obs": False}, {"scale_rew": False}, {"lr": 1e-3}]):
+        write_run(f"runs/{k}", **{"norm_obs": True, "scale_rew": True} | changed)
+    assert list(read()["Hopper-v4"]) == ["ppo", "ppo lr=0.001", "ppo norm_obs=False",
+                                         "ppo scale_rew=False"]
+    for k, (lr, gamma) in enumerate([(1, 0.9), (1, 0.99), (2, 0.9), (2, 0.99), (3, 0.9)]):
+        write_run(f"grid/{k}", lr=float(lr), gamma=gamma)
+    runs = plot.load(arguments("grid"))
+    assert list(plot.group(runs)["Hopper-v4"]) == [
+        "ppo gamma=0.9 lr=1", "ppo gamma=0.9 lr=2", "ppo gamma=0.9 lr=3", "ppo gamma=0.99 lr=1",
+        "ppo gamma=0.99 lr=2"]
+    assert list(plot.group(runs, "gamma")["Hopper-v4"]) == ["ppo gamma=0.9", "ppo gamma=0.99"]
+
+
+def test_the_values_left_out_are_each_algorithms_own():
+    for env in ("Hopper-v4", "Walker2d-v4"):
+        for algo, usual, other in (("ppo", 1.0, 2.0), ("sac", 2.0, 1.0)):
+            for lr in (usual, other) if env == "Hopper-v4" else (usual,):
+                write_run(f"runs/{env}{algo}{lr}", env=env, algo=algo, lr=lr)
+    assert list(read()["Hopper-v4"]) == ["ppo", "ppo lr=2", "sac", "sac lr=1"]
+    assert list(read()["Walker2d-v4"]) == ["ppo", "sac"]
 
 
 def test_a_result_names_only_settings_that_are_not_the_default():
@@ -173,7 +204,7 @@ def test_settings_that_make_another_line(name, values):
     assert len(read()["Hopper-v4"]) == 2
 
 
-@pytest.mark.parametrize("name", sorted(plot.PLACE - {"env", "seed", "run_dir", "resume"}))
+@pytest.mark.parametrize("name", sorted(curves.PLACE - {"env", "seed", "run_dir", "resume"}))
 def test_settings_that_make_none(name):
     for seed in (1, 2):
         write_run(f"runs/{seed}", seed=seed, **{name: seed})
@@ -207,9 +238,9 @@ def test_lines_are_sorted_by_their_numbers():
         write_run(f"runs/w{k}", env="Walker2d-v4", algo=f"dqn{'_per' * (k % 2)}", lr=3e-4)
     lines = ["ppo lr=1e-05", "ppo lr=0.0001", "ppo lr=0.003", "ppo lr=2", "ppo lr=16"]
     assert list(read()["Hopper-v4"]) == lines and list(read()["Walker2d-v4"]) == ["dqn", "dqn_per"]
-    hopper = figure().axes[0]
-    assert [text.get_text().split(" (")[0] for text in hopper.get_legend().get_texts()] == lines
-    colours = [line.get_color() for line in hopper.lines if line.get_gid().endswith("mean")]
+    fig = figure()
+    assert [text.split(" (")[0] for text in legend(fig)[0]] == ["dqn", "dqn_per", *lines]
+    colours = [line.get_color() for line in fig.axes[0].lines if line.get_gid().endswith("mean")]
     assert colours == plot.COLOURS[2:7]             # the lines of Walker2d come first
 
 
@@ -229,7 +260,8 @@ def test_a_seed_counts_once(capsys):
 def test_smoothing_of_a_ramp(window):
     """A point is the mean of the window that ends there, so on a ramp it lags by half a window."""
     write_run("runs/a", returns=range(150))
-    (run,) = plot.load(arguments(smooth=window))
+    (run,) = plot.load(arguments())
+    run = plot.smoothed(run, window)
     assert run.x.tolist() == [10 * k for k in range(window, 151)]
     np.testing.assert_allclose(run.y, run.x / 10 - 1 - (window - 1) / 2)
 
@@ -238,16 +270,44 @@ def test_smoothing_of_a_column_with_gaps():
     folder = write_run("runs/a")
     text = [f"{10 * k},{k},{k if k % 3 == 0 else ''}" for k in range(1, 101)]
     (folder / "progress.csv").write_text("\n".join(["step,time,eval_ret_mean", *text, ""]))
-    (run,) = plot.load(arguments(smooth=10, y="eval_ret_mean"))
+    (run,) = plot.load(arguments(y="eval_ret_mean"))
+    run = plot.smoothed(run, 10)
     assert run.x.tolist() == list(range(300, 1000, 30))     # only rows with a value
     np.testing.assert_allclose(run.y, run.x / 10 - 13.5)
 
 
 def test_smoothing_does_not_look_ahead():
-    y = np.random.default_rng(0).normal(size=60)
-    later = np.where(np.arange(60) < 40, y, 1e6)
-    np.testing.assert_array_equal(plot.smooth(y, 10)[:31], plot.smooth(later, 10)[:31])
-    assert plot.smooth(later, 10)[31] > 1e4
+    write_run("runs/a", seed=1, returns=np.arange(60.0) ** 0.5)
+    write_run("runs/b", seed=2, returns=[*np.arange(40.0) ** 0.5, *[1e6] * 20])
+    a, b = (plot.smoothed(run, 10) for run in plot.load(arguments()))
+    np.testing.assert_array_equal(a.y[:31], b.y[:31])
+    assert b.y[31] > 1e4
+
+
+def test_a_window_larger_than_the_data_shrinks_for_the_whole_panel():
+    """Curves of one panel must be comparable. The text above the legend names the panel."""
+    write_run("runs/a", seed=1, returns=range(400))
+    write_run("runs/b", seed=2, returns=range(399), algo="sac")
+    write_run("runs/c", env="Walker2d-v4", returns=range(400))
+    fig = figure(smooth=100)
+    starts = [{line.get_xdata()[0] for line in ax.lines} for ax in fig.axes]
+    assert starts == [{100}, {1000}]
+    assert legend(fig)[1].endswith(
+        "each point: mean of 10 episodes (too few for 100 in Hopper-v4) or mean of 100 episodes")
+    write_run("runs/d", seed=3, returns=range(39))
+    fig = figure(smooth=10)
+    assert {line.get_xdata()[0] for line in fig.axes[0].lines} == {10}
+    assert "one episode (too few for 10 in Hopper-v4) or mean of 10 episodes" in legend(fig)[1]
+    assert len(fig.axes[0].lines) == 3 + 2          # no seed is left out
+    shutil.rmtree("runs/c")
+    assert "each point: one episode (too few for 100)" in legend(figure(smooth=100))[1]
+    assert "each point" not in legend(figure(smooth=1))[1]
+
+
+@pytest.mark.parametrize("smooth", [1, 10, 100])
+def test_a_window_is_never_larger_than_asked(smooth):
+    write_run("runs/a", returns=range(1000))
+    assert figure(smooth=smooth).axes[0].lines[0].get_xdata()[0] == 10 * smooth
 
 
 def test_between_two_points_the_earlier_holds():
@@ -376,12 +436,39 @@ def test_probability_of_improvement_by_hand():
     assert plot.improvement(a, better, b, worse) == (1.5 / 4 + 1) / 2
 
 
+def test_probability_of_improvement_is_mann_whitneys():
+    """It is U / (n m) in each environment, averaged over environments of any number of seeds."""
+    rng = np.random.default_rng(0)
+    ours = [rng.integers(0, 6, n).astype(float) for n in (5, 8, 3)]     # with ties
+    theirs = [rng.integers(1, 7, n).astype(float) for n in (7, 5, 6)]
+    each = [mannwhitneyu(a, b).statistic / (len(a) * len(b)) for a, b in zip(ours, theirs)]
+    assert plot.improvement(*ours, *theirs) == pytest.approx(np.mean(each))
+    for a, b, value in zip(ours, theirs, each):
+        assert plot.improvement(a, b) == pytest.approx(value)
+
+
+def test_interval_of_an_improvement_is_stratified():
+    """The seeds of each line and environment are resampled among themselves.
+
+    A side with equal seeds adds no width. So the other side wins a Binomial(5, 3 / 5) number of
+    five comparisons, and an environment without any spread halves the width.
+    """
+    same, mixed = np.full(5, 3.0), np.array([1.0, 1, 1, 5, 5])
+    expected = binom.ppf([0.025, 0.975], 5, 0.6) / 5
+    assert plot.interval([same, mixed], plot.improvement) == tuple(expected)
+    ends = plot.interval([same, same, mixed, np.full(5, 9.0)], plot.improvement)
+    np.testing.assert_allclose(ends, expected / 2)
+
+
 def test_profile_by_hand():
-    share, low, high = plot.profile([np.array([0.0, 5, 10]), np.array([200.0, 200])],
-                                    [(0, 10), (100, 200)])
+    share, low, _ = plot.profile([np.array([0.0, 5, 10]), np.array([200.0, 200])],
+                                 [(0, 10), (100, 200)])
     at = {0: (2 / 3 + 1) / 2, 30: (2 / 3 + 1) / 2, 50: (1 / 3 + 1) / 2, 100: 0}
     for k, expected in at.items():
         assert share[k] == pytest.approx(expected)
+    assert np.isnan(low).all()          # too few seeds
+    share, low, high = plot.profile([np.array([0.0, 2, 5, 8, 10])], [(0, 10)])
+    assert share[[0, 30, 60, 90]].tolist() == [0.8, 0.6, 0.4, 0.2]
     assert (low <= share).all() and (share <= high).all() and (high - low).max() > 0.1
 
 
@@ -423,21 +510,26 @@ def test_four_of_six_are_six_seeds_of_one_setting(capsys):
     assert row["seeds"] == "6" and row["4 of 6"] == "nan"
 
 
-def test_too_few_rows_to_smooth_are_in_the_table_and_not_in_the_figure(capsys):
+def test_a_run_with_few_rows_is_in_the_table_and_in_the_figure(capsys):
     """CartPole's best seeds have the fewest episodes: without them the mean would be too low."""
     write_run("runs/a", seed=1, returns=[10] * 100)
     write_run("runs/b", seed=2, returns=[500] * 50, steps=1000)
     cli("runs", "--table", "csv", "--out", "few.svg")
     out, err = capsys.readouterr()
     assert float(rows_of(out)[0]["train100"]) == 255 and rows_of(out)[0]["seeds"] == "2"
-    assert "runs/b: fewer rows than --smooth; not in the figure" in err
+    assert err == "few.svg: 2 runs\n"
     gids, texts = drawn("few.svg")
-    assert {"Hopper-v4, ppo, seed 1"} == {gid for gid in gids if "seed" in gid}
-    assert "ppo (1 seed)" in texts
-    shutil.rmtree("runs/a")
-    write_run("runs/c", env="Walker2d-v4")
-    cli("runs", "--out", "none.svg")                # an empty panel
-    assert not any("Hopper-v4, ppo" in gid for gid in drawn("none.svg")[0])
+    assert {"Hopper-v4, ppo, seed 1", "Hopper-v4, ppo, seed 2"} <= gids
+    assert "ppo (2 seeds)" in texts
+
+
+@pytest.mark.parametrize("seeds, there", [(2, False), (3, True)])
+def test_two_seeds_have_no_interval_in_the_table(seeds, there, capsys):
+    """The bootstrap of two seeds only says what they are."""
+    for seed in range(seeds):
+        write_run(f"runs/{seed}", seed=seed, returns=[seed] * 100)
+    (row,) = rows_of(table_of(capsys, "--table", "csv").out)
+    assert (row["train100_low"] != "nan") == there == (row["train100_high"] != "nan")
 
 
 def test_where_one_evaluation_is_not_there_the_line_has_none(capsys):
@@ -446,7 +538,7 @@ def test_where_one_evaluation_is_not_there_the_line_has_none(capsys):
                   total_steps=1e6, result=final)
     ours, others = table_of(capsys, "--anchors", "--table", "csv").out.split("\n\n")
     assert [row["eval"] for row in rows_of(ours)] == ["nan"]
-    assert {row["eval"] for row in rows_of(others)} == {"nan"}
+    assert [row["mean"] for row in rows_of(others) if row["measure"] == "eval"] == ["nan"]
 
 
 def test_four_of_six_needs_six(capsys):
@@ -464,8 +556,10 @@ def test_unfinished_runs_are_in_no_comparison(capsys):
               total_steps=1e6)
     out, _ = table_of(capsys, "--compare", "ppo", "sac", "--anchors", "--table", "csv")
     _, compared, others = out.split("\n\n")
-    assert [row["probability (train100)"] for row in rows_of(compared)] == ["0.0", "0.0"]
-    assert {row["train100"] for row in rows_of(others) if row["algorithm"] == "ppo"} == {"1.0"}
+    (row,) = rows_of(compared)
+    assert (row["probability (train100)"], row["seeds"]) == ("0.0", "1+1")
+    assert [row["mean"] for row in rows_of(others) if row["source"] == "ours"
+            and (row["line"], row["measure"]) == ("ppo", "train100")] == ["1.0"]
 
 
 def test_steps_of_a_row_are_those_all_seeds_have(capsys):
@@ -499,23 +593,63 @@ def test_unfinished_runs_are_drawn_but_not_in_the_table(six, capsys):
 
 
 def test_compare(six, capsys):
-    for seed in (1, 2):
-        write_run(f"runs/w{seed}", env="Walker2d-v4", seed=seed, returns=[1] * 100)
+    for seed in range(1, 6):
+        write_run(f"runs/w{seed}", env="Walker2d-v4", seed=seed, returns=[seed] * 100)
         write_run(f"runs/v{seed}", env="Walker2d-v4", algo="sac", seed=seed, returns=[7] * 100)
-    write_run("runs/8", algo="sac", seed=2, returns=[35.0] * 150, total_steps=1500.0)
+    for seed, ret in enumerate([35, 35, 35, 5], 2):     # with six: 10 20 30 40 50 900 against these
+        write_run(f"runs/sac{seed}", algo="sac", seed=seed, returns=[ret] * 150,
+                  total_steps=1500.0)
     out, _ = table_of(capsys, "--out", "profile.svg", "--compare", "ppo", "sac")
-    head, hopper, walker, both = out.splitlines()[-4:]
+    head, hopper, walker, both = (re.split("  +", line) for line in out.splitlines()[-4:])
     cli("--smooth", "1", "--compare", "ppo", "sac", "runs")         # flags may come first
     assert capsys.readouterr().out == out
-    assert re.split("  +", head) == ["ppo beats sac", "probability (train100)"]
-    assert re.match(r"Hopper-v4 +0\.75 \[0\.", hopper)
-    assert walker.endswith(" 0.00 [0.00, 0.00]")
-    assert re.match(r"mean over panels +0\.38 \[0\.", both)
+    assert head == ["ppo beats sac", "probability (train100)", "seeds", "better"]
+    assert hopper[0] == "Hopper-v4" and re.match(r"0\.70 \[0\.\d\d, (0\.\d\d|1\.00)\]", hopper[1])
+    assert hopper[2:] == ["6+5", "no difference shown"]
+    # Without any overlap, every resample gives 0: there is no interval that says anything.
+    assert walker == ["Walker2d-v4", "0.00", "5+5", "sac"]
+    assert both[0] == "mean over panels" and both[1].startswith("0.35 [")
+    assert both[2] == "6+5 5+5"
     (_, rows) = table_of(capsys, "--table", "csv", "--compare", "ppo", "sac").out.split("\n\n")
-    assert [float(row["probability (train100)"]) for row in rows_of(rows)] == [0.75, 0, 0.375]
+    rows = rows_of(rows)
+    assert [float(row["probability (train100)"]) for row in rows] == [0.7, 0, 0.35]
+    assert [row["probability (train100)_low"] == "nan" for row in rows] == [False, True, False]
     gids, texts = drawn("profile.svg")
     assert {"profile, ppo", "profile, sac"} <= gids
     assert "performance profile, 95% intervals" in texts
+    assert rows[2]["better"] == ("sac" if float(rows[2]["probability (train100)_high"]) < 0.5
+                                 else "no difference shown")
+
+
+@pytest.mark.parametrize("ours, theirs, said", [
+    (2, 2, "too few seeds: needs 3 more of ppo and 3 more of my_ppo"),
+    (4, 9, "too few seeds: needs 1 more of ppo"),
+    (9, 1, "too few seeds: needs 4 more of my_ppo"),
+    (5, 5, "my_ppo")])
+def test_few_seeds_decide_nothing(ours, theirs, said, capsys):
+    """Two seeds against two are 0.00 or 1.00 in a third of all comparisons of equals."""
+    for algo, seeds in (("ppo", ours), ("my_ppo", theirs)):
+        for seed in range(seeds):
+            write_run(f"runs/{algo}{seed}", algo=algo, seed=seed,
+                      returns=[seed + 100 * (algo != "ppo")] * 100)
+    out, _ = table_of(capsys, "--compare", "ppo", "my_ppo", "--out", "few.svg")
+    row = re.split("  +", out.splitlines()[-1])
+    assert row == ["Hopper-v4", "0.00", f"{ours}+{theirs}", said]
+    title = "performance profile" + ", 95% intervals" * (max(ours, theirs) >= 5)
+    assert title in drawn("few.svg")[1]
+
+
+def test_few_seeds_on_one_panel_decide_nothing_over_all(capsys):
+    for env, seeds in (("Hopper-v4", 7), ("Walker2d-v4", 4)):
+        for seed in range(seeds):
+            for k, algo in enumerate(("ppo", "sac")):
+                write_run(f"runs/{env}{algo}{seed}", env=env, algo=algo, seed=seed,
+                          returns=[seed - k / 2] * 100)
+    (_, rows) = table_of(capsys, "--table", "csv", "--compare", "ppo", "sac").out.split("\n\n")
+    few = "too few seeds: needs 1 more of ppo and 1 more of sac"
+    assert [row["better"] for row in rows_of(rows)] == ["no difference shown", few, few]
+    assert [row["probability (train100)_low"] == "nan" for row in rows_of(rows)] == [
+        False, True, True]
 
 
 def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
@@ -533,35 +667,72 @@ def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
     assert len(values) == 2 and sum(values) == 1
 
 
+def published_rows(capsys, *flags):
+    out, _ = table_of(capsys, "--anchors", "--table", "csv", *flags)
+    return rows_of(out.split("\n\n")[1])
+
+
 def test_published_figures_stand_beside_ours(capsys, monkeypatch):
-    write_run("runs/a", env="HalfCheetah-v4", returns=[4000] * 100, steps=1_001_472,
-              total_steps=1e6, result=5000.0)
-    out, _ = table_of(capsys, "--anchors", "--table", "csv")
-    rows = rows_of(out.split("\n\n")[1])
+    """Training returns beside train100, evaluations beside eval, each ranked."""
+    for seed, (train, final) in enumerate([(4000, 5000.0), (1000, 2000.0)], 1):
+        write_run(f"runs/{seed}", env="HalfCheetah-v4", seed=seed, returns=[train] * 100,
+                  steps=1_001_472, total_steps=1e6, result=final)
+    rows = published_rows(capsys)
     (vel,) = [row for row in rows if row["source"] == "Vel"]
-    assert (vel["published for"], vel["mean"]) == ("HalfCheetah-v2", "2139")
-    assert vel["metric"].startswith("train_last100ep;4_of_6")
-    assert (vel["train100"], vel["eval"], vel["ours"]) == ("4000.0", "5000.0",
-                                                           "ppo on HalfCheetah-v4")
-    assert all(row["steps"] == "1000000" and row["source"] and row["metric"] for row in rows)
-    write_run("runs/c", env="HalfCheetah-v4", seed=2, returns=[1000] * 100, steps=1_001_472,
-              total_steps=1e6, result=2000.0)
-    out, _ = table_of(capsys, "--anchors", "--table", "csv")    # now the mean of two seeds
-    assert {(row["train100"], row["eval"]) for row in rows_of(out.split("\n\n")[1])} == {
-        ("2500.0", "3500.0")}
-    write_run("runs/d", env="HalfCheetah-v4", seed=3, returns=[0] * 100, steps=1_001_472,
+    assert vel == {"environment": "HalfCheetah-v4", "line": "ppo",
+                   "measure": "train: last 100 (4 of 6 seeds)", "mean": "2139.0", "spread": "nan",
+                   "seeds": "4", "steps": "1000000", "env": "v2", "source": "Vel"}
+    ours = {row["measure"]: row for row in rows if row["source"] == "ours"}
+    assert list(ours) == ["train100", "eval"]
+    assert ours["train100"] | {"spread": "-"} == {
+        "environment": "HalfCheetah-v4", "line": "ppo", "measure": "train100", "mean": "2500.0",
+        "spread": "-", "seeds": "2", "steps": "1001472", "env": "v4", "source": "ours"}
+    assert float(ours["train100"]["spread"]) == pytest.approx(3000 / 2 ** 0.5)
+    assert ours["eval"]["mean"] == "3500.0"
+    kinds = [row["measure"].replace("train100", "train").partition(":")[0] for row in rows]
+    assert kinds == sorted(kinds, reverse=True) and kinds.count("train") > 5 < len(rows)
+    for kind in ("train", "eval"):
+        means = [float(row["mean"]) for row, of in zip(rows, kinds) if of == kind]
+        assert means == sorted(means, reverse=True)
+    write_run("runs/3", env="HalfCheetah-v4", seed=3, returns=[0] * 100, steps=1_001_472,
               total_steps=1e6, result=0.0)
-    out, _ = table_of(capsys, "--anchors", "--table", "csv", "--aggregate", "median")
-    assert {(row["train100"], row["eval"]) for row in rows_of(out.split("\n\n")[1])} == {
-        ("1000.0", "2000.0")}
-    shutil.rmtree("runs/d")
-    shutil.rmtree("runs/c")
+    rows = published_rows(capsys, "--aggregate", "median")
+    assert [row["mean"] for row in rows if row["source"] == "ours (median)"] == [
+        "1000.0", "2000.0"]
+    shutil.rmtree("runs")
     write_run("runs/b", env="Hopper-v4", returns=[1] * 100)
-    shutil.rmtree("runs/a")
     assert "no published results" in table_of(capsys, "--anchors").err
     monkeypatch.setattr(plot, "ANCHORS", Path("nowhere.csv"))
     with pytest.raises(UsageError):
-        cli("--anchors", "runs")
+        cli("runs", "--anchors")
+
+
+def test_published_figures_as_text_are_at_most_120_columns_wide(capsys):
+    for k, lr in enumerate((1e-3, 1e-4)):
+        write_run(f"runs/{k}", env="HalfCheetah-v4", steps=1_000_000, total_steps=1e6, lr=lr,
+                  result=9e9)
+    out = table_of(capsys, "--anchors").out
+    _, first, second = out.rstrip("\n").split("\n\n")
+    for text, lr in ((first, "0.0001"), (second, "0.001")):
+        title, head, *rows = text.splitlines()
+        assert title == f"ppo lr={lr} on HalfCheetah-v4, ours and published"
+        assert head.split() == ["measure", "mean", "spread", "seeds", "steps", "env", "source"]
+        assert len(rows) > 10 and max(map(len, text.splitlines())) == 120
+        assert sum(row.endswith("...") for row in rows) < len(rows) / 2
+
+
+def test_a_table_is_cut_in_its_widest_column():
+    rows = [{"a": "x" * 30, "b": "y" * 50, "c": 12345.0}, {"a": "x", "b": "y", "c": 1.0}]
+    lines = plot.table(rows, "text", 60).splitlines()
+    assert lines[1] == f"{'x' * 22}...  {'y' * 23}...  12345" and len(lines[1]) == 60
+    assert plot.table(rows, "text").splitlines()[1] == f"{'x' * 30}  {'y' * 50}  12345"
+    assert "y" * 50 in plot.table(rows, "markdown", 60)
+
+
+def test_every_published_measure_has_a_readable_name():
+    with open(plot.ANCHORS, newline="") as file:
+        names = {row["metric"]: row["measure"] for row in csv.DictReader(file)}
+    assert all(re.fullmatch(r"[a-z0-9 ()]{5,30}", name) for name in names.values())
 
 
 def test_published_is_of_about_this_budget(capsys):
@@ -575,9 +746,35 @@ def test_published_is_of_this_environment():
     for env in ("InvertedPendulum-v4", "Pendulum-v1", "InvertedDoublePendulum-v4"):
         write_run("runs/a", env=env, algo="a2c", steps=300_000, total_steps=3e5)
         write_run("runs/b", env=env, algo="sac", steps=1_000_000, total_steps=1e6)
-        assert {row["published for"].rpartition("-v")[0] for row in plot.published(read())} <= {
+        assert {row["env"] for *_, rows in plot.published(read()) for row in rows} <= {
             env.rpartition("-v")[0]}
         shutil.rmtree("runs")
+
+
+def test_published_training_returns_are_marked_in_the_figure():
+    """Those of a line have its colour. Evaluations are not comparable with the curves."""
+    for algo in ("ppo", "trpo", "mine"):
+        write_run(f"runs/{algo}", env="HalfCheetah-v4", algo=algo, steps=1_000_000,
+                  total_steps=1e6)
+    groups = read()
+    others = plot.published(groups)
+    expected = {line: sorted(float(row["mean"]) for row in rows
+                             if row["metric"].startswith("train")) for _, line, _, rows in others}
+    fig = plot.draw(groups, arguments(smooth=1), {}, others)
+    lines = {line.get_gid(): line for line in fig.axes[0].lines}
+    marks = {line.get_color(): line for line in fig.axes[0].lines if line.get_marker() == "D"}
+    assert set(expected) == {"ppo", "trpo"} and len(marks) == 2
+    for name, values in expected.items():
+        mark = marks[lines[f"HalfCheetah-v4, {name}, mean"].get_color()]
+        assert sorted(mark.get_ydata()) == values and set(mark.get_xdata()) == {1e6}
+    assert legend(fig)[0][-1] == "published training return"
+    evaluations = [(panel, line, runs, [row for row in rows if not plot.of_training(row)])
+                   for panel, line, runs, rows in others]
+    assert legend(plot.draw(groups, arguments(smooth=1), {}, evaluations))[0] == [
+        "mine (1 seed)", "ppo (1 seed)", "trpo (1 seed)"]       # nothing is marked
+    for more in ({"x": "time"}, {"y": "kl"}):
+        fig = plot.draw(read(**more), arguments(smooth=1, **more), {}, others)
+        assert legend(fig)[0] == ["mine (1 seed)", "ppo (1 seed)", "trpo (1 seed)"]
 
 
 # ---- Figures
@@ -599,10 +796,9 @@ def test_what_a_figure_holds():
     fig = figure()
     assert [ax.get_title() for ax in fig.axes] == ["Hopper-v4", "Swimmer-v4", "Walker2d-v4"]
     hopper, swimmer, walker = fig.axes
-    assert hopper.get_xlabel() == "environment steps" and hopper.get_ylabel() == "ep_ret"
-    assert [text.get_text() for text in hopper.get_legend().get_texts()] == [
-        "ppo (3 seeds)", "sac (3 seeds)"]
-    assert [text.get_text() for text in swimmer.get_legend().get_texts()] == ["sac (1 seed)"]
+    assert hopper.get_xlabel() == "environment steps"
+    assert hopper.get_ylabel() == "episode return" and walker.get_ylabel() == ""
+    assert legend(fig)[0] == ["ppo (3 seeds)", "sac (1 to 3 seeds)"]
     lines = {line.get_gid(): line for line in hopper.lines}
     assert set(lines) == {f"Hopper-v4, {algo}, {what}" for algo in ("ppo", "sac")
                           for what in ("seed 1", "seed 2", "seed 3", "mean")}
@@ -618,22 +814,42 @@ def test_what_a_figure_holds():
 
 
 def test_labels_say_what_a_point_is():
-    write_run("runs/a", seed=1, returns=range(150))
-    assert figure(smooth=100).axes[0].get_ylabel() == "ep_ret, mean of last 100 episodes"
-    assert figure(y="kl", x="time").axes[0].get_ylabel() == "kl"
-    assert figure(y="kl", x="time").axes[0].get_xlabel() == "minutes"
+    write_run("runs/a", seed=1, returns=range(450))
+    assert legend(figure(smooth=100))[1] == "each point: mean of 100 episodes"
+    kl = figure(y="kl", x="time")
+    assert (kl.axes[0].get_ylabel(), kl.axes[0].get_xlabel()) == ("kl", "minutes")
     shutil.rmtree("runs/a")
-    write_result("runs/b")
-    assert figure(smooth=100).axes[0].get_ylabel() == "ep_ret, mean of 1% of the steps"
-    assert "iqm" in figure(aggregate="iqm").get_suptitle()
+    folder = write_run("runs/a")
+    text = [f"{10 * k},{k},0.1" for k in range(1, 101)]
+    (folder / "progress.csv").write_text("\n".join(["step,time,kl", *text, ""]))
+    assert legend(figure(y="kl", smooth=10))[1] == "each point: mean of 10 rows"
+    write_result("runs/b", env="Walker2d-v4")
+    assert legend(figure(smooth=10))[1] == (
+        "each point: mean of 10 episodes or mean of 1% of the steps")
+    shutil.rmtree("runs/a")
+    assert legend(figure(smooth=100))[1] == "each point: mean of 1% of the steps"
 
 
 @pytest.mark.parametrize("how, band", [("mean", "one standard deviation"),
                                        ("median", "its 95% bootstrap interval"),
                                        ("iqm", "its 95% bootstrap interval")])
-def test_title_says_what_the_band_is(how, band):
-    write_run("runs/a")
-    assert figure(aggregate=how).get_suptitle() == f"thin: a seed; thick: the {how}; band: {band}"
+def test_the_text_above_the_legend_says_what_the_band_is(how, band):
+    write_run("runs/a", seed=1)
+    assert legend(figure(aggregate=how))[1] == ""           # one seed has no band
+    write_run("runs/b", seed=2)
+    assert legend(figure(aggregate=how))[1] == f"thin: a seed; thick: the {how}; band: {band}"
+
+
+@pytest.mark.parametrize("lines, thin", [(6, True), (7, False)])
+def test_a_crowded_panel_shows_no_single_seeds(lines, thin):
+    for k in range(lines):
+        for seed in (1, 2):
+            write_run(f"runs/{k}{seed}", algo=f"algo{k}", seed=seed)
+    fig = figure()
+    assert len(fig.axes[0].lines) == lines * (3 if thin else 1)
+    assert legend(fig)[1].startswith("thin: a seed; thick" if thin else "thick")
+    write_run("runs/w1", env="Walker2d-v4", seed=1)         # a panel with room
+    assert legend(figure())[1].startswith("thin: a seed; thick")
 
 
 def test_a_profile_looks_like_its_line():
@@ -647,26 +863,237 @@ def test_a_profile_looks_like_its_line():
     assert list(looks[1]) == ["sac", "ppo"] and looks[1].items() <= looks[0].items()
 
 
-def test_label_of_a_smoothed_column_of_progress():
-    folder = write_run("runs/a")
-    text = [f"{10 * k},{k},0.1" for k in range(1, 101)]
-    (folder / "progress.csv").write_text("\n".join(["step,time,kl", *text, ""]))
-    assert figure(y="kl", smooth=10).axes[0].get_ylabel() == "kl, mean of last 10 rows"
+def looks(fig):
+    return {(line.get_label(), line.get_color(), line.get_linestyle(), str(line._dash_pattern))
+            for line in fig.legends[0].get_lines()}
 
 
-def test_many_lines_can_be_told_apart():
-    for k in range(20):
+@pytest.mark.parametrize("count", [10, 11, 60])
+def test_many_lines_can_be_told_apart(count):
+    for k in range(count):
         write_run(f"runs/{k}", lr=(k + 1) / 1000)
     lines = [line for line in figure().axes[0].lines if line.get_gid().endswith("mean")]
-    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 20
+    assert len({(line.get_color(), str(line._dash_pattern)) for line in lines}) == count
+    assert len({line.get_color() for line in lines}) == 10
+    assert {line.get_linestyle() for line in lines[:10]} == {"-"}
 
 
-def test_svg_and_png(capsys):
+@pytest.mark.parametrize("variants", [2, 4])
+def test_colours_are_of_algorithms_if_dashes_tell_their_lines_apart(variants):
+    """With a peer for each algorithm, or with too many lines for the colours."""
+    for algo in ("ppo", "sac", "td3"):
+        for k in range(variants):
+            write_result(f"runs/{algo}{k}", algo=algo, library=["plainrl", "peer", "b", "c"][k])
+    by_name = {name.split(" (")[0]: (colour, dash) for name, colour, _, dash in looks(figure())}
+    assert len(set(by_name.values())) == len(by_name) == 3 * variants
+    assert {len({colour for name, (colour, _) in by_name.items() if algo in name})
+            for algo in ("ppo", "sac", "td3")} == {1}
+    assert len({colour for colour, _ in by_name.values()}) == 3
+
+
+def test_one_algorithm_and_its_peer_have_two_colours():
+    write_result("runs/a")
+    write_result("runs/b", library="peer")
+    assert len({colour for _, colour, _, _ in looks(figure())}) == 2
+
+
+def test_lines_of_many_algorithms_differ_even_if_one_has_two():
+    for k in range(12):
+        write_run(f"runs/{k}", algo=f"algo{k}")
+    write_result("runs/peer", algo="algo1", library="peer")
+    assert len({look[1:] for look in looks(figure())}) == 13
+
+
+def inside(fig):
+    """Check that the legend covers no panel, and that the figure contains it and the panels."""
+    fig.draw_without_rendering()
+    width, height = fig.bbox.size
+    box = fig.legends[0].get_window_extent()
+    panels = [ax.get_tightbbox() for ax in fig.axes]
+    for low, high, end in [(part.x0, part.x1, width) for part in (box, *panels)] + [
+            (part.y0, part.y1, height) for part in (box, *panels)]:
+        assert -1 < low < high < end + 1
+    assert not any(box.overlaps(panel) for panel in panels)
+    for k, panel in enumerate(panels):
+        assert not any(panel.overlaps(other) for other in panels[:k])
+    sizes = np.array([ax.get_window_extent().size for ax in fig.axes]) / fig.dpi
+    assert sizes.min() > 1.3                    # inches: no panel is squeezed
+
+
+@pytest.mark.parametrize("envs, lines", [(1, 1), (1, 3), (1, 25), (2, 5), (3, 7), (4, 2), (5, 12),
+                                         (10, 3)])
+def test_the_legend_is_outside_the_panels_and_fits(envs, lines):
+    for env in range(envs):
+        for k in range(lines):
+            write_run(f"runs/{env}-{k}", env=f"InvertedDoublePendulum{env}-v4",
+                      learning_rate_of_the_critic=k / 7, returns=[30000 * k, -2])
+    inside(figure(title="A title"))
+    if envs < 5:
+        inside(figure(names=tuple(f"WMW{k}" for k in range(lines))))
+
+
+def test_long_settings_are_cut_in_the_legend_and_wrapped():
+    for k, path in enumerate(["runs/of/last/week/in/a/long/folder/a1", "b"]):
+        write_run(f"runs/{k}", init_from=path, env_kwargs='{"a": 1}' if k else "{}",
+                  buffer_size=10 ** (3 + 3 * k), hidden=[4000, 300])
+    first, second = legend(figure())[0]
+    assert "buffer_size=1k env_kwargs={} init_from=runs/" in first and "..." in first
+    assert max(map(len, first.split())) <= plot.LONG and first.endswith(" (1 seed)")
+    assert second == "ppo buffer_size=1M env_kwargs=a: 1 init_from=b (1 seed)"
+    inside(figure())
+    shutil.rmtree("runs")
+    for k in range(2):                              # cut, the two would look the same
+        write_run(f"runs/{k}", init_from=f"runs/of/last/week/{k}/in/a/very/long/folder")
+    assert legend(figure())[0] == [
+        f"ppo init_from=runs/of/last/week/{k}/in/a/very/long/folder (1 seed)" for k in range(2)]
+
+
+@pytest.mark.parametrize("names, expected", [
+    ((), ["ppo", "ppo lr=0.1"]),
+    (("ppo=PPO",), ["PPO", "ppo lr=0.1"]),
+    (("ppo lr=0.1=fast", "ppo=PPO, slow"), ["PPO, slow", "fast"]),
+    (("PPO", "Fast PPO"), ["PPO", "Fast PPO"])])
+def test_names(names, expected):
+    for k, lr in enumerate((1e-3, 1e-3, 0.1)):
+        write_run(f"runs/{k}", lr=lr, env="Walker2d-v4" if k == 1 else "Hopper-v4")
+    assert [text.split(" (")[0] for text in legend(figure(names=names))[0]] == expected
+
+
+@pytest.mark.parametrize("names", [("PPO",), ("pppo=PPO",), ("ppo=PPO", "other"), ("a", "b", "c")])
+def test_wrong_names(names, capsys):
+    for algo in ("ppo", "sac"):
+        write_run(f"runs/{algo}", algo=algo)
+    with pytest.raises(UsageError):
+        figure(names=names)
+    assert ("it takes old=new, or a name for each of the 2 lines: ppo, sac"
+            in capsys.readouterr().err)
+
+
+def test_title_and_size():
+    write_run("runs/a")
+    fig = figure(title="PPO at work", size=(7.5, 4.0))
+    assert fig.get_suptitle() == "PPO at work" and fig.get_size_inches().tolist() == [7.5, 4]
+    inside(fig)
+    assert figure().get_suptitle() == ""
+    cli("runs", "--size", "5", "3", "--out", "a.png")
+    assert struct.unpack(">II", Path("a.png").read_bytes()[16:24]) == (1000, 600)
+    for k in range(30):
+        write_run(f"runs/{k}", lr=float(k))
+    with pytest.raises(UsageError):
+        cli("runs", "--size", "3", "1", "--out", "b.png")
+    assert not Path("b.png").exists()
+
+
+def test_ticks_are_in_thousands_and_millions():
+    write_run("runs/a", returns=[0, 250_000], steps=2_000_000, total_steps=2e6)
+    write_run("runs/b", env="Walker2d-v4", returns=[0, 0.25])
+    fig = figure()
+    fig.draw_without_rendering()
+    texts = [[[text.get_text() for text in axis.get_ticklabels()] for axis in (ax.xaxis, ax.yaxis)]
+             for ax in fig.axes]
+    assert "1M" in texts[0][0] and "200k" in texts[0][1]
+    assert "20" in texts[1][0] and "0.20" in texts[1][1]
+
+
+def test_a_band_beyond_all_seeds_does_not_stretch_the_axis():
+    for seed, ret in ((1, 500.0), (2, 500.0), (3, 0.0)):
+        write_run(f"runs/{seed}", seed=seed, returns=[ret] * 100)
+    (ax,) = figure().axes
+    assert max(path.vertices[:, 1].max() for path in ax.collections[0].get_paths()) > 600
+    low, high = ax.get_ylim()
+    assert -50 < low < 0 and 500 < high < 550
+    write_run("runs/4", algo="sac", seed=1, returns=[500.0] * 100)
+    for k in range(6):                              # a crowded panel shows no seeds
+        write_run(f"runs/more{k}", algo=f"algo{k}", returns=[400.0] * 100)
+    low, high = figure().axes[0].get_ylim()
+    assert 0 < low < 50 and 500 < high < 550
+
+
+# ---- A setting
+
+def test_equal_seeds_against_a_setting():
+    """A mean of equal values may differ from them by rounding, and bars have no negative length."""
+    for lr in (1, 2):
+        for seed in range(6):
+            write_run(f"runs/{lr}{seed}", seed=seed, lr=lr, returns=[0.1] * 100)
+    assert len(figure(against="lr").axes[0].containers) == 1
+
+
+def test_final_returns_against_a_setting():
+    for k, lr in enumerate((1e-4, 1e-3, 1e-2)):
+        for seed in (1, 2, 3, 4):
+            write_run(f"runs/{k}{seed}", seed=seed, lr=lr, returns=[0] * 50 + [seed + k] * 100,
+                      total_steps=1500.0)
+        write_run(f"runs/sac{k}", algo="sac", lr=lr, returns=[-k] * 100)
+    fig = figure(against="lr")
+    (ax,) = fig.axes
+    assert (ax.get_xscale(), ax.get_xlabel()) == ("log", "lr")
+    assert ax.get_ylabel() == "final return (train100)"
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["0.0001", "0.001", "0.01"]
+    ppo, sac = ax.containers
+    np.testing.assert_allclose(ppo.lines[0].get_xydata(), [(1e-4, 2.5), (1e-3, 3.5), (1e-2, 4.5)])
+    np.testing.assert_allclose(sac.lines[0].get_xydata(), [(1e-4, 0), (1e-3, -1), (1e-2, -2)])
+    bars = ppo.lines[2][0].get_segments()           # from the low to the high end, at each value
+    low, high = plot.interval([np.arange(1.0, 5.0)], np.mean)
+    np.testing.assert_allclose([bar[:, 1] for bar in bars],
+                               [(low + k, high + k) for k in range(3)])
+    assert not any(len(bar) for bar in sac.lines[2][0].get_segments())     # one seed has none
+    dots = sorted(tuple(point) for line in ax.lines if line.get_marker() == "."
+                  for point in line.get_xydata())
+    assert dots == sorted([(lr, seed + k) for k, lr in enumerate((1e-4, 1e-3, 1e-2))
+                           for seed in (1, 2, 3, 4)] + [(1e-4, 0), (1e-3, -1), (1e-2, -2)])
+    assert legend(fig) == (["ppo (4 seeds)", "sac (1 seed)"],
+                           "dot: a seed; circle: the mean; bar: its 95% bootstrap interval, for "
+                           "three seeds or more")
+
+
+@pytest.mark.parametrize("values, places, scale", [
+    ((0.9, 0.99, 0.995), (0.9, 0.99, 0.995), "linear"),
+    ((1, 2, 16), (1, 2, 16), "log"),
+    ((0.0, 0.001, 0.1), (0, 1, 2), "linear"),               # 0 has no place on a logarithmic axis
+    (([64, 64], [64, 128], [256]), (0, 1, 2), "linear"),
+    ((False, True), (0, 1), "linear")])
+def test_places_of_values(values, places, scale):
+    for k, value in enumerate(values):
+        write_run(f"runs/{k}", setting=value, env="Hopper-v4", returns=[k] * 100)
+    (ax,) = figure(against="setting").axes
+    assert ax.get_xscale() == scale
+    np.testing.assert_allclose(ax.containers[0].lines[0].get_xdata(), places)
+    assert ax.containers[0].lines[0].get_ydata().tolist() == [*range(len(values))]
+    assert len(ax.get_xticks()) == len(values) and len(ax.get_xticks(minor=True)) == 0
+
+
+def test_other_settings_tell_lines_apart_against_a_setting(capsys):
+    for lr in (1e-3, 1e-4):
+        for gamma in (0.9, 0.99):
+            for env in ("Hopper-v4", "Walker2d-v4"):
+                write_run(f"runs/{lr}{gamma}{env}", lr=lr, gamma=gamma, env=env)
+    write_run("runs/cut", lr=1e-5, gamma=0.9, total_steps=1e6)
+    cli("runs", "--against", "lr", "--out", "a.svg", "--table", "csv")
+    out, err = capsys.readouterr()
+    assert "runs/cut: at step 1,000" in err and "pooled" not in err
+    assert {row["line"] for row in rows_of(out)} == {
+        f"ppo gamma={gamma} lr={lr}" for lr in (1e-3, 1e-4) for gamma in (0.9, 0.99)}
+    gids, texts = drawn("a.svg")
+    assert {f"{env}, ppo gamma={gamma}, mean" for env in ("Hopper-v4", "Walker2d-v4")
+            for gamma in (0.9, 0.99)} <= gids
+    assert {"ppo gamma=0.9 (1 seed)", "0.001", "0.0001"} <= set(texts) and "1e-5" not in texts
+    cli("runs", "--against", "lr", "--by", "env", "--out", "b.svg")
+    assert "ppo gamma=0.9" in drawn("b.svg")[1] and "Walker2d-v4 (1 seed)" in drawn("b.svg")[1]
+    cli("runs", "--against", "lr", "--compare", "ppo gamma=0.9 lr=0.001", "ppo gamma=0.99 lr=0.001")
+    assert "too few seeds" in capsys.readouterr().out
+
+
+# ---- Files
+
+def test_svg_png_and_pdf(capsys):
     write_run("runs/a", seed=1)
     write_run("runs/b", seed=2)
-    for name in ("first.svg", "second.svg", "third.png"):
+    for name in ("first.svg", "second.svg", "third.png", "first.pdf", "second.pdf"):
         cli("runs", "--smooth", "10", "--out", name)
     assert Path("first.svg").read_bytes() == Path("second.svg").read_bytes()
+    assert Path("first.pdf").read_bytes() == Path("second.pdf").read_bytes()
+    assert Path("first.pdf").read_bytes().startswith(b"%PDF-")
     gids, texts = drawn("first.svg")
     assert {"Hopper-v4, ppo, seed 1", "Hopper-v4, ppo, seed 2", "Hopper-v4, ppo, mean",
             "Hopper-v4, ppo, band"} <= gids
@@ -767,14 +1194,22 @@ def test_not_a_byte_of_text(capsys):
 @pytest.mark.parametrize("args, said", [
     (["empty"], "error: no run to plot; folders given: empty"),
     (["nowhere", "empty"], "nowhere: there is no run in it; skipped"),
-    ([], "error: no run to plot; folders given: none"),
-    (["runs", "--y", "kll"], "there is no column kll"),
-    (["runs", "--y", "late", "--smooth", "10"], "--smooth 10: no run has that many rows"),
+    (["--smooth", "10"], "error: no run to plot; folders given: none"),
+    (["runs", "--y", "kll"], "there is no column kll in episodes.csv or progress.csv; nearest: kl"),
     (["runs", "--smooth", "7"], "--smooth"),
     (["runs", "--x", "frames"], "--x"),
-    (["runs", "--out", "curves.pdf"], "--out is curves.pdf; it takes a name that ends in .svg"),
+    (["runs", "--out", "curves.jpg"],
+     "--out is curves.jpg; it takes a name ending in .svg .png .pdf"),
+    (["runs", "--size", "8", "0.5"], "error: --size is 8 0.5; each takes 1 to 100"),
+    (["runs", "--size", "101", "2"], "error: --size is 101 2; each takes 1 to 100"),
+    (["runs", "--against", "lr"], "error: --against lr: finished runs have no two values of it"),
+    (["runs", "--against", "env_"], "error: --against env_: no run has such a setting; nearest: env"
+     ".*; there are: device, env, hidden, lr, run_dir, seed, total_steps"),
+    (["runs", "--against", "lr", "--y", "kl"], "--against draws final returns; leave out --x and"),
+    (["runs", "--names", "a=b", "c"], "error: --names a=b c: it takes old=new, or a name for each"),
     (["runs", "--out", "nowhere/curves.svg"], "error: --out nowhere/curves.svg cannot be written"),
-    (["runs", "--by", "gama"], "error: --by gama: no run has such a setting; nearest:"),
+    (["runs", "--by", "hiden"], "error: --by hiden: no run has such a setting; nearest: hidden"
+     ".*; there are: algo, device, env, hidden, lr, run_dir, seed, total_steps"),
     (["runs", "--compare", "ppo", "sac"], "--compare ppo sac: no panel .* finished lines: ppo"),
     (["runs", "--colour", "red"], "--colour"),
 ])
@@ -792,3 +1227,25 @@ def test_status_two_and_one_message(args, said, capsys):
 def test_refusals_are_usage_errors():
     with pytest.raises(UsageError):
         plot.main(arguments("nowhere"))
+
+
+def test_no_arguments_print_the_help_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for args in ([], ["--help"]):
+        with pytest.raises(SystemExit) as caught:
+            cli(*args)
+        assert caught.value.code == 0
+        out, err = capsys.readouterr()
+        assert out.startswith(plot.__doc__) and err == ""
+        assert max(map(len, out.splitlines())) <= 80
+        assert all(f"--{field.name}" in out for field in fields(plot.Plot)[1:])
+
+
+def test_y_finds_the_mean_of_a_quantity():
+    """progress.csv has val_mean, and a user asks for val. The exact name comes first."""
+    folder = write_run("runs/a")
+    (folder / "progress.csv").write_text("step,time,val_mean,val_std,kl,kl_mean\n"
+                                         "500,1,2.0,9,1,5\n1000,2,3.0,9,2,6\n")
+    for y, expected in (("val", [2, 3]), ("val_mean", [2, 3]), ("kl", [1, 2])):
+        (run,) = plot.load(arguments(y=y))
+        assert run.y.tolist() == expected

@@ -51,6 +51,7 @@ TESTS = {
     "play": "play source",
     "video": "play",
     "plot": "plot",
+    "curves": "plot",
     "sweep": "sweep",
     "jobs": "sweep",
     "results": "sweep",

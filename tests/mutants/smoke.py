@@ -101,7 +101,7 @@ def run_helper(name):
         from utils import play
 
         play.main(play.Play("run", episodes=2))
-    elif name == "plot":
+    elif name in ("plot", "curves"):
         import plot
 
         plot.main(plot.Plot(("run",), smooth=1, out="curves.svg"))

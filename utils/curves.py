@@ -1,0 +1,189 @@
+"""Read runs for plot.py: their curves, final results, and the settings in which they differ.
+
+A run is a run directory with config.json, progress.csv and episodes.csv, or a result.json without
+them. What cannot be read is named on standard error, with the reason, and skipped.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from utils import results
+
+# Settings that change where or how fast a run went, or when it was evaluated. Runs that differ only
+# in these are seeds of the same line.
+PLACE = {"env", "seed", "run_dir", "resume", "device", "torch_threads", "num_procs", "compile",
+         "eval_every"}
+
+
+class RunData(NamedTuple):
+    """One seed: its curve, where the run ends on the x-axis, and its final results."""
+
+    path: Path
+    algo: str  # after the library's name, if it is not plainrl
+    env: str
+    seed: int
+    settings: dict
+    x: np.ndarray  # of the rows of a CSV file that have a value
+    y: np.ndarray
+    end: float
+    steps: int
+    whole: bool  # finished: it has made all its steps
+    train100: float
+    eval: float | None
+    stored: bool  # read from a result.json, without the run directory
+
+
+class Skip(Exception):
+    """Raised with the reason why a run is skipped."""
+
+
+# ---- reading
+
+
+def note(text: str) -> None:
+    """Print to standard error, so that standard output holds only tables."""
+    print(text, file=sys.stderr)
+
+
+def load(asked) -> list[RunData]:
+    """Return all runs below the folders asked.runs that can be read, each once.
+
+    asked is a plot.Plot: asked.x is steps, episodes or time, and asked.y is a column of
+    episodes.csv or progress.csv.
+    """
+    found, runs = {}, []
+    for folder in asked.runs:
+        here = sorted(path.parent for path in Path(folder).rglob("*.json")
+                      if path.name in ("config.json", "result.json"))
+        if not here:
+            note(f"{folder}: there is no run in it; skipped")
+        found |= {run.resolve(): run for run in here}
+    for run in found.values():
+        try:
+            full = (run / "config.json").exists()
+            runs.append((read_run if full else read_result)(run, asked.x, asked.y))
+        except Skip as reason:
+            note(f"{run}: {reason}; skipped")
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            note(f"{run}: damaged, or not a plainrl run ({error!r}); skipped")
+    return runs
+
+
+def read_run(folder: Path, x: str, y: str) -> RunData:
+    """Return the run in a run directory, with the evaluation from its result.json, if any."""
+    config = read_json(folder / "config.json")
+    settings, algo = dict(config["settings"]), str(config["algo"])
+    env, seed, budget = str(settings["env"]), int(settings["seed"]), float(settings["total_steps"])
+    names = {"step", "time", "ep_ret", y, f"{y}_mean"}
+    episodes = read_columns(folder / "episodes.csv", names)
+    progress = read_columns(folder / "progress.csv", names)
+    rows, column = find_column(y, folder, episodes, progress)
+    there = np.isfinite(rows[column])  # a report may lack some quantities
+    if not there.any():
+        raise Skip(f"no row has a value of {column}")
+    axis = {"steps": lambda of: of["step"], "time": lambda of: of["time"] / 60,
+            "episodes": lambda of: np.searchsorted(episodes["step"], of["step"],
+                                                   side="right")}[x]
+    final, steps = None, int(progress["step"][-1])
+    if (folder / "result.json").exists():
+        result = read_json(folder / "result.json")
+        if result.get("steps", steps) == steps:  # else the run was resumed since
+            final = float(np.mean(result["eval"]))
+    return RunData(folder, algo, env, seed, settings, axis(rows)[there], rows[column][there],
+                   float(axis(progress)[-1]), steps, steps >= budget,
+                   float(episodes["ep_ret"][-100:].mean()), final, False)
+
+
+def find_column(y: str, folder: Path, episodes: dict, progress: dict) -> tuple[dict, str]:
+    """Return the file that has a column y, or else y_mean, and the name of the column."""
+    for name in (y, f"{y}_mean"):
+        for rows in (episodes, progress):
+            if name in rows:
+                return rows, name
+    known = [name for file in ("episodes.csv", "progress.csv")
+             for name in (folder / file).read_text(encoding="utf-8").split("\n")[0].split(",")]
+    near = ", ".join(difflib.get_close_matches(y, known, 3, 0.4)) or "none"
+    raise Skip(f"there is no column {y} in episodes.csv or progress.csv; nearest: {near}")
+
+
+def read_result(folder: Path, x: str, y: str) -> RunData:
+    """Return a run from its result.json: final results, and the mean return per 1% of the steps.
+
+    The file holds only the total time, so time is split evenly over the steps.
+    """
+    result = results.read_result(folder / "result.json")
+    algo = f"{result.get('library', '')} {result['algo']}".strip()
+    if x == "episodes" or y != "ep_ret":
+        raise Skip("result.json holds only ep_ret, against steps or time")
+    if not result["curve"]:
+        raise Skip("no episode ended in this run")
+    step, ret = np.array(result["curve"], dtype=float).T
+    steps = int(result.get("steps", result["total_steps"]))
+    unit = 1.0 if x == "steps" else result["seconds"] / 60 / steps  # minutes per step
+    return RunData(folder, algo, str(result["env"]), int(result["seed"]),
+                   defaults(algo) | result.get("settings", {}), step * unit, ret, steps * unit,
+                   steps, True, float(result["train100"]), float(np.mean(result["eval"])), True)
+
+
+@cache
+def defaults(algo: str) -> dict:
+    """Return the defaults of the present algorithm file; a result.json names only other values."""
+    if not (algo.isidentifier() and importlib.util.find_spec(f"algos.{algo}")):
+        return {}  # an algorithm of another library
+    config = importlib.import_module(f"algos.{algo}").Config
+    return {field.name: field.default for field in dataclasses.fields(config)
+            if field.default is not dataclasses.MISSING}
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_columns(path: Path, names: set[str]) -> dict[str, np.ndarray]:
+    """Return those of the named columns that a CSV file has. An empty cell is NaN.
+
+    A half-written last line is skipped, since the run may still be writing it.
+    """
+    whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
+    if rest:
+        note(f"{path}: the half-written last line is skipped")
+    columns, *rows = [line.split(",") for line in whole.split("\n")]
+    if not rows:
+        raise Skip(f"{path.name} has no rows yet")
+    if any(len(row) != len(columns) for row in rows):
+        raise Skip(f"{path.name} is damaged: its rows differ in length")
+    return {name: np.array([float(row[k] or "nan") for row in rows])
+            for k, name in enumerate(columns) if name in names}
+
+
+# ---- settings
+
+
+def differing(runs: list[RunData]) -> list[str]:
+    """Return the settings in which runs differ.
+
+    The result.json of another library names only settings that were changed, so a setting that
+    some of these name and others do not counts as different.
+    """
+    differ = set()
+    for name in set().union(*(run.settings for run in runs)) - PLACE:
+        values = {spell(run, name) for run in runs if name in run.settings}
+        if len(values) > 1 or len({name in run.settings for run in runs if run.stored}) > 1:
+            differ.add(name)
+    return sorted(differ)
+
+
+def spell(run: RunData, name: str) -> str:
+    """Return the value of a setting as text: 64-64 for a list, 1000 for 1000.0."""
+    value = run.settings.get(name, "default")
+    if isinstance(value, (list, tuple)):
+        return "-".join(map(str, value))
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
