@@ -115,7 +115,7 @@ def check_spaces(obs_space, act_space, obs, act):
             fit = ", ".join(fitting_algos(*kinds))
             raise UsageError(f"--env has the {side} space {space}; this algorithm takes "
                              f"{' or '.join(KINDS[name] for name in takes.split())}"
-                             f"{fit and f'; for this one there is {fit}'}")
+                             f"{fit and f'; algorithms for this one: {fit}'}")
 
 
 def obs_kind(space):

@@ -154,7 +154,8 @@ def one_too_many(given, name, values, most):
     value = values[most]
     if not name:
         is_env = re.search(r"-v\d+$", value)
-        return f"{value} stands without a flag{f': --env {value}' if is_env else ''}"
+        return f"{value} stands without a flag; " + (
+            f"did you mean --env {value}?" if is_env else "--help lists the flags")
     if most > 0:
         return f"{given} takes {most} value{'s' * (most > 1)}, but got {' '.join(values)}"
     if name == "resume":
@@ -175,7 +176,7 @@ def nearest(name, known):
     """Return the settings in `known` that a name may mean: synonyms, or else similar names."""
     ours = [setting for setting, others in OTHERS_SAY.items()
             if setting in known and name in others.split()]
-    return ours or difflib.get_close_matches(name, known, 2)
+    return ours or difflib.get_close_matches(name, known, 2, cutoff=0.7)
 
 
 def most_values(kind):

@@ -50,6 +50,12 @@ from utils.summary import summary
 __all__ = ["Run", "RunConfig", "check_divides", "check_range", "check_settings", "check_spaces",
            "main"]
 
+# What to say about flags that do not exist.
+HINTS = {"render": "python -m utils.play RUN --video FILE.mp4 records a video",
+         "capture_video": "python -m utils.play RUN --video FILE.mp4 records a video",
+         "seeds": "python -m utils.sweep --seeds N trains with several seeds",
+         "algo": "the module is the algorithm, as in python -m algos.NAME"}
+
 SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
 
 
@@ -89,7 +95,8 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     shared = {field.name for field in fields(RunConfig)}
     own = {name: field for name, field in known.items() if name not in shared}
     config_class.__dataclass_fields__ = own | known  # the order in which tyro lists them
-    cfg = read_command(config_class, doc, f"python -m {module_name(config_class)}", args)
+    prog = f"python -m {module_name(config_class)}"
+    cfg = read_command(config_class, doc, prog, args, HINTS.get)
     object.__setattr__(cfg, "given", given_settings(config_class, args))  # it is frozen
     return cfg
 

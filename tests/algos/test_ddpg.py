@@ -609,7 +609,7 @@ def test_settings_out_of_range(algo, settings, says, capsys):
 def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, capsys, elsewhere):
     with pytest.raises(UsageError):
         algo.train(algo.Config(env="tests.envs:Counter-v0", env_kwargs=json.dumps(kwargs)))
-    fits = capsys.readouterr().err.rpartition("for this one there is ")[2]
+    fits = capsys.readouterr().err.rpartition("algorithms for this one: ")[2]
     assert "ppo" in fits and name_of(algo) not in fits
     assert list(elsewhere.iterdir()) == []
 

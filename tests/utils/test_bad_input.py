@@ -150,7 +150,7 @@ def test_a_batch_that_does_not_divide(refusal, flags, of, by):
     ("--norm-obs False", "--norm-obs takes no value, but got False: --norm-obs is on, "
                          "--no-norm-obs off"),
     ("--resume runs/x", "--resume takes no value; --run-dir runs/x names the run"),
-    ("CartPole-v1", "CartPole-v1 stands without a flag: --env CartPole-v1"),
+    ("CartPole-v1", "CartPole-v1 stands without a flag; did you mean --env CartPole-v1?"),
 ])
 def test_a_value_of_another_kind(refusal, flags, said):
     assert f"error: {said}" in refusal(*flags.split())

@@ -185,5 +185,5 @@ def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch
         (tmp_path / "algos" / f"{name}.py").write_text(
             f'    check_spaces(obs_space, act_space, obs="vector", act="{act}")\n')
     monkeypatch.setattr(checks, "__file__", str(tmp_path / "utils" / "checks.py"))
-    with pytest.raises(UsageError, match="for this one there is three, two$"):
+    with pytest.raises(UsageError, match="algorithms for this one: three, two$"):
         check_spaces(VECTOR, BOX, obs="vector", act="discrete")

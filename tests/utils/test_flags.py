@@ -92,6 +92,15 @@ def test_underscores_and_dashes_are_the_same():
 # ---- What is wrong is named
 
 @pytest.mark.parametrize("given,said", [
+    ("--render", "utils.play RUN --video"), ("--seeds", "utils.sweep --seeds"),
+    ("--algo", "python -m algos."), ("--title", "--help lists the flags"),
+])
+def test_what_an_algorithm_does_not_have(given, said):
+    with pytest.raises(UsageError, match=f"^there is no {given}; .*{said}"):
+        parse(ppo.Config, "", [given, "3"])
+
+
+@pytest.mark.parametrize("given,said", [
     ("--run x", "the run directory stands alone"), ("--deterministic", "it is the default"),
     ("--env x", "says which environment"), ("--algo x", "says which algorithm"),
     ("--num-episodes 3", "did you mean --episodes?"), ("--render", "did you mean --video?"),
@@ -125,7 +134,7 @@ def test_any_number_of_widths():
 
 
 def test_a_word_too_many():
-    with pytest.raises(UsageError, match="^3 stands without a flag$"):
+    with pytest.raises(UsageError, match="^3 stands without a flag; --help lists the flags$"):
         parse(ppo.Config, "", ["3"])
     with pytest.raises(UsageError, match="^--no-norm-obs takes no value, but got 1: --norm-obs"):
         parse(ppo.Config, "", ["--no-norm-obs=1"])

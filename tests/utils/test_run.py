@@ -399,7 +399,7 @@ def test_a_new_budget_on_resume(capsys):
     assert [float(row["lr"]) for row in rows("run")] == [3e-4, 1.5e-4]
     capsys.readouterr()
     train(run_dir="run", total_steps=512, resume=True)
-    said = [line for line in capsys.readouterr().out.splitlines() if "total-steps" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "instead of" in line]
     assert len(said) == 1 and "512" in said[0] and "128" in said[0] and "anneal" in said[0]
     assert [float(row["lr"]) for row in rows("run")[2:]] == pytest.approx(
         [3e-4 * (1 - step / 512) for step in range(128, 512, 64)])
