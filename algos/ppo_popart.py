@@ -4,8 +4,8 @@ arXiv:1602.07714; for actor-critics Hessel et al. 2019, arXiv:1809.04474.
 The problem. The critic regresses on returns, and returns can have any size:
 0.01 in one task, 10,000 in another. Networks learn best from targets with mean
 0 and standard deviation 1. PPO therefore divides rewards by a running standard
-deviation (scale_rew). But whenever that number changes, all of the critic's
-outputs are wrong at once, because they belong to the old unit.
+deviation (scale_rew). But when that number changes, the critic's outputs still
+belong to the old unit, so all of them are wrong at once.
 
 PopArt leaves rewards alone and normalises the critic's targets. When their
 statistics change ("Art": adaptively rescaling targets), it also changes the
@@ -31,9 +31,9 @@ the data, and c is `clip_ratio`.
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 n(s) = w . h(s) + b is the output of the critic's network, h(s) its last hidden
-layer. R, A and V are in units of reward. loc and scale, the running mean and
-standard deviation of the target R, move once per rollout. The k-th rollout has
-the weight u = max(popart_beta, 1/k):
+layer. R, A and V are in units of reward. loc and scale (`val_scale` in reports)
+are the running mean and standard deviation of the targets R. They move once per
+rollout, the k-th with the weight u = max(popart_beta, 1/k):
 
     loc    <- (1 - u) loc + u mean R,  square <- (1 - u) square + u mean R^2,
     scale  <- sqrt(square - loc^2), at least 1e-6                         (13)
@@ -49,8 +49,8 @@ V is not worth preserving: the first rollout skips (14), and V becomes loc.
 Departures: those of algos/ppo.py. The papers move loc and scale at every
 gradient step, with a fixed weight u, and do not start at V = 0.
 
-Defaults: as in algos/ppo.py; popart_beta = 0.1 remembers about ten rollouts. A
-healthy `v_loss` is below 1, the error of V = loc. `val_scale` is scale.
+Defaults: as in algos/ppo.py; popart_beta = 0.1 remembers about ten rollouts.
+After some rollouts a healthy `v_loss` is below 1, the error of V = loc.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_popart.py
 Try           python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5

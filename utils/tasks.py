@@ -8,7 +8,7 @@ them:
 import gymnasium as gym
 
 
-def scaled(env: str, factor: float, **kwargs) -> gym.Env:
+def scaled(env: str = "CartPole-v1", factor: float = 1.0, **kwargs) -> gym.Env:
     """Return the environment `env` with all rewards multiplied by `factor`."""
     return gym.wrappers.TransformReward(gym.make(env, **kwargs), lambda rew: factor * rew)
 
