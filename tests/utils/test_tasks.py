@@ -1,4 +1,4 @@
-"""Environments for experiments: what differs from the environment they are made of, and what not."""
+"""Environments for experiments: what differs from the environment they are made of."""
 import pytest
 
 from tests.toy import Config
