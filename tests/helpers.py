@@ -25,7 +25,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, ppo, trpo, vpg
+from algos import a2c, ppo, ppo_popart, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
@@ -144,9 +144,9 @@ class Descent(mpi.Adam):
         self.flat -= lr * self.grad
 
 
-# ---- On-policy: vpg, a2c, ppo, trpo
+# ---- On-policy: vpg, a2c, ppo, ppo_popart, trpo
 
-ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo}
+ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo, "ppo_popart": ppo_popart}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
@@ -167,9 +167,20 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
     agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, **settings))
     for param in agent.parameters():
         param.data += 0.05 * torch.randn_like(param)
-    for stats, mean, var in ((agent.obs_stats, 3.0, 4.0), (agent.reward_sum_stats, 1.0, 9.0)):
-        stats.count.fill_(50), stats.mean.fill_(mean), stats.var.fill_(var)
+    stats = agent.obs_stats
+    stats.count.fill_(50), stats.mean.fill_(3.0), stats.var.fill_(4.0)
+    if scales_rewards(algo):
+        stats = agent.reward_sum_stats
+        stats.count.fill_(50), stats.mean.fill_(1.0), stats.var.fill_(9.0)
+    else:
+        critic = agent.critic
+        critic.count.fill_(5), critic.loc.fill_(2.0), critic.square.fill_(13.0)     # scale 3
     return agent
+
+
+def scales_rewards(algo):
+    """Return whether a file divides rewards by a deviation. PopArt normalises targets instead."""
+    return algo is not ppo_popart
 
 
 def make_rollout(algo, agent, seed=0):
@@ -246,7 +257,9 @@ def targets(algo, agent, rollout):
     with torch.no_grad():
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
+    rew = rollout.rew
+    if scales_rewards(algo):
+        rew = (rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
     return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
 
@@ -264,7 +277,9 @@ def statistics(agent):
     """Return a copy of the agent's state without its parameters: the running statistics."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    return kept | {"discounted_reward_sum": agent.discounted_reward_sum.clone()}
+    if hasattr(agent, "discounted_reward_sum"):
+        kept["discounted_reward_sum"] = agent.discounted_reward_sum.clone()
+    return kept
 
 
 # ---- Off-policy with continuous actions: ddpg, td3, sac

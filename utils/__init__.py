@@ -15,5 +15,5 @@ refuses bad input, rundir.py owns the run directory and config.json, source.py t
 algorithm in it, checkpoint.py saves and loads tensors, and files.py writes a file whole or not at
 all. flags.py reads every command line, and summary.py says how a run went. video.py serves play.py.
 jobs.py (runs as processes) and results.py (result.json) serve sweep.py. curves.py reads runs for
-plot.py.
+plot.py, and tasks.py has environments for experiments.
 """

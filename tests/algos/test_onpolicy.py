@@ -1,7 +1,8 @@
-"""What vpg, a2c, ppo and trpo share, in each of them: data, equations, statistics, saving, MPI.
+"""What the on-policy files share, in each of them: data, equations, statistics, saving, MPI.
 
-Their own equations are in test_vpg.py, test_a2c.py, test_trpo.py and test_ppo_math.py. Run as a
-program, this file is one of the processes that `test_two_ranks_equal_one` starts.
+Their own equations are in test_vpg.py, test_a2c.py, test_trpo.py, test_ppo_math.py and
+test_ppo_popart.py. Run as a program, this file is one of the processes that
+`test_two_ranks_equal_one` starts.
 """
 import copy
 import csv
@@ -16,7 +17,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, ppo, trpo, vpg
+from algos import a2c, ppo, ppo_popart, trpo, vpg
 from tests import probe
 from tests.envs import Counter
 from tests.helpers import (
@@ -46,6 +47,7 @@ from tests.helpers import (
     reward_sums,
     rows as columns_of,
     same,
+    scales_rewards,
     script,
     statistics,
     targets,
@@ -64,6 +66,7 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.eq("vpg", 1, 2)
 @pytest.mark.eq("a2c", 1, 2)
 @pytest.mark.eq("trpo", 1, 2)
+@pytest.mark.eq("ppo_popart", 1, 2)
 @every_algo
 @pytest.mark.parametrize("terminated,done,adv", [
     ((0, 0, 0, 0), (0, 0, 0, 0), (-1.1640625, -0.65625, -2.625, -2.5)),
@@ -82,6 +85,7 @@ def test_gae_by_hand(name, terminated, done, adv):
 @pytest.mark.eq("vpg", 3, 4)
 @pytest.mark.eq("a2c", 3, 4)
 @pytest.mark.eq("trpo", 3, 4)
+@pytest.mark.eq("ppo_popart", 3, 4)
 @every_algo
 def test_log_prob_and_entropy_by_hand(name):
     algo, log_std = ALGOS[name], vec(0, math.log(2))
@@ -112,6 +116,7 @@ def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
 @pytest.mark.eq("vpg", 5)
 @pytest.mark.eq("a2c", 5)
 @pytest.mark.eq("trpo", 5)
+@pytest.mark.eq("ppo_popart", 5)
 @every_algo
 def test_value_loss_by_hand(name):
     loss, by_val = gradients(lambda x: ALGOS[name].value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
@@ -122,12 +127,15 @@ def test_value_loss_by_hand(name):
 @pytest.mark.eq("vpg", 6, 7)
 @pytest.mark.eq("a2c", 6, 7)
 @pytest.mark.eq("trpo", 6, 7)
+@pytest.mark.eq("ppo_popart", 6)
 @every_algo
 @pytest.mark.parametrize("value,mean,var,expected", [
     (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
 ])
 def test_standardize_and_reward_sums_by_hand(name, value, mean, var, expected):
     close(ALGOS[name].standardize(vec(value), vec(mean), vec(var)), vec(expected))
+    if not scales_rewards(ALGOS[name]):
+        return
     sums, last = reward_sums(ALGOS[name], column(1, 2, 3), column(0, 1, 0), vec(4), 0.5)
     close(sums, column(3, 3.5, 3))  # an episode's last reward counts, and then no more
     close(last, vec(3))
@@ -167,7 +175,8 @@ def test_every_row_is_as_scripted(name, obs, act):
 def test_the_first_policy_prefers_nothing(name, kind):
     """Weights keep the length of what passes through, but for the last ones of the policy."""
     agent = ALGOS[name].Agent(*SPACES[kind], config(ALGOS[name]))
-    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 1.0}
+    last = (agent.critic.net if ALGOS[name] is ppo_popart else agent.critic)[-1]
+    gains = {agent.actor[-1]: 0.01, last: 0.0 if ALGOS[name] is ppo_popart else 1.0}
     layers = [layer for layer in agent.modules() if hasattr(layer, "weight")]
     for layer in layers:
         weight = layer.weight.detach().flatten(1)
@@ -244,7 +253,10 @@ def test_statistics_are_those_of_all_rows_and_of_each_running_return(name, offse
         returns.append(running)
     assert done.any()
     returns = np.ravel(returns)
-    for stats, values_seen in ((agent.obs_stats, rows), (agent.reward_sum_stats, returns)):
+    expected = [(agent.obs_stats, rows)]
+    if scales_rewards(algo):
+        expected.append((agent.reward_sum_stats, returns))
+    for stats, values_seen in expected:
         close(stats.count, float(len(values_seen)))
         np.testing.assert_allclose(stats.mean, values_seen.mean(0), rtol=1e-6)
         np.testing.assert_allclose(stats.var, values_seen.var(0), rtol=1e-4)
@@ -283,7 +295,9 @@ def test_update_moves_every_parameter_and_leaves_statistics_alone(name, kind):
     agent = make_agent(algo, kind)
     kept, before = statistics(agent), copy.deepcopy(agent)
     flat, metrics = learn(algo, agent, make_rollout(algo, agent), lr=0.1)
-    assert same(statistics(agent), kept)
+    changed = {each for each, now in statistics(agent).items() if not torch.equal(now, kept[each])}
+    own = {"critic.count", "critic.loc", "critic.square"}       # of PopArt's targets
+    assert changed == (own if algo is ppo_popart else set())
     for (param_name, param), old in zip(agent.named_parameters(), before.parameters()):
         assert not torch.equal(param, old), f"{param_name} did not move"
     assert flat.isfinite().all()
@@ -380,13 +394,13 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
 
 WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no action was better
     "vpg": {"critic"}, "trpo": {"critic"},
-    "a2c": {"critic", "encoder"}, "ppo": {"critic", "encoder"},
+    "a2c": {"critic", "encoder"}, "ppo": {"critic", "encoder"}, "ppo_popart": {"critic", "encoder"},
 }
 
 
 @every_algo
 def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
-    """With images, the encoder is the policy's in vpg and trpo, and shared in a2c and ppo."""
+    """With images, the encoder is the policy's in vpg and trpo, and shared in a2c and ppo*."""
     algo = ALGOS[name]
     plain = algo.compute_advantages
 
@@ -552,6 +566,7 @@ PROBED = {  # settings with which each learns the probes in a second or two
             "total_steps": 10240, "report_every": 2560},
     "trpo": {"max_kl": 0.05, "v_lr": 1e-2, "v_steps": 20, "rollout_steps": 256,
              "minibatch_size": 256, "total_steps": 6144},
+    "ppo_popart": {},
 }
 
 
@@ -603,15 +618,16 @@ def test_vpg_and_a2c_have_one_policy_gradient(kind):
 
 # ---- Other processes
 
-@pytest.mark.parametrize("name", ["ppo", "vpg", "trpo"])
+@pytest.mark.parametrize("name", ["ppo", "ppo_popart", "vpg", "trpo"])
 def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     """Each takes its share: what a step learns from does not grow with their number."""
     algo, taken = ALGOS[name], []
+    has_minibatches = hasattr(algo, "Minibatch")
     minimize = mpi.Optimizer.minimize
 
     def note(optimizer, loss_fn, agent, first, *rest, **settings):
-        if loss_fn.__name__ == ("ppo_loss" if algo is ppo else "critic_value_loss"):
-            taken.append(len(first.obs if algo is ppo else first))
+        if loss_fn.__name__ == ("ppo_loss" if has_minibatches else "critic_value_loss"):
+            taken.append(len(first.obs if has_minibatches else first))
         return minimize(optimizer, loss_fn, agent, first, *rest, **settings)
 
     monkeypatch.setattr(mpi.Optimizer, "minimize", note)
@@ -623,10 +639,10 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     monkeypatch.setattr(mpi, "gather", lambda value: 4 * [value])
     learn(algo, agent, share)
     assert set(taken) == {2}
-    assert len(taken) == (8 if algo is ppo else 3)
+    assert len(taken) == (8 if has_minibatches else 3)
 
 
-@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo"])
+@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo", "ppo_popart"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, monkeypatch):
     """So that a run of two processes anneals as one of one process."""

@@ -1,0 +1,398 @@
+"""algos/ppo_popart.py, where it is not algos/ppo.py: location and scale, and outputs that stay.
+
+Data, statistics of observations, resume and processes are tested for it in test_onpolicy.py.
+"""
+import copy
+import json
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from algos import ppo, ppo_popart
+from tests import helpers
+from tests.helpers import (
+    LOG_2PI,
+    SPACES,
+    close,
+    copies,
+    gradients,
+    line,
+    moved,
+    onpolicy_agent,
+    onpolicy_config,
+    onpolicy_optimizer,
+    parameters,
+    refused,
+    rows,
+    vec,
+)
+from utils import mpi
+from utils.play import load_agent
+
+make_agent = partial(onpolicy_agent, ppo_popart)
+make_rollout = partial(helpers.make_rollout, ppo_popart)
+targets = partial(helpers.targets, ppo_popart)
+every_kind = pytest.mark.parametrize("kind", SPACES)
+PLAIN_LOSS = ppo_popart.ppo_loss
+
+
+class Spy:
+    """A loss that keeps what it was given, and a copy of the agent as it then was."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, agent, minibatch):
+        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
+        return PLAIN_LOSS(agent, minibatch)
+
+
+def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3):
+    """Make an update. Return the parameters after it, and the metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo_popart, "ppo_loss", loss)
+        return helpers.learn(ppo_popart, agent, rollout, None, lr)
+
+
+def make_critic(weights=(1.0, 2.0), bias=0.5, beta=0.1, count=1, loc=2.0, scale=3.0):
+    """Return a critic with one linear layer, as it is after `count` rollouts."""
+    critic = ppo_popart.PopArtCritic((len(weights),), beta)
+    critic.net[-1] = line(list(weights), bias)
+    critic.count.fill_(count), critic.loc.fill_(loc), critic.square.fill_(scale**2 + loc**2)
+    return critic
+
+
+@torch.no_grad()
+def move(critic, *returns):
+    """Let the critic see rollouts with these returns."""
+    for ret in returns:
+        critic.update_stats(torch.as_tensor(ret, dtype=torch.float32))
+
+
+# ---- Equations (5), (7), (13) to (15)
+
+@pytest.mark.eq("ppo_popart", 7)
+def test_value_by_hand():
+    val = make_critic()(vec((0, 0), (1, 0), (0, 1), (-1, -1)))
+    close(val.detach(), [[3.5], [6.5], [9.5], [-5.5]])  # 2 + 3 n
+    assert val.dtype == torch.float32
+
+
+@pytest.mark.eq("ppo_popart", 5)
+def test_value_loss_is_of_normalized_outputs_and_targets_by_hand():
+    target = make_critic(loc=10.0, scale=2.0).normalize(vec(10, 14, 4))
+    close(target, vec(0, 2, -3))
+    assert target.dtype == torch.float32
+    loss, by_n = gradients(lambda n: ppo_popart.value_loss(n, target), vec(1, 2, -1))
+    close(loss, (1 + 0 + 4) / 3)
+    close(by_n, vec(2 / 3, 0, 4 / 3))
+
+
+@pytest.mark.eq("ppo_popart", 13)
+def test_location_and_scale_by_hand():
+    critic = ppo_popart.PopArtCritic((2,), 0.4)
+    expected = [((1, 3), 2, 5),                 # u = 1: mean 2, mean of squares 5
+                ((5, 9), 4.5, 29),              # u = 1/2: mean 7, mean of squares 53
+                ((0, 0), 2.7, 17.4)]            # u = 0.4, not 1/3
+    for ret, loc, square in expected:
+        move(critic, ret)
+        close(critic.loc, loc)
+        close(critic.scale(), math.sqrt(square - loc**2))
+    assert critic.scale().dtype == torch.float64
+
+
+@pytest.mark.parametrize("offset,spread", [(0, 1), (1e4, 1), (-7, 1e-3), (3e4, 1e4)])
+def test_with_beta_0_all_rollouts_count_alike(offset, spread):
+    """Around the mean, and to the accuracy of float64: float32 would lose a small spread."""
+    ret = np.float32(offset + spread * np.random.default_rng(0).normal(size=(7, 50)))
+    critic = ppo_popart.PopArtCritic((2,), 0.0)
+    move(critic, *ret)
+    close(critic.loc, ret.astype(float).mean(), rtol=1e-9)
+    close(critic.scale(), ret.astype(float).std(), rtol=1e-4)
+
+
+def test_with_beta_1_only_the_last_rollout_counts():
+    critic = ppo_popart.PopArtCritic((2,), 1.0)
+    move(critic, [1, 2], [-50, 50], [7, 9])
+    close(critic.loc, 8)
+    close(critic.scale(), 1)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -3000.1])
+def test_equal_returns_have_the_least_scale(value):
+    critic = ppo_popart.PopArtCritic((2,), 0.1)
+    move(critic, *np.full((3, 20), value))
+    close(critic.scale(), 1e-6, rtol=1e-3)
+    close(critic.loc, value)
+    assert critic.normalize(torch.full((5,), value)).isfinite().all()
+
+
+@pytest.mark.eq("ppo_popart", 14)
+def test_last_layer_by_hand():
+    critic = make_critic(beta=1.0)
+    move(critic, [-1, 11])                      # loc 2 -> 5, scale 3 -> 6
+    close(critic.net[-1].weight.detach(), [[0.5, 1.0]])
+    close(critic.net[-1].bias.detach(), [-0.25])  # (3 * 0.5 + 2 - 5) / 6
+
+
+SCALES = [1e-3, 1e-2, 1.0, 1e2, 1e4]
+
+
+@pytest.mark.parametrize("new", SCALES)
+@pytest.mark.parametrize("old", SCALES)
+@pytest.mark.parametrize("offset", [0.0, 5.0, -5.0])
+def test_values_stay_when_statistics_move(old, new, offset):
+    """To the precision of float32, relative to the largest number that takes part."""
+    torch.manual_seed(0)
+    critic = ppo_popart.PopArtCritic((3, 16), beta=0.5)
+    features = torch.randn(200, 3)
+    with torch.no_grad():
+        move(critic, old * (offset + torch.randn(50)), old * (offset + torch.randn(50)))
+        before = critic(features)
+        assert before.std() > 0.05 * old        # not just a constant
+        move(critic, new * (1 - offset + torch.randn(50)))
+        after = critic(features)
+    assert critic.scale() > 0.3 * max(old, new)
+    size = float(before.abs().max() + critic.loc.abs() + critic.scale())
+    close(after, before, rtol=0, atol=1e-6 * size)
+
+
+def test_values_stay_through_a_hundred_moves():
+    """Also where scales rise and fall by a factor of a million, as no average could follow."""
+    torch.manual_seed(0)
+    critic, features = ppo_popart.PopArtCritic((3, 16), beta=1.0), torch.randn(200, 3)
+    move(critic, torch.randn(50))
+    with torch.no_grad():
+        before = critic(features)
+        for k in range(100):
+            move(critic, 1e3 ** math.sin(k) * torch.randn(50))
+        close(critic(features), before, rtol=0, atol=2e-4 * float(before.std()))
+
+
+@every_kind
+def test_only_the_last_layer_of_the_critic_adapts(kind):
+    agent = make_agent(kind)
+    before = copies(agent)
+    move(agent.critic, 7 + 9 * torch.randn(30))
+    last = f"critic.net.{len(agent.critic.net) - 1}"
+    assert moved(before, agent) == {"critic.count", "critic.loc", "critic.square",
+                                    f"{last}.weight", f"{last}.bias"}
+
+
+@every_kind
+@pytest.mark.parametrize("orthogonal", [True, False])
+def test_the_first_value_is_0_and_after_one_rollout_the_mean(kind, orthogonal):
+    """What the first V preserved would be its distance from the targets, in units of scale."""
+    cfg = onpolicy_config(ppo_popart, orthogonal_init=orthogonal)
+    agent = ppo_popart.Agent(*SPACES[kind], cfg)
+    obs = agent.normalize_obs(torch.as_tensor(SPACES[kind][0].sample()[None]))
+    with torch.no_grad():
+        assert agent.critic(agent.encoder(obs)).item() == 0
+        move(agent.critic, [100, 102])
+        close(agent.critic(agent.encoder(obs)).item(), 101)
+        move(agent.critic, [0, 0])              # from then on V stays
+        close(agent.critic(agent.encoder(obs)).item(), 101)
+
+
+# ---- Equations (8) to (12), as in algos/ppo.py
+
+@pytest.mark.eq("ppo_popart", 8)
+def test_normalize_advantages_by_hand():
+    high = math.sqrt(1.5)  # 1 / sqrt(2/3): the variance divides by n
+    actual = ppo_popart.normalize_advantages(vec((1, 2, 3), (10, 30, 20)))
+    close(actual, vec((-high, 0, high), (-high, high, 0)))
+
+
+@pytest.mark.eq("ppo_popart", 9, 10)
+def test_clipped_policy_loss_by_hand():
+    logp_old, adv = torch.linspace(-3, 2, 4), vec(1, 1, -1, -1)
+    loss, by_logp = gradients(
+        lambda logp: ppo_popart.clipped_policy_loss(logp, logp_old, adv, 0.2),
+        logp_old + vec(1.5, .5, 1.5, .5).log())
+    close(loss, 0.15)
+    close(by_logp, vec(0, -0.125, 0.375, 0))
+
+
+@pytest.mark.eq("ppo_popart", 12)
+def test_approx_kl_by_hand():
+    logp_old = vec(-1, 2)
+    kl, by_logp = gradients(lambda logp: ppo_popart.approx_kl(logp, logp_old).mean(),
+                            logp_old + vec(2, .5).log())
+    close(kl, 0.25)
+    close(by_logp, vec(0.5, -0.25))
+
+
+@pytest.mark.eq("ppo_popart", 11)
+def test_whole_loss_by_hand():
+    """Whatever loc and scale are: the loss knows n(s) and normalised targets only."""
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    cfg = ppo_popart.Config(hidden=(1,), vf_coef=0.5, ent_coef=0.1)
+    agent = ppo_popart.Agent(space, space, cfg)
+    for param in agent.parameters():
+        param.data.zero_()
+    agent.actor[-1].bias.data.fill_(1), agent.log_std.data.fill_(math.log(2))
+    agent.critic.net[-1].bias.data.fill_(2)
+    agent.critic.loc.fill_(50), agent.critic.square.fill_(1e4)
+    act = vec((1,), (5,))  # 0 and 2 deviations off
+    logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)
+    logp_old = logp - vec(1.5, 1).log()  # the first is beyond the range
+    loss, metrics = ppo_popart.ppo_loss(
+        agent, ppo_popart.Minibatch(vec((3,), (4,)), act, logp_old, vec(1, -2), vec(5, 1)))
+    bonus = math.log(2) + LOG_2PI / 2 + 0.5
+    close(metrics["pi_loss"].detach(), 0.4)
+    close(metrics["v_loss"].detach(), 5)
+    close(loss.detach(), 0.4 + 0.5 * 5 - 0.1 * bonus)
+
+
+# ---- What the loss is given
+
+def by_row(agent, rollout, call):
+    """Return which rows of the rollout, [T N], stand in a minibatch."""
+    every = agent.normalize_obs(rollout.obs).flatten(0, 1).flatten(1)
+    equal = (call.obs.flatten(1)[:, None] == every).all(-1)
+    assert (equal.sum(1) == 1).all()
+    return equal.int().argmax(1)
+
+
+@pytest.mark.eq("ppo_popart", 15)
+@every_kind
+def test_targets_and_advantages_are_in_units_of_the_new_scale(kind):
+    """In every epoch: of V in units of reward, and of statistics that know these targets."""
+    agent, spy = make_agent(kind, epochs=3, norm_adv=False, gamma=0.9, lam=0.8), Spy()
+    rollout, before = make_rollout(agent), copy.deepcopy(agent)
+    _, ret = targets(before, rollout)
+    u = 1 / 6                                   # the sixth rollout
+    loc = (1 - u) * 2 + u * ret.mean()
+    square = (1 - u) * 13 + u * ret.square().mean()
+    scale = (square - loc**2).sqrt()
+    learn(agent, rollout, spy, lr=1e-2)
+    assert len(spy.calls) == 3
+    for call in spy.calls:
+        order = by_row(agent, rollout, call)
+        adv, ret = targets(call.agent, rollout)  # from the critic at the start of the epoch
+        close(call.adv, (adv / scale)[order], rtol=1e-4, atol=1e-5)
+        close(call.ret, ((ret - loc) / scale)[order], rtol=1e-4, atol=1e-5)
+        close(call.agent.critic.loc, loc)
+        close(call.agent.critic.scale(), scale)
+        assert not (call.adv.requires_grad or call.ret.requires_grad)
+    close(agent.critic.scale(), scale)          # once per rollout
+    assert agent.critic.count == 6
+
+
+def test_values_are_those_of_before_at_the_first_gradient_step():
+    agent, spy = make_agent(), Spy()
+    rollout, before = make_rollout(agent), copy.deepcopy(agent)
+    learn(agent, rollout, spy)
+    first = spy.calls[0].agent
+    assert first.critic.scale() != before.critic.scale()
+    with torch.no_grad():
+        val, old = (helpers.values(x, rollout.obs) for x in (first, before))
+    close(val, old, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("minibatch", [24, 8])
+def test_norm_adv_normalizes_each_minibatch(minibatch):
+    agent, spy = make_agent(minibatch_size=minibatch), Spy()
+    learn(agent, make_rollout(agent), spy)
+    for call in spy.calls:
+        close(call.adv.mean(), 0)
+        close(call.adv.std(correction=0), 1)
+
+
+def test_metrics_are_in_units_of_reward():
+    agent = make_agent()
+    rollout, before = make_rollout(agent), copy.deepcopy(agent)
+    _, metrics = learn(agent, rollout)
+    with torch.no_grad():
+        close(metrics["val"].flatten(), helpers.values(before, rollout.obs), rtol=1e-4, atol=1e-5)
+    close(metrics["val_scale"], agent.critic.scale())
+    assert metrics["val_scale"] != before.critic.scale()
+
+
+def test_a_state_dict_has_the_values_too():
+    agent, other = make_agent(), make_agent(seed=1)
+    learn(agent, make_rollout(agent))
+    other.load_state_dict(agent.state_dict())
+    obs = make_rollout(agent).obs
+    with torch.no_grad():
+        assert torch.equal(helpers.values(other, obs), helpers.values(agent, obs))
+
+
+# ---- The unit of rewards
+
+def two_updates(algo, kind, unit, **settings):
+    """Return the parameters of a new agent after two rollouts with rewards in this unit."""
+    torch.manual_seed(0)
+    agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, minibatch_size=8, epochs=2, **settings))
+    optimizer = onpolicy_optimizer(algo, agent)
+    for seed in range(2):
+        rollout = helpers.make_rollout(algo, agent, seed)
+        rollout.rew.mul_(unit)
+        helpers.learn_with(algo, agent, optimizer, rollout)
+        agent.update_stats(rollout)
+    return parameters(agent)
+
+
+@every_kind
+@pytest.mark.parametrize("norm_adv", [True, False])
+@pytest.mark.parametrize("unit", [2.0**-10, 2.0**13])
+def test_the_unit_of_rewards_does_not_matter_to_the_bit(kind, norm_adv, unit):
+    """Powers of two change no rounding, so that every epsilon would be seen."""
+    assert torch.equal(*(two_updates(ppo_popart, kind, each, norm_adv=norm_adv)
+                         for each in (1.0, unit)))
+
+
+def lengths(algo, factor, **settings):
+    """Return (step, environment, length) and the returns of the episodes of a short run."""
+    run_dir = f"{algo.__name__} times {factor}"
+    algo.train(onpolicy_config(
+        algo, env="utils.tasks:Scaled-v0", num_envs=4, rollout_steps=256, minibatch_size=64,
+        env_kwargs=json.dumps({"env": "CartPole-v1", "factor": factor}), epochs=4, lr=1e-3,
+        total_steps=2048, run_dir=run_dir, hidden=(16,), **settings))
+    episodes = rows(run_dir, "episodes.csv")
+    return ([[row[key] for key in ("step", "env", "ep_len")] for row in episodes],
+            np.array([float(row["ep_ret"]) for row in episodes]))
+
+
+def test_a_run_takes_the_same_actions_in_any_unit_but_ppo_does_not():
+    expected, returns = lengths(ppo_popart, 1.0)
+    plain, _ = lengths(ppo, 1.0, scale_rew=False)
+    assert len(expected) > 40
+    for factor in (1e-3, 1e3):
+        episodes, scaled = lengths(ppo_popart, factor)
+        assert episodes == expected
+        np.testing.assert_allclose(scaled, factor * returns, rtol=1e-5)
+        assert lengths(ppo, factor, scale_rew=False)[0] != plain
+
+
+# ---- Runs
+
+@pytest.mark.parametrize("beta", [-0.1, 1.5, math.nan])
+def test_beta_is_a_weight(beta):
+    assert "popart-beta" in refused(partial(ppo_popart.Config, popart_beta=beta))
+
+
+def test_a_loaded_run_acts_and_values_as_the_trained_agent():
+    agent = ppo_popart.train(onpolicy_config(
+        ppo_popart, env="Pendulum-v1", total_steps=72, run_dir="run"))
+    loaded = load_agent("run")
+    obs = np.float32([[1, 0, 0], [0, 1, 2]])
+    np.testing.assert_array_equal(loaded.predict(obs[0]), agent.predict(obs[0]))
+    with torch.no_grad():
+        val = [x.critic(x.encoder(x.normalize_obs(torch.from_numpy(obs)))) for x in (agent, loaded)]
+    assert torch.equal(*val) and float(val[0].abs().min()) > 1      # rewards are large
+
+
+def test_adam_moves_what_values_states():
+    agent, obs = make_agent(), torch.ones(1, 3)
+    optimizer = mpi.Adam(agent)
+    move(agent.critic, [5, 6])
+    with torch.no_grad():
+        before = agent.critic(obs)
+    optimizer.minimize(lambda: (agent(obs)[1].sum(), {}), lr=0.1)
+    assert agent.critic(obs) < before
