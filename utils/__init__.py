@@ -13,5 +13,6 @@ Two files are commands. play.py is imported as well, since it loads runs:
 The others stand behind all of these. launch.py starts processes and has UsageError, checks.py
 refuses bad input, rundir.py owns the run directory and config.json, checkpoint.py saves and loads
 tensors, and files.py writes a file whole or not at all. video.py serves play.py. jobs.py (runs as
-processes) and results.py (result.json) serve sweep.py.
+processes) and results.py (result.json) serve sweep.py. tasks.py has environments for --env, such
+as CartPole without velocities.
 """

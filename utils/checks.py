@@ -16,11 +16,13 @@ from utils.launch import UsageError
 
 # The ranges of settings that several algorithms have, by name.
 COUNTS = """total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
-            buffer_size epochs v_steps report_every update_every target_every policy_delay"""
+            buffer_size epochs v_steps report_every update_every target_every policy_delay
+            minibatch_envs"""
 NONNEGATIVE = "seed eval_every start_steps vf_coef ent_coef max_grad_norm target_kl"
 FRACTIONS = "gamma lam tau"
 POSITIVE = "hidden lr v_lr std_init"
-SHARED = "num_envs minibatch_size batch_size buffer_size"  # ranks get equal parts of these
+# Ranks get equal parts of these.
+SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size"
 MOST_STEPS = 1e12
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",

@@ -12,7 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from utils.envs import flat_obs, make_envs
+from utils.envs import flat_obs, forget, make_envs
 from utils.mpi import UsageError
 
 NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
@@ -95,6 +95,7 @@ def record(agent, cfg, file: str, seed: int, deterministic: bool = True) -> tupl
             hint = f". {NO_DISPLAY}" if hasattr(env and env.unwrapped, "mujoco_renderer") else ""
             raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
         terminated = truncated = False
+        forget(agent)
         while not (terminated or truncated):
             act = agent.env_act(agent.act(np.asarray(obs)[None], deterministic))[0]
             obs, _, terminated, truncated, info = env.step(act)

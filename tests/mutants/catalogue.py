@@ -27,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 # that two files differ, not that a result is wrong.
 TESTS = {
     "ppo": "ppo_math ppo_update collect onpolicy run learn bad_input",
+    "ppo_lstm": "ppo_lstm onpolicy",
     "a2c": "a2c onpolicy",
     "vpg": "vpg onpolicy",
     "trpo": "trpo onpolicy",
