@@ -54,25 +54,26 @@ All of this is PPO. With a memory, s in these equations stands for h:
     pi(. | s_t), V(s_t) = functions of h_t
     V(s'_t) = V(h'),  h' of LSTM(obs of s'_t, (h_t, c_t))                 (14)
 
-If the episode goes on, (14) is simply V of the next step. If the episode ended,
-its last observation is shown to the memory of that episode, before that is
-cleared. At the end of a rollout the next observation is shown to it likewise,
-and the agent keeps the memory from before: the next rollout shows it again.
+If the episode goes on, (14) is V of the next step. If it ended, its last
+observation is shown to the memory of that episode, before that is cleared. At
+the end of a rollout, the next observation is shown to a copy of the memory,
+since the next rollout shows it again.
 
 Actor and critic share one LSTM. It reads the steps one after another, which
 takes most of the time of an update.
 
 Departures, besides those of algos/ppo.py. The gradient stops at the start of a
 rollout (truncated backpropagation through time). The memory stored there was
-computed with the weights of that time. The LSTM keeps PyTorch's initial weights.
+computed with the weights of that time. The LSTM keeps PyTorch's initial
+weights.
 
 Defaults: T = 64 steps in each of N = 8 environments give 512 samples. A
 minibatch holds the sequences of 2 environments, 128 samples, so 10 epochs make
 40 gradient steps. A longer T can learn to remember for longer, but takes fewer
 gradient steps per sample. `kl` and `clip_frac` are as in algos/ppo.py.
 
-Whoever calls `act` or `predict` also calls `agent.forget()` at the start of an
-episode.
+After training, call `agent.forget()` at the start of every episode, and then
+`agent.predict(obs)` at every step.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_lstm.py
 Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0
