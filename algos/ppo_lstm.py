@@ -59,8 +59,8 @@ observation is shown to the memory of that episode, before that is cleared. At
 the end of a rollout, the next observation is shown to a copy of the memory,
 since the next rollout shows it again.
 
-Actor and critic share one LSTM. It reads the steps one after another, which
-takes most of the time of an update.
+A vector goes through an MLP, an image through a CNN, and then through the LSTM
+that actor and critic share. Each has an MLP of its own after it.
 
 Departures, besides those of algos/ppo.py. The gradient stops at the start of a
 rollout (truncated backpropagation through time). The memory stored there was
@@ -125,7 +125,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64,)  # layer widths before the LSTM, for vectors
+    hidden: tuple[int, ...] = (64,)  # layer widths before the LSTM, and again after it
     lstm_size: int = 128  # numbers in h, and in c (32 to 512)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
@@ -202,8 +202,8 @@ class Agent(nn.Module):
             sizes = (*obs_space.shape, *cfg.hidden)
             self.encoder = nn.Sequential(mlp(*sizes), nn.Tanh())
         self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # shared by actor and critic
-        self.actor = mlp(cfg.lstm_size, num_outputs)
-        self.critic = mlp(cfg.lstm_size, 1)
+        self.actor = mlp(cfg.lstm_size, *cfg.hidden, num_outputs)
+        self.critic = mlp(cfg.lstm_size, *cfg.hidden, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
