@@ -25,7 +25,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, ppo, ppo_popart, trpo, vpg
+from algos import a2c, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
@@ -144,15 +144,16 @@ class Descent(mpi.Adam):
         self.flat -= lr * self.grad
 
 
-# ---- On-policy: vpg, a2c, ppo, ppo_popart, trpo
+# ---- On-policy: vpg, a2c, ppo, ppo_popart, ppo_lstm, trpo
 
-ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo, "ppo_popart": ppo_popart}
+ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo, "ppo_popart": ppo_popart,
+            "ppo_lstm": ppo_lstm}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
 # Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
-         "hidden": (8, 8), "report_every": 1, "device": "cpu"}
+         "minibatch_envs": 3, "lstm_size": 8, "hidden": (8, 8), "report_every": 1, "device": "cpu"}
 
 
 def onpolicy_config(algo, **settings):
@@ -197,7 +198,19 @@ def make_rollout(algo, agent, seed=0):
     done = torch.maximum(terminated, truncated)
     ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
     next_obs = torch.where(ended, final_obs, successor)
-    return algo.Rollout(obs, act, 1 + 5 * torch.randn(steps, envs), next_obs, terminated, done)
+    rew = 1 + 5 * torch.randn(steps, envs)
+    memory = random_memory(algo, envs, agent.cfg)
+    return algo.Rollout(obs, act, rew, next_obs, terminated, done, **memory)
+
+
+def random_memory(algo, envs, cfg):
+    """Return what else a rollout of an algorithm with a memory holds."""
+    return {"memory": 0.5 * torch.randn(2, envs, cfg.lstm_size)} if algo is ppo_lstm else {}
+
+
+def onpolicy_collect(algo):
+    """Return the function of the file that collects a rollout."""
+    return algo.collect_with_memory if algo is ppo_lstm else algo.collect
 
 
 def onpolicy_optimizer(algo, agent, make=None):
@@ -232,7 +245,8 @@ def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
 def steps_alone(algo, rew, terminated, done):
     """Return a rollout with these tensors [T, N], and zeros elsewhere."""
     nothing = torch.zeros(*rew.shape, 1)
-    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done)
+    memory = random_memory(algo, rew.shape[1], onpolicy_config(algo))
+    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done, **memory)
 
 
 def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
@@ -265,9 +279,15 @@ def targets(algo, agent, rollout):
 
 
 def distribution(agent, raw_obs):
-    """Return the policy at raw observations [B, ...] as one of PyTorch's distributions, [B]."""
+    """Return the policy at raw observations [B, ...] as one of PyTorch's distributions, [B].
+
+    If the agent has a memory, each observation is the first one of an episode.
+    """
     with torch.no_grad():
-        out = agent.actor(agent.encoder(agent.normalize_obs(raw_obs)))
+        features = agent.encoder(agent.normalize_obs(raw_obs))
+        if hasattr(agent, "lstm"):
+            features = agent.lstm(features[None])[0][0]
+        out = agent.actor(features)
     if agent.discrete:
         return Categorical(logits=out)
     return Independent(Normal(out, agent.log_std.detach().exp()), 1)

@@ -16,11 +16,13 @@ from utils.launch import UsageError
 
 # The ranges of settings that several algorithms have, by name.
 COUNTS = """total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
-            buffer_size epochs v_steps report_every update_every target_every policy_delay"""
+            buffer_size epochs v_steps report_every update_every target_every policy_delay
+            minibatch_envs"""
 NONNEGATIVE = "seed eval_every start_steps vf_coef ent_coef max_grad_norm target_kl"
 FRACTIONS = "gamma lam tau"
 POSITIVE = "hidden lr v_lr std_init"
-SHARED = "num_envs minibatch_size batch_size buffer_size"  # ranks get equal parts of these
+# Ranks get equal parts of these.
+SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size"
 # More than this cannot be meant, and would hang or crash.
 MOST = {"num_envs": 1e5, "torch_threads": 256, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5,
         "rollout_steps": 1e9, "minibatch_size": 1e9, "batch_size": 1e9}

@@ -6,6 +6,7 @@ first observation of the next episode, and `infos["final_obs"]` the last one of 
 also records its episodes, with the environment's own rewards, for `Run.report`.
 """
 
+import copy
 import difflib
 import functools
 import importlib
@@ -25,8 +26,8 @@ from utils import mpi
 from utils.checks import obs_kind
 from utils.mpi import UsageError
 
-__all__ = ["check_memory", "evaluate", "image_to_float", "is_image", "make_envs", "nature_cnn",
-           "stack_steps"]
+__all__ = ["check_memory", "evaluate", "forget", "image_to_float", "is_image", "make_envs",
+           "nature_cnn", "stack_steps"]
 
 
 def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
@@ -118,8 +119,12 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
 
     The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
+    A copy of the agent acts. So a memory of the training environments stays as it is, and `play`
+    gets the same returns to the bit, since rounding depends on how the weights lie in memory.
     UsageError: an episode exceeds `max_steps`.
     """
+    agent = copy.deepcopy(agent)
+    forget(agent)
     envs = make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # streams 0 and 1 belong to training
     returns = np.zeros(episodes)
@@ -129,7 +134,9 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
         if step >= max_steps:
             raise UsageError(f"--max-steps is {max_steps}, but {sum(lengths == 0)} of {episodes} "
                              f"episodes of {cfg.env} did not end within it")
-        obs, _, _, _, infos = envs.step(agent.env_act(agent.act(obs, deterministic)))
+        act = agent.env_act(agent.act(obs, deterministic))
+        obs, _, terminated, truncated, infos = envs.step(act)
+        forget(agent, terminated | truncated)
         if "episode" in infos:
             first = infos["_episode"] & (lengths == 0)  # later episodes do not count
             returns[first] = infos["episode"]["r"][first]
@@ -137,6 +144,12 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
         step += 1
     envs.close()
     return returns, lengths
+
+
+def forget(agent, done: np.ndarray | None = None) -> None:
+    """Clear an agent's memory, if it has one, where an episode is `done` [N], or everywhere."""
+    if hasattr(agent, "forget"):
+        agent.forget(done)
 
 
 def is_image(space: gym.Space) -> bool:

@@ -16,7 +16,6 @@ utils/logger.py and utils/checkpoint.py).
 After SIGINT or SIGTERM the next report saves a checkpoint and ends the run with status 130 or 143.
 """
 
-import copy
 import math
 import os
 import signal
@@ -271,8 +270,7 @@ class Run:
             return
         self.store(**metrics)
         if cfg.eval_every and (at_end or self.passes(cfg.eval_every, step)) and self.root:
-            # A copy lies in memory as a loaded agent does, so `play` gets the same to the bit.
-            returns, _ = evaluate(copy.deepcopy(self.agent), cfg, 10, cfg.seed)
+            returns, _ = evaluate(self.agent, cfg, 10, cfg.seed)
             self.store(eval_ret=returns)
         first_env = mpi.rank() * self.num_envs
         ended = [(step - ago * cfg.num_envs, first_env + env, ep_ret, ep_len)

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 from tqdm import tqdm
 
-from utils.envs import flat_obs, make_envs
+from utils.envs import flat_obs, forget, make_envs
 from utils.mpi import UsageError
 
 # How FFmpeg is to write. The codec of an .mp4 takes even sizes only. A GIF is small, since it
@@ -149,6 +149,7 @@ def record(agent, view, file: str, seed: int, deterministic: bool = True,
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder, bar:
         made = Path(folder, Path(file).name)
         obs, _ = view.reset(seed=seed)
+        forget(agent)
         frame = view.render()
         with ffmpeg(made, frame, fps) as write:
             write(frame)

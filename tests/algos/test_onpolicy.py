@@ -1,7 +1,7 @@
 """What the on-policy files share, in each of them: data, equations, statistics, saving, MPI.
 
-Their own equations are in test_vpg.py, test_a2c.py, test_trpo.py, test_ppo_math.py and
-test_ppo_popart.py. Run as a program, this file is one of the processes that
+Their own equations are in test_vpg.py, test_a2c.py, test_trpo.py, test_ppo_math.py,
+test_ppo_popart.py and test_ppo_lstm.py. Run as a program, this file is one of the processes that
 `test_two_ranks_equal_one` starts.
 """
 import copy
@@ -41,6 +41,7 @@ from tests.helpers import (
     moved,
     noted,
     onpolicy_agent as make_agent,
+    onpolicy_collect,
     onpolicy_config as config,
     onpolicy_optimizer,
     parameters,
@@ -58,6 +59,7 @@ from utils import launch, mpi, run
 from utils.envs import evaluate, make_envs
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
+without_memory = pytest.mark.parametrize("name", [name for name in ALGOS if name != "ppo_lstm"])
 every_kind = pytest.mark.parametrize("kind", SPACES)
 
 
@@ -67,6 +69,7 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.eq("a2c", 1, 2)
 @pytest.mark.eq("trpo", 1, 2)
 @pytest.mark.eq("ppo_popart", 1, 2)
+@pytest.mark.eq("ppo_lstm", 1, 2)
 @every_algo
 @pytest.mark.parametrize("terminated,done,adv", [
     ((0, 0, 0, 0), (0, 0, 0, 0), (-1.1640625, -0.65625, -2.625, -2.5)),
@@ -86,6 +89,7 @@ def test_gae_by_hand(name, terminated, done, adv):
 @pytest.mark.eq("a2c", 3, 4)
 @pytest.mark.eq("trpo", 3, 4)
 @pytest.mark.eq("ppo_popart", 3, 4)
+@pytest.mark.eq("ppo_lstm", 3, 4)
 @every_algo
 def test_log_prob_and_entropy_by_hand(name):
     algo, log_std = ALGOS[name], vec(0, math.log(2))
@@ -117,6 +121,7 @@ def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
 @pytest.mark.eq("a2c", 5)
 @pytest.mark.eq("trpo", 5)
 @pytest.mark.eq("ppo_popart", 5)
+@pytest.mark.eq("ppo_lstm", 5)
 @every_algo
 def test_value_loss_by_hand(name):
     loss, by_val = gradients(lambda x: ALGOS[name].value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
@@ -128,6 +133,7 @@ def test_value_loss_by_hand(name):
 @pytest.mark.eq("a2c", 6, 7)
 @pytest.mark.eq("trpo", 6, 7)
 @pytest.mark.eq("ppo_popart", 6)
+@pytest.mark.eq("ppo_lstm", 6, 7)
 @every_algo
 @pytest.mark.parametrize("value,mean,var,expected", [
     (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
@@ -152,7 +158,7 @@ def test_every_row_is_as_scripted(name, obs, act):
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     last, rollouts, ended = envs.reset(seed=7)[0], [], []
     for start, steps in ((0, 5), (5, 1), (6, 9)):  # cut where an episode ends, and elsewhere
-        rollout, last = algo.collect(agent, envs, last, steps)
+        rollout, last = onpolicy_collect(algo)(agent, envs, last, steps)
         rollouts.append(rollout)
         ended += [(start + steps - 1 - ago, *rest) for ago, *rest in envs.pop_episodes()]
     rows = [script(number, 16)[0] for number in range(3)]
@@ -264,7 +270,7 @@ def test_statistics_are_those_of_all_rows_and_of_each_running_return(name, offse
 
 # ---- Evaluation
 
-@every_algo
+@without_memory
 @pytest.mark.parametrize("act", ["box", "discrete"])
 def test_evaluate_takes_the_best_actions_of_one_episode_and_changes_nothing(name, act):
     """Of each environment the first episode, however many of others end meanwhile."""
@@ -305,7 +311,7 @@ def test_update_moves_every_parameter_and_leaves_statistics_alone(name, kind):
     assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
 
 
-@every_algo
+@without_memory
 def test_metrics_say_what_was_believed_before(name):
     """val and the explained variance are those of the critic that acted, not of the fitted one."""
     algo = ALGOS[name]
@@ -317,7 +323,7 @@ def test_metrics_say_what_was_believed_before(name):
     close(metrics["explained_variance"], 1 - np.var(adv.numpy()) / np.var(ret.numpy()), rtol=1e-4)
 
 
-@every_algo
+@without_memory
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 def test_the_entropy_is_that_of_the_policy_that_acted_in_all_states(name, kind):
     algo = ALGOS[name]
@@ -363,10 +369,11 @@ def test_the_order_of_environments_does_not_matter(name):
 @every_algo
 def test_training_observes_after_it_has_learned_and_before_it_collects_again(name, monkeypatch):
     algo, calls = ALGOS[name], []
-    for owner, function in ((algo, "collect"), (algo, "update"), (algo.Agent, "update_stats")):
+    collect = onpolicy_collect(algo).__name__
+    for owner, function in ((algo, collect), (algo, "update"), (algo.Agent, "update_stats")):
         monkeypatch.setattr(owner, function, noted(calls, getattr(owner, function)))
     algo.train(config(algo, env="CartPole-v1", total_steps=72))
-    assert calls == ["collect", "update", "update_stats"] * 3
+    assert calls == [collect, "update", "update_stats"] * 3
 
 
 @pytest.mark.parametrize("name", ["vpg", "trpo"])
@@ -395,12 +402,13 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
 WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no action was better
     "vpg": {"critic"}, "trpo": {"critic"},
     "a2c": {"critic", "encoder"}, "ppo": {"critic", "encoder"}, "ppo_popart": {"critic", "encoder"},
+    "ppo_lstm": {"critic", "lstm", "encoder"},
 }
 
 
 @every_algo
 def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
-    """With images, the encoder is the policy's in vpg and trpo, and shared in a2c and ppo*."""
+    """With images, the encoder is the policy's in vpg and trpo, and shared in the others."""
     algo = ALGOS[name]
     plain = algo.compute_advantages
 
@@ -415,7 +423,7 @@ def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
     assert {each.partition(".")[0] for each in moved(before, agent)} == WITHOUT_ADVANTAGE[name]
 
 
-@every_algo
+@without_memory
 @every_kind
 def test_minimize_moves_the_parameters_of_its_optimizer_alone(name, kind):
     """Also where the loss depends on others. The loss of an optimizer moves all of its own."""
@@ -642,7 +650,7 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     assert len(taken) == (8 if has_minibatches else 3)
 
 
-@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo", "ppo_popart"])
+@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo", "ppo_popart", "ppo_lstm"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, monkeypatch):
     """So that a run of two processes anneals as one of one process."""
@@ -654,14 +662,14 @@ def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, m
                             ("bcast", lambda value: value), ("barrier", lambda: None)):
         monkeypatch.setattr(mpi, function, alone)
     algo.train(config(algo, env="CartPole-v1", num_envs=4, rollout_steps=8, minibatch_size=8,
-                      total_steps=32, lr=0.1, run_dir="run"))
+                      minibatch_envs=4, total_steps=32, lr=0.1, run_dir="run"))
     close(given, [0.1, 0.075, 0.05, 0.025])
 
 
 def learn_share(name, folder):
     """Two learning phases with this rank's environments, all of them if it is alone."""
     algo = ALGOS[name]
-    sizes = {"num_envs": 4, "rollout_steps": 64, "minibatch_size": 64}
+    sizes = {"num_envs": 4, "rollout_steps": 64, "minibatch_size": 64, "minibatch_envs": 4}
     agent = make_agent(algo, **sizes)
     optimizer = onpolicy_optimizer(algo, agent)
     for seed in range(2):

@@ -218,7 +218,7 @@ def test_observations_are_copies():
 class Clockwork:
     """A vector of environments: episodes of number i last i + 1 steps, and its k-th pays 10 k + i.
 
-    As an agent it does nothing.
+    As an agent it does nothing, and has no copy, so that a test sees how it was called.
     """
 
     def __init__(self, num_envs):
@@ -227,6 +227,9 @@ class Clockwork:
     def reset(self, seed):
         self.seed = seed
         return np.zeros(len(self.length)), {}
+
+    def __deepcopy__(self, memo):
+        return self
 
     def act(self, obs, deterministic):
         self.deterministic = deterministic

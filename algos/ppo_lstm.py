@@ -1,0 +1,539 @@
+"""PPO with an LSTM, for tasks in which one observation does not say enough.
+Hochreiter and Schmidhuber 1997; with actor-critic, Mnih et al. 2016 (A3C).
+
+The problem. PPO's policy sees one observation at a time. An observation may
+leave out what matters: a single picture of a ball does not show its velocity,
+and a sign that the agent passed a minute ago is out of sight. Two different
+situations then look the same, and no function of the observation can tell them
+apart. The policy needs a memory.
+
+A recurrent network has one. At every step it computes a new memory from the
+observation and the old memory, and actor and critic see the memory instead of
+the observation. Backpropagation through time trains it: the gradient of a
+step's loss goes back through the earlier memories, to the observation that
+should have been remembered. An LSTM's memory has two parts. The cell c changes
+only where gates open, so gradients survive many steps. h is what the network
+shows of c at this step.
+
+Four rules follow. A program that breaks one of them still runs, and learns
+less.
+  - A new episode starts with a memory of zero, in acting and in learning.
+  - A minibatch holds sequences in their order: all T steps of a few
+    environments, not single steps of all.
+  - Where a rollout starts in the middle of an episode, learning starts from the
+    memory that the agent had there. The rollout stores it.
+  - After each gradient step the memories have changed. They are recomputed from
+    the stored start, with the new weights.
+
+Notation, as in algos/ppo.py. V is the critic's estimate of the discounted
+return; s' is the state that an action leads to, and at the end of an episode
+its last state. `terminated` is 1 if s' is terminal, `done` is 1 if the episode
+ended, by termination or by a time limit. A is the advantage.
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
+    L_V     = mean (V(s) - R)^2                                            (5)
+    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
+    A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
+
+R is the critic's target. In (6), (7), mean and var are those of all earlier
+rollouts. pi_old collected the data, and c in (10) is `clip_ratio`:
+
+    ratio   = pi(a | s) / pi_old(a | s)                                    (9)
+    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
+    L       = L_pi + vf_coef L_V - ent_coef H                             (11)
+    KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
+
+All of this is PPO. With a memory, s in these equations stands for h:
+
+    h_t, c_t = LSTM(obs_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))           (13)
+    pi(. | s_t), V(s_t) = functions of h_t
+    V(s'_t) = V(h'),  h' of LSTM(obs of s'_t, (h_t, c_t))                 (14)
+
+If the episode goes on, (14) is V of the next step. If it ended, its last
+observation is shown to the memory of that episode, before that is cleared. At
+the end of a rollout, the next observation is shown to a copy of the memory,
+since the next rollout shows it again.
+
+A vector goes through an MLP, an image through a CNN, and then through the LSTM
+that actor and critic share. Each has an MLP of its own after it.
+
+Departures, besides those of algos/ppo.py. The gradient stops at the start of a
+rollout (truncated backpropagation through time). The memory stored there was
+computed with the weights of that time. The LSTM keeps PyTorch's initial
+weights.
+
+Defaults: T = 64 steps in each of N = 8 environments give 512 samples. A
+minibatch holds the sequences of 2 environments, 128 samples, so 10 epochs make
+40 gradient steps. A longer T can learn to remember for longer, but takes fewer
+gradient steps per sample. `kl` and `clip_frac` are as in algos/ppo.py.
+
+After training, call `agent.forget()` at the start of every episode, and then
+`agent.predict(obs)` at every step.
+
+Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_lstm.py
+Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0
+              --total-steps 5e4 --gamma 0.98
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Shaped
+from torch import Tensor, nn
+
+from utils import mpi
+from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
+from utils.run import (
+    Run,
+    RunConfig,
+    check_divides,
+    check_range,
+    check_settings,
+    check_spaces,
+    main,
+)
+
+PerStep = Float32[Tensor, "T N"]  # one number per step and environment
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+Scalar = Float32[Tensor, ""]
+Memory = Float32[Tensor, "2 N size"]  # memory[0] is h, memory[1] is c
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
+    total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
+    num_envs: int = 8  # N, parallel environments (usually 1 to 64)
+    rollout_steps: int = 512  # T x N, samples per rollout, from all environments
+    minibatch_envs: int = 2  # environments per gradient step, each with all T steps
+    epochs: int = 10  # passes over each rollout (3 to 20)
+    lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
+    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
+    target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
+    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
+    hidden: tuple[int, ...] = (64,)  # layer widths before the LSTM, and again after it
+    lstm_size: int = 128  # numbers in h, and in c (32 to 512)
+    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    norm_obs: bool = True  # normalise vector observations, Eq. (6)
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+
+    def __post_init__(self):
+        check_settings(self, positive="clip_ratio", counts="lstm_size")  # or UsageError
+        check_range(self, "rollout_steps", low=2 * self.num_envs)  # T is at least 2
+        check_divides(self, "rollout_steps/num_envs num_envs/minibatch_envs")
+
+
+# ======================================= agent ========================================
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with tanh between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
+
+
+def init_orthogonal(agent: nn.Module) -> None:
+    """With small last weights the first policy is nearly the same in every state."""
+    for layer in agent.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
+
+
+class RunningStats(nn.Module):
+    """Running mean and variance of all samples seen so far, by all processes."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
+        self.count += count
+        new = count / self.count  # the weight of this batch
+        delta = mean - self.mean
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
+
+
+class Agent(nn.Module):
+    """Actor, critic and running statistics."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
+        self.cfg = cfg
+        self.images = is_image(obs_space)
+        self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        if self.discrete:
+            num_outputs = int(act_space.n)  # a logit per action
+            self.log_std = None
+        else:
+            num_outputs = math.prod(act_space.shape)  # a mean per dimension
+            log_std = torch.full((num_outputs,), math.log(cfg.std_init))
+            self.log_std = nn.Parameter(log_std)
+            self.register_buffer("low", torch.tensor(act_space.low))
+            self.register_buffer("high", torch.tensor(act_space.high))
+        if self.images:
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
+            sizes = (512,)
+        else:
+            sizes = (*obs_space.shape, *cfg.hidden)
+            self.encoder = nn.Sequential(mlp(*sizes), nn.Tanh())
+        self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # shared by actor and critic
+        self.actor = mlp(cfg.lstm_size, *cfg.hidden, num_outputs)
+        self.critic = mlp(cfg.lstm_size, *cfg.hidden, 1)
+        if cfg.orthogonal_init:
+            init_orthogonal(self)
+        self.obs_stats = RunningStats(obs_space.shape)
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+        self.memory = None  # of the environments that `act` steps; None: all zero
+
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
+        if self.images:
+            return image_to_float(obs)
+        if not self.cfg.norm_obs:
+            return obs.float()
+        return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
+
+    def memory_before(self, obs: Tensor | np.ndarray) -> Memory:
+        """The memory with which `act` will see these observations [N, ...]."""
+        if self.memory is not None and self.memory.shape[1] == len(obs):
+            return self.memory
+        device = self.obs_stats.mean.device
+        return torch.zeros(2, len(obs), self.cfg.lstm_size, device=device)
+
+    def forget(self, done: np.ndarray | None = None) -> None:
+        """Clear the memory, or with `done` [N] only where an episode ended."""
+        if done is None:
+            self.memory = None
+        elif self.memory is not None:
+            done = torch.as_tensor(done, device=self.memory.device)
+            self.memory = clear(self.memory, done.float())
+
+    def remember(self, features: Float32[Tensor, "T N k"],
+                 memory: Memory) -> tuple[Float32[Tensor, "T N size"], Memory]:
+        """T steps without an end -> h after each step, the memory after the last."""
+        h, after = self.lstm(features, (memory[:1], memory[1:]))
+        return h, torch.cat(after)
+
+    def unroll(self, obs: Tensor, done: PerStep, memory: Memory) -> tuple[
+            Float32[Tensor, "T N size"], Float32[Tensor, "2 T N size"]]:
+        """Eq. (13) for T steps, from the memory before the first. Return h after each
+        step, and the memories [h, c] that (14) needs: before an end clears them.
+
+        The sequences are cut wherever an episode ends in any environment, because the
+        LSTM takes several steps in one call only if nothing is cleared between them. It
+        returns c for the last of them alone; the others get a copy that nobody uses.
+        """
+        features = self.encoder(obs.flatten(0, 1)).unflatten(0, done.shape)
+        cuts = (done[:-1].any(1).nonzero().flatten() + 1).tolist()
+        hidden = []
+        memories = []
+        for piece, ended in zip(features.tensor_split(cuts), done.tensor_split(cuts)):
+            h, memory = self.remember(piece, memory)
+            hidden.append(h)
+            memories.append(memory.unsqueeze(1).expand(-1, len(piece), -1, -1))
+            memory = clear(memory, ended[-1])
+        return torch.cat(hidden), torch.cat(memories, dim=1)
+
+    def forward(self, obs: Tensor, done: PerStep,
+                memory: Memory) -> tuple[ActorOut, PerSample]:
+        """Normalised sequences [T, N, ...] -> outputs of the actor, values [T x N]."""
+        h = self.unroll(obs, done, memory)[0].flatten(0, 1)
+        return self.actor(h), self.critic(h).squeeze(-1)  # Eq. (14)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        features = self.encoder(self.normalize_obs(obs))
+        h, self.memory = self.remember(features[None], self.memory_before(obs))
+        actor_out = self.actor(h[0])
+        if deterministic:
+            return actor_out.argmax(-1) if self.discrete else actor_out
+        if self.discrete:
+            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
+        if self.discrete:
+            return act.cpu().numpy()
+        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
+        """One raw observation -> the deterministic action, for use after training."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+    def update_stats(self, rollout: "Rollout") -> None:
+        """Called after `update`, which must normalise as `collect` did."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
+        self.reward_sum_stats.update(sums.flatten())
+        if not self.images:
+            self.obs_stats.update(rollout.obs.flatten(0, 1))
+
+
+# ======================================== data ========================================
+@dataclass(frozen=True)
+class Rollout:
+    obs: Shaped[Tensor, "T N *obs"]
+    act: Shaped[Tensor, "T N *act"]
+    rew: PerStep
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
+    memory: Memory  # before the first step
+
+
+@dataclass(frozen=True)
+class Sequences:
+    obs: Float32[Tensor, "T N *obs"]  # N: the environments of a minibatch; B = T x N
+    done: PerStep
+    memory: Memory
+    act: Shaped[Tensor, "B *act"]
+    logp_old: PerSample
+    adv: PerSample
+    ret: PerSample
+
+
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment has been
+    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def collect_with_memory(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+                        num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    memory = agent.memory_before(obs)
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = true_next_obs(new_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # where an episode ended, the first one of the next
+        agent.forget(done)
+    return Rollout(**stack_steps(steps, act.device), memory=memory), obs
+
+
+# ==================================== mathematics =====================================
+def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
+    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
+    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
+
+
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    sums = []
+    for rew, done in zip(rollout.rew, rollout.done):
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
+
+
+def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
+                       gamma: float, lam: float) -> tuple[PerStep, PerStep]:
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
+    decay = gamma * lam * (1 - rollout.done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    adv = np.zeros_like(delta)
+    next_adv = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
+        next_adv = adv[t]
+    adv = torch.as_tensor(adv, device=val.device)
+    return adv, adv + val
+
+
+def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
+    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    if log_std is None:
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
+    if log_std is None:
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
+    return (val - ret).square().mean()  # Eq. (5)
+
+
+def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
+    """Eq. (8) for each of M minibatches, over the samples of all processes."""
+    _, mean, var = mpi.moments(adv.T)
+    return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
+
+
+def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
+                        clip_ratio: float) -> Scalar:
+    """Eqs. (9), (10). The minimum may hide an improvement, never a deterioration."""
+    assert logp.shape == logp_old.shape == adv.shape
+    ratio = (logp - logp_old).exp()  # Eq. (9)
+    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
+    return -torch.min(ratio * adv, clipped * adv).mean()  # Eq. (10)
+
+
+def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
+    """Eq. (12) before the mean. Unlike -log ratio, it is never negative."""
+    log_ratio = logp - logp_old
+    return log_ratio.exp() - 1 - log_ratio
+
+
+def clear(memory: Memory, done: Float32[Tensor, "N"]) -> Memory:
+    """Eq. (13): zero where an episode ended."""
+    return memory * (1 - done).unsqueeze(-1)
+
+
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
+# ======================================= update =======================================
+def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict]:
+    """Eq. (11). No gradient flows through advantages and value targets."""
+    cfg = agent.cfg
+    actor_out, val = agent(minibatch.obs, minibatch.done, minibatch.memory)
+    logp = log_prob(actor_out, agent.log_std, minibatch.act)
+    pi_loss = clipped_policy_loss(
+        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)  # Eq. (10)
+    v_loss = value_loss(val, minibatch.ret)
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent  # Eq. (11)
+    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
+
+
+def recurrent_targets(agent: Agent,
+                      rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
+    """Values, advantages and value targets from the current critic."""
+    h, memory = agent.unroll(rollout.obs, rollout.done, rollout.memory)
+    val = agent.critic(h).squeeze(-1)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    ends = rollout.done.bool()
+    ends[-1] = True  # ... unless the episode or the rollout ends
+    features = agent.encoder(rollout.next_obs[ends])
+    h, _ = agent.remember(features[None], memory[:, ends])
+    next_val[ends] = agent.critic(h[0]).squeeze(-1)  # Eq. (14)
+    cfg = agent.cfg
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
+
+
+@torch.no_grad()  # only `minimize` computes gradients
+def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+    """Run all epochs on one rollout. Return metrics; `run.report` averages each.
+
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), clips its norm, takes one Adam step and returns the metrics.
+    """
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    act = rollout.act.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    actor_out, _ = agent(obs, rollout.done, rollout.memory)
+    logp_old = log_prob(actor_out, agent.log_std, act)  # pi_old
+    val, adv, ret = recurrent_targets(agent, rollout)
+    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
+    num_minibatches = cfg.num_envs // cfg.minibatch_envs
+    step_metrics = []  # of each gradient step: the losses and the gradient norm
+    for epoch in range(cfg.epochs):
+        minibatches = torch.randperm(obs.shape[1]).view(num_minibatches, -1)  # [M, n]
+        advs = adv[:, minibatches].transpose(0, 1).flatten(1)  # [T, M, n] -> [M, B]
+        if cfg.norm_adv:
+            advs = normalize_advantages(advs)
+        for m, idx in enumerate(minibatches):
+            minibatch = Sequences(
+                obs[:, idx], rollout.done[:, idx], rollout.memory[:, idx],
+                rollout.act[:, idx].flatten(0, 1),
+                logp_old.view_as(ret)[:, idx].flatten(), advs[m], ret[:, idx].flatten())
+            step_metrics.append(optimizer.minimize(
+                recurrent_ppo_loss, agent, minibatch, lr=lr,
+                max_grad_norm=cfg.max_grad_norm))
+        last = epoch == cfg.epochs - 1
+        if last or cfg.target_kl > 0:
+            actor_out, _ = agent(obs, rollout.done, rollout.memory)
+            logp = log_prob(actor_out, agent.log_std, act)
+            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
+            if last or kl > cfg.target_kl:
+                break
+        _, adv, ret = recurrent_targets(agent, rollout)  # by the new critic
+    metrics = {}
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
+    ratio = (logp - logp_old).exp()
+    clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
+    metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
+    return metrics | critic_metrics
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    """Train until `total_steps`, from the start or from a checkpoint."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, those of the resumed run
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
+        step = run.restore(agent, optimizer=optimizer)  # 0, or where the run stopped
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect_with_memory(
+                agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, optimizer, rollout, lr)
+            agent.update_stats(rollout)
+            step += cfg.rollout_steps
+            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
+    return agent
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)

@@ -1,0 +1,471 @@
+"""algos/ppo_lstm.py, where it is not algos/ppo.py: when the memory is kept, stored and cleared.
+
+The oracle is an agent that acts one step of one environment at a time, in `walk`.
+"""
+import copy
+import json
+import math
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import nn
+
+from algos import ppo_lstm
+from tests.envs import Counter
+from tests.helpers import (
+    SPACES,
+    Descent,
+    close,
+    gae,
+    gradients,
+    learn,
+    make_rollout,
+    noted,
+    onpolicy_agent,
+    onpolicy_config,
+    refused,
+    vec,
+)
+from utils import launch, mpi, play, video
+from utils.envs import evaluate, make_envs
+
+every_kind = pytest.mark.parametrize("kind", SPACES)
+QUICK = {"device": "cpu", "run_dir": "run"}
+
+
+def make_agent(kind="box", **settings):
+    """Return an agent whose memory matters: the outputs depend strongly on h."""
+    agent = onpolicy_agent(ppo_lstm, kind, **settings)
+    agent.lstm.weight_hh_l0.data *= 3
+    agent.actor[-1].weight.data *= 30
+    return agent
+
+
+def normalized(agent, rollout):
+    """Return the rollout's sequences as the network gets them: obs, done, memory."""
+    return agent.normalize_obs(rollout.obs), rollout.done, rollout.memory
+
+
+def walk(agent, rollout):
+    """Return h [T, N, size], V(s) and V(s'), each [T, N]: step by step, by an LSTM cell."""
+    cell = nn.LSTMCell(agent.lstm.input_size, agent.lstm.hidden_size)
+    cell.load_state_dict({name.removesuffix("_l0"): x
+                          for name, x in agent.lstm.state_dict().items()})
+
+    def see(raw, memory):
+        return cell(agent.encoder(agent.normalize_obs(raw[None])), memory)
+
+    hidden, vals, next_vals = [], [], []
+    for n in range(rollout.rew.shape[1]):
+        memory = tuple(rollout.memory[:, n:n + 1])
+        for t in range(len(rollout.rew)):
+            memory = see(rollout.obs[t, n], memory)
+            hidden.append(memory[0][0])
+            vals.append(agent.critic(memory[0]))
+            next_vals.append(agent.critic(see(rollout.next_obs[t, n], memory)[0]))
+            if rollout.done[t, n]:
+                memory = tuple(torch.zeros(2, 1, agent.lstm.hidden_size))
+    shape = rollout.rew.T.shape
+    return (torch.stack(hidden).unflatten(0, shape).transpose(0, 1),
+            torch.cat(vals).view(shape).T, torch.cat(next_vals).view(shape).T)
+
+
+def note_minibatches(monkeypatch, note):
+    """Call `note` with the minibatch of every gradient step, before the step."""
+    plain = mpi.Optimizer.minimize
+
+    def minimize(self, loss, agent, minibatch, **settings):
+        note(minibatch)
+        return plain(self, loss, agent, minibatch, **settings)
+
+    monkeypatch.setattr(mpi.Optimizer, "minimize", minimize)
+
+
+# ---- Equations
+
+@pytest.mark.eq("ppo_lstm", 8)
+def test_normalized_advantages_by_hand():
+    close(ppo_lstm.normalize_advantages(vec((1, 2, 3), (0, 0, 9))),
+          vec((-1, 0, 1), (-1, -1, 2)) * vec((1.5**0.5,), (0.5**0.5,)))
+
+
+@pytest.mark.eq("ppo_lstm", 9, 10)
+def test_clipped_loss_by_hand():
+    """Too likely already, too unlikely already, and twice the wrong way: those are not clipped."""
+    logp, adv = vec(2, 0.5, 0.5, 2).log(), vec(1, -1, 1, -1)
+    loss, by_logp = gradients(
+        lambda x: ppo_lstm.clipped_policy_loss(x, torch.zeros(4), adv, 0.2), logp)
+    close(loss, -(1.2 - 0.8 + 0.5 - 2) / 4)
+    close(by_logp, vec(0, 0, -0.5, 2) / 4)
+
+
+@pytest.mark.eq("ppo_lstm", 11)
+def test_loss_is_the_sum_of_its_parts():
+    agent = make_agent("discrete", vf_coef=0.5, ent_coef=0.1)
+    with torch.no_grad():
+        rollout = make_rollout(ppo_lstm, agent)
+        minibatch = ppo_lstm.Sequences(
+            *normalized(agent, rollout), act=rollout.act.flatten(),
+            logp_old=torch.full((24,), -1.4), adv=torch.randn(24), ret=torch.randn(24))
+        loss, metrics = ppo_lstm.recurrent_ppo_loss(agent, minibatch)
+        h, val, _ = walk(agent, rollout)
+        policy = torch.distributions.Categorical(logits=agent.actor(h).flatten(0, 1))
+    ratio = (policy.log_prob(minibatch.act) + 1.4).exp()
+    expected = torch.min(ratio * minibatch.adv, ratio.clamp(0.8, 1.2) * minibatch.adv)
+    close(metrics["pi_loss"], -expected.mean())
+    close(metrics["v_loss"], (val.flatten() - minibatch.ret).square().mean())
+    close(metrics["entropy"], policy.entropy().mean())
+    close(loss, metrics["pi_loss"] + 0.5 * metrics["v_loss"] - 0.1 * metrics["entropy"])
+
+
+@pytest.mark.eq("ppo_lstm", 12)
+def test_kl_by_hand():
+    close(ppo_lstm.approx_kl(vec(2, 1, 0.5).log(), torch.zeros(3)),
+          vec(1 - math.log(2), 0, math.log(2) - 0.5))
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.eq("ppo_lstm", 13)
+def test_memory_by_hand():
+    """One number, all weights 1, no biases. The episode ends after the second of three steps."""
+    agent = ppo_lstm.Agent(Box(-9, 9, (1,)), Discrete(2),
+                           onpolicy_config(ppo_lstm, lstm_size=1, hidden=()))
+    agent.encoder = nn.Identity()
+    for name, param in agent.lstm.named_parameters():
+        param.data.fill_(float("weight" in name))
+
+    def step(obs, h, c):
+        gate = sigmoid(obs + h)
+        c = gate * c + gate * math.tanh(obs + h)
+        return gate * math.tanh(c), c
+
+    first = step(0.5, 0.3, -0.2)
+    second = step(-1.0, *first)
+    third = step(2.0, 0, 0)
+    h, memory = agent.unroll(vec(0.5, -1, 2).view(3, 1, 1), vec(0, 1, 0).view(3, 1),
+                             vec(0.3, -0.2).view(2, 1, 1))
+    close(h.flatten(), [first[0], second[0], third[0]])
+    close(memory[:, 1:].flatten(1), vec((second[0], third[0]), (second[1], third[1])))
+    close(ppo_lstm.clear(vec((1, 2), (3, 4)).unsqueeze(-1), vec(1, 0)).squeeze(-1),
+          vec((0, 2), (0, 4)))
+
+
+@pytest.mark.eq("ppo_lstm", 14)
+@every_kind
+def test_values_and_targets_are_those_of_single_steps(kind):
+    """The last observation of an episode or rollout is seen with the memory of that episode."""
+    agent = make_agent(kind, gamma=0.9, lam=0.8)
+    agent.critic[-1].weight.data *= 5
+    rollout = make_rollout(ppo_lstm, agent)
+    inner = (rollout.done[:-1] == 0).nonzero()
+    assert len(inner) and rollout.terminated.any() and (rollout.done > rollout.terminated).any()
+    with torch.no_grad():
+        _, val, next_val = walk(agent, rollout)
+        inputs = {name: agent.normalize_obs(getattr(rollout, name)) for name in ("obs", "next_obs")}
+        given = ppo_lstm.Rollout(**vars(rollout) | inputs)
+        expected = gae(ppo_lstm, rollout.rew, val, next_val, rollout.terminated, rollout.done,
+                       0.9, 0.8)
+        actual = ppo_lstm.recurrent_targets(agent, given)
+    for ours, theirs in zip(actual, (val, *expected), strict=True):
+        close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+# ---- Sequences are what was seen
+
+@every_kind
+def test_unroll_is_acting_step_by_step(kind):
+    """Across ends of episodes, from any memory, and in any order of environments."""
+    agent = make_agent(kind)
+    rollout = make_rollout(ppo_lstm, agent)
+    with torch.no_grad():
+        expected, val, _ = walk(agent, rollout)
+        h, memory = agent.unroll(*normalized(agent, rollout))
+        actor_out, values = agent(*normalized(agent, rollout))
+    close(h, expected)
+    close(actor_out, agent.actor(expected).flatten(0, 1).detach(), atol=1e-5)
+    close(values, val.flatten())
+    agent.memory = rollout.memory
+    for t, obs in enumerate(rollout.obs):
+        agent.act(obs)
+        close(agent.memory[0], expected[t])
+        ends = rollout.done[t].bool() if t < len(h) - 1 else torch.ones(3, dtype=bool)
+        close(memory[:, t, ends], agent.memory[:, ends])        # before it is cleared
+        agent.forget(rollout.done[t].bool().numpy())
+    order = [2, 0, 1]
+    obs, done, memory = normalized(agent, rollout)
+    with torch.no_grad():
+        permuted, _ = agent.unroll(obs[:, order], done[:, order], memory[:, order])
+    close(permuted, expected[:, order])
+
+
+def test_the_gradient_goes_back_to_the_start_of_the_episode_and_no_further():
+    agent = make_agent("discrete")
+    obs = torch.randn(6, 2, 3, requires_grad=True)
+    done = torch.zeros(6, 2)
+    done[2, 0] = 1
+    start = torch.randn(2, 2, 8, requires_grad=True)
+    h, _ = agent.unroll(obs, done, start)
+    by_obs, by_start = torch.autograd.grad(h[5].sum(), (obs, start))
+    reached = by_obs.abs().sum(-1) > 0
+    assert reached[:, 0].tolist() == [False] * 3 + [True] * 3 and reached[:, 1].all()
+    assert not by_start[:, 0].any() and by_start[:, 1].any()
+
+
+def test_one_step_of_every_episode_is_a_policy_without_memory():
+    agent = make_agent()
+    rollout = make_rollout(ppo_lstm, agent)
+    done = torch.ones_like(rollout.done)
+    obs, _, memory = normalized(agent, rollout)
+    nothing = torch.zeros_like(memory)
+    with torch.no_grad():
+        together = agent(obs, done, nothing)
+        single = [agent(row[None], done[:1], nothing) for row in obs]
+    for k in (0, 1):
+        close(together[k], torch.cat([out[k] for out in single]))
+
+
+@pytest.mark.parametrize("obs", ["vector", "image"])
+def test_rollouts_hold_the_memory_before_their_first_step(obs):
+    """What learning computes from it is what acting had.
+
+    Rollouts start in the middle of an episode and at the start of one.
+    """
+    cfg = onpolicy_config(ppo_lstm, env="tests.envs:Counter-v0",
+                          env_kwargs=json.dumps({"obs": obs}))
+    envs = make_envs(cfg, 3)
+    agent = ppo_lstm.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    agent.lstm.weight_hh_l0.data *= 3
+    shown = envs.reset(seed=7)[0]
+    before, acted = [], []
+    plain = agent.act
+
+    def act(obs, deterministic=False):
+        before.append(agent.memory_before(obs).clone())
+        chosen = plain(obs, deterministic)
+        acted.append(agent.memory[0].clone())
+        return chosen
+
+    agent.act = act
+    starts = torch.ones(3)                                      # whether an episode starts
+    for steps in (5, 2, 1, 9):
+        rollout, shown = ppo_lstm.collect_with_memory(agent, envs, shown, steps)
+        with torch.no_grad():
+            h, _ = agent.unroll(*normalized(agent, rollout))
+        assert torch.equal(rollout.memory, before[-steps])
+        close(h, torch.stack(acted[-steps:]))
+        for memory, ended in zip(before[-steps:], rollout.done):
+            assert torch.equal(memory.abs().sum((0, 2)) == 0, starts == 1)
+            starts = ended
+    assert rollout.memory.any()
+
+
+@every_kind
+def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch):
+    agent = make_agent(kind, num_envs=6, rollout_steps=24, minibatch_envs=2, epochs=2,
+                       norm_adv=False)
+    rollout, before, seen = make_rollout(ppo_lstm, agent), copy.deepcopy(agent), []
+    note_minibatches(monkeypatch, seen.append)
+    learn(ppo_lstm, agent, rollout, Descent, lr=0.0)            # so that V stays
+    obs, done, memory = normalized(before, rollout)
+    scaled = (rollout.rew / before.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
+    with torch.no_grad():
+        h, val, next_val = walk(before, rollout)
+        adv, ret = gae(ppo_lstm, scaled, val, next_val, rollout.terminated, done, 0.99, 0.95)
+        logp = ppo_lstm.log_prob(before.actor(h).flatten(0, 1), before.log_std,
+                                 rollout.act.flatten(0, 1)).view_as(ret)
+    orders = []
+    for minibatch in seen:
+        assert minibatch.obs.shape[:2] == (4, 2)
+        envs = [int((memory == minibatch.memory[:, i:i + 1]).all(2).all(0).nonzero())
+                for i in (0, 1)]
+        orders.append(envs)
+        assert torch.equal(minibatch.obs, obs[:, envs])
+        assert torch.equal(minibatch.done, done[:, envs])
+        assert torch.equal(minibatch.act, rollout.act[:, envs].flatten(0, 1))
+        for name, expected in (("logp_old", logp), ("adv", adv), ("ret", ret)):
+            close(getattr(minibatch, name), expected[:, envs].flatten(), rtol=1e-4, atol=1e-4)
+    epochs = orders[:3], orders[3:]
+    assert all(sorted(sum(epoch, [])) == list(range(6)) for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_advantages_are_normalised_over_the_minibatch(monkeypatch):
+    agent, seen = make_agent(minibatch_envs=1), []
+    note_minibatches(monkeypatch, lambda minibatch: seen.append(minibatch.adv))
+    learn(ppo_lstm, agent, make_rollout(ppo_lstm, agent), Descent, lr=0.0)
+    assert len(seen) == 3
+    for adv in seen:
+        close(adv.mean(), 0)
+        close(adv.std(correction=0), 1)
+
+
+def test_memories_are_recomputed_with_the_new_weights():
+    """In the second epoch and for the KL; a policy that has not moved has a KL of 0."""
+    kls = []
+    for lr in (0.0, 3e-3):
+        agent = make_agent(epochs=2, minibatch_envs=1)
+        kls.append(float(learn(ppo_lstm, agent, make_rollout(ppo_lstm, agent), lr=lr)[1]["kl"]))
+    assert abs(kls[0]) < 1e-9 < 1e-5 < kls[1]
+
+
+def test_the_kl_is_that_of_the_policy_with_memory():
+    agent = make_agent(epochs=1)
+    rollout, before = make_rollout(ppo_lstm, agent), copy.deepcopy(agent)
+    _, metrics = learn(ppo_lstm, agent, rollout, lr=3e-3)
+    with torch.no_grad():
+        old, new = [ppo_lstm.log_prob(one.actor(walk(one, rollout)[0]).flatten(0, 1), one.log_std,
+                                      rollout.act.flatten(0, 1)) for one in (before, agent)]
+    log_ratio = new - old
+    close(metrics["kl"], (log_ratio.exp() - 1 - log_ratio).mean(), rtol=1e-3)
+    close(metrics["clip_frac"], ((log_ratio.exp() - 1).abs() > 0.2).float().mean())
+
+
+def test_a_step_takes_the_share_of_each_rank(monkeypatch):
+    """minibatch_envs counts the environments of all processes."""
+    taken = []
+    note_minibatches(monkeypatch, lambda minibatch: taken.append(minibatch.obs.shape[1]))
+    agent = make_agent(num_envs=8, rollout_steps=32, minibatch_envs=4)
+    share = ppo_lstm.Rollout(**{field: x[:, :2]
+                                for field, x in vars(make_rollout(ppo_lstm, agent)).items()})
+    monkeypatch.setattr(launch, "_size", 4)
+    monkeypatch.setattr(mpi, "average", lambda tensor: tensor)  # the others are as this one
+    monkeypatch.setattr(mpi, "gather", lambda value: 4 * [value])
+    learn(ppo_lstm, agent, share)
+    assert taken == [1, 1]
+
+
+# ---- Acting after training
+
+def test_predict_remembers_until_it_is_told_to_forget():
+    agent = make_agent()
+    obs = np.float32([[1, 2, 3], [4, 5, 6]])
+    agent.forget()
+    first, second = [agent.predict(row) for row in obs]
+    assert not np.allclose(agent.predict(obs[0]), first)        # now it has seen something
+    agent.forget()
+    np.testing.assert_array_equal(agent.predict(obs[0]), first)
+    np.testing.assert_array_equal(agent.predict(obs[1]), second)
+    agent.forget(np.array([True]))
+    np.testing.assert_array_equal(agent.predict(obs[0]), first)
+    agent.forget(np.array([False]))
+    np.testing.assert_array_equal(agent.predict(obs[1]), second)
+
+
+def test_another_number_of_environments_starts_afresh():
+    agent = make_agent()
+    obs = torch.randn(5, 3)
+    agent.forget()
+    expected = agent.act(obs, deterministic=True)
+    agent.act(obs[:2])
+    assert agent.memory.shape[1] == 2
+    close(agent.act(obs, deterministic=True), expected)
+    agent.forget()
+    agent.forget(np.array([True, False]))                       # nothing to clear yet
+    close(agent.act(obs, deterministic=True), expected)
+
+
+def test_evaluation_starts_every_episode_without_memory_and_leaves_that_of_training():
+    cfg = onpolicy_config(ppo_lstm, env="tests.envs:Counter-v0")
+    envs = make_envs(cfg, 1)
+    agent = ppo_lstm.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    for weight in (agent.lstm.weight_ih_l0, agent.lstm.weight_hh_l0, agent.actor[-1].weight):
+        weight.data *= 10
+    agent.act(np.ones((3, 3), np.float32))
+    kept = agent.memory.clone()
+    Counter.made.clear()
+    evaluate(agent, cfg, 3, seed=1)                             # as many as there are in memory
+    assert torch.equal(agent.memory, kept)
+    env = Counter.made[0]
+    plain = Counter()
+    plain.number = 0
+    acts, ended = [], True
+    while len(acts) < len(env.acts):
+        if ended:
+            obs = plain.reset()[0]
+            agent.forget()
+        acts.append(agent.predict(obs))
+        obs, _, terminated, truncated, _ = plain.step(acts[-1])
+        ended = terminated or truncated
+    assert plain.episode >= 1
+    np.testing.assert_allclose(env.acts, acts, atol=1e-5)
+
+
+@pytest.mark.parametrize("env", ["PendulumNoVel-v0", "CartPoleNoVel-v0"])
+def test_a_run_is_loaded_and_played(env):
+    cfg = onpolicy_config(ppo_lstm, env=f"utils.tasks:{env}", total_steps=48, run_dir="run",
+                          env_kwargs='{"max_episode_steps": 30}')
+    agent = ppo_lstm.train(cfg)
+    returns = play.main(play.Play("run", episodes=3))
+    np.testing.assert_allclose(returns, evaluate(agent, cfg, 3, seed=1)[0])
+    loaded, total = play.load_agent("run"), 0.0
+    plain = gym.make(f"utils.tasks:{env}", max_episode_steps=30)
+    obs, _ = plain.reset(seed=mpi.seed(1, 2))
+    ended = False
+    while not ended:
+        obs, rew, terminated, truncated, _ = plain.step(loaded.predict(obs))
+        total, ended = total + rew, terminated or truncated
+    assert total == pytest.approx(returns[0], rel=1e-4)
+
+
+def test_a_video_starts_without_memory():
+    pytest.importorskip("moviepy")
+    calls = []
+    agent = SimpleNamespace(env_act=lambda act: act)
+    for name, result in (("forget", None), ("act", np.array([0]))):
+        def call(*args, result=result):
+            return result
+        call.__name__ = name
+        setattr(agent, name, noted(calls, call))
+    cfg = onpolicy_config(ppo_lstm, env="CartPole-v1")
+    video.record(agent, cfg, "film.mp4", seed=1)
+    assert calls[0] == "forget" and set(calls[1:]) == {"act"}
+
+
+# ---- What is refused, and what is learned
+
+def test_refused():
+    def config(**settings):
+        return ppo_lstm.Config(**QUICK, **settings)
+
+    assert "--num-envs is 8; it takes a multiple of --minibatch-envs, which is 3" in refused(
+        lambda: config(minibatch_envs=3))
+    assert "--minibatch-envs is 3; it takes a multiple of --num-procs, which is 2" in refused(
+        lambda: config(num_envs=6, rollout_steps=60, minibatch_envs=3, num_procs=2))
+    assert "--rollout-steps is 8; it takes a whole number, at least 16" in refused(
+        lambda: config(rollout_steps=8, minibatch_envs=1))
+    assert "--lstm-size is 0" in refused(lambda: config(lstm_size=0))
+
+
+class Recall(gym.Env):
+    """The first of four observations is -1 or 1, the others 0. The last action has to tell it."""
+
+    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sign, self.time = int(self.np_random.choice([-1, 1])), 0
+        return np.float32([self.sign]), {}
+
+    def step(self, act):
+        self.time += 1
+        end = self.time == 4
+        rew = self.sign * (2 * float(act) - 1) if end else 0.0
+        return np.float32([0]), rew, end, False, {}
+
+
+gym.register("Recall-v0", Recall)
+
+
+def test_it_learns_to_remember():
+    """A policy without memory has a return of 0 on average. Rollouts end inside episodes."""
+    cfg = ppo_lstm.Config(env="Recall-v0", total_steps=9600, rollout_steps=240, lr=1e-2,
+                          lstm_size=16, hidden=(16,), epochs=4, **QUICK)
+    returns, _ = evaluate(ppo_lstm.train(cfg), cfg, 20, seed=1)
+    assert returns.mean() == 1
