@@ -415,7 +415,7 @@ def test_a_run_is_loaded_and_played(env):
 
 
 def test_a_video_starts_without_memory():
-    pytest.importorskip("moviepy")
+    pytest.importorskip("imageio_ffmpeg")
     calls = []
     agent = SimpleNamespace(env_act=lambda act: act)
     for name, result in (("forget", None), ("act", np.array([0]))):
@@ -424,7 +424,8 @@ def test_a_video_starts_without_memory():
         call.__name__ = name
         setattr(agent, name, noted(calls, call))
     cfg = onpolicy_config(ppo_lstm, env="CartPole-v1")
-    video.record(agent, cfg, "film.mp4", seed=1)
+    video.prepare_video("film.mp4")
+    video.record(agent, video.make_view(cfg), "film.mp4", seed=1)
     assert calls[0] == "forget" and set(calls[1:]) == {"act"}
 
 
