@@ -2,8 +2,20 @@
 import re
 from pathlib import Path
 
+import gymnasium as gym
+from gymnasium.spaces import Discrete, MultiDiscrete
+
 from tests.helpers import steps
 from tests.house.tree import ROOT
+
+
+class Echo(gym.Env):
+    """It observes the action."""
+
+    observation_space = action_space = MultiDiscrete([3, 2])
+
+    def step(self, act):
+        return act, 0.0, False, False, {}
 
 
 def test_the_python_of_the_page_runs(capsys):
@@ -16,6 +28,10 @@ def test_the_python_of_the_page_runs(capsys):
     assert names["steps"] == [2048, 4096] and len(names["losses"]) == 2
     assert steps("runs/mine") == [2048, 4096, 6144]
     assert Path(names["agent"].cfg.run_dir) == Path("runs/mine")
+    wrapped = names["OneNumber"](Echo())
+    assert wrapped.action_space == Discrete(6)
+    taken = [wrapped.step(act)[0].tolist() for act in range(6)]
+    assert taken == [[a, b] for a in range(3) for b in range(2)]
 
 
 def test_the_lines_to_change_are_there():
