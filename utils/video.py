@@ -100,9 +100,10 @@ def make_view(cfg) -> gym.Env:
             env = gym.wrappers.RecordEpisodeStatistics(env)
         follow_robot(env)
         env.reset(seed=cfg.seed)
-        frame = env.render()
-        if np.ndim(frame) != 3:
-            raise TypeError(f"render() returned {type(frame).__name__}, not an RGB image")
+        frame = np.asarray(env.render())
+        if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
+            raise TypeError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no RGB "
+                            "image of uint8 [H, W, 3]")
         return env
     except Exception as error:
         sys.unraisablehook = lambda _: None  # freeing the half-made environment fails too

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from algos import dqn, ppo, sac
+from tests.envs import Ends
 from tests.helpers import rows
 from utils import checkpoint, play, video
 from utils.envs import evaluate
@@ -338,6 +339,43 @@ def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch):
     with pytest.raises(UsageError, match="tests.envs:Ends-v0 cannot be drawn here"):
         play.main(play.Play("run", video="run.mp4"))
     assert os.listdir() == ["run"]
+
+
+class Odd(Ends):
+    """An environment that draws something else than pictures."""
+
+    metadata = {"render_modes": ["rgb_array"]}
+    frame = None
+
+    def __init__(self, render_mode):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self):
+        return self.frame
+
+
+gym.register("Odd-v0", Odd, disable_env_checker=True)
+
+
+@pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)),
+                                   np.zeros((8, 8, 4), np.uint8), [np.zeros((8, 8, 3), np.uint8)]])
+def test_frames_that_are_no_pictures_are_refused(monkeypatch, frame):
+    monkeypatch.setattr(Odd, "frame", frame)
+    with pytest.raises(UsageError, match="Odd-v0 cannot be drawn here: render.. returned"):
+        video.make_view(ppo.Config("Odd-v0"))
+
+
+@pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3)])
+def test_frames_of_any_size_are_written(monkeypatch, shape):
+    monkeypatch.setattr(Odd, "frame", np.full(shape, 200, np.uint8))
+    agent = ppo.train(ppo.Config("tests.envs:Ends-v0", run_dir="run", hidden=(16,), **SMALL))
+    for name, size in (("run.mp4", (shape[0] + shape[0] % 2, shape[1] + shape[1] % 2)),
+                       ("run.gif", shape[:2])):
+        video.record(agent, video.make_view(ppo.Config("Odd-v0")), name, seed=1)
+        shown = frames(name)
+        assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
+        assert abs(shown[:, :shape[0], :shape[1]].mean() - 200) < 5
 
 
 @pytest.mark.parametrize("name", ["run.mp4", "run.gif"])
