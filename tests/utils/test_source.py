@@ -230,6 +230,7 @@ def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
         toy.train(toy.Config(run_dir=f"run{len(os.listdir())}", total_steps=100))
         return read_config(f"run{len(os.listdir()) - 1}")["git_commit"]
 
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.getcwd())  # a repository above does not count
     for name in ("algos/toy.py", "algos/my_toy.py", "utils/rundir.py"):
         Path("clone", name).parent.mkdir(parents=True, exist_ok=True)
         Path("clone", name).write_text("x = 1\n")
