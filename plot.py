@@ -258,13 +258,12 @@ def published(groups: Groups) -> list[tuple[str, str, list[RunData], list[dict]]
         raise UsageError(f"--anchors needs {ANCHORS}, which comes with a clone of the repository")
     anchors = list(csv.DictReader(ANCHORS.read_text(encoding="utf-8").splitlines()))
     found = []
-    for panel, line, runs in flat(groups):
-        run = runs[0]
+    for panel, line, (run, *_) in flat(groups):
         rows = [row for row in anchors if row["algo"].lower() == run.algo
                 and row["env"] == run.env.rpartition("-v")[0]
                 and abs(float(row["budget_steps"]) / run.steps - 1) < 0.1]
         if rows:
-            found.append((panel, line, runs, rows))
+            found.append((panel, line, groups[panel][line], rows))
     return found
 
 
@@ -288,7 +287,7 @@ def ranked(runs: list[RunData], anchors: list[dict], how: str) -> list[dict]:
                      "seeds": str(len(ours)), "steps": min(run.steps for run in runs),
                      "env": "v" + runs[0].env.rpartition("-v")[2],
                      "source": "ours" if how == "mean" else f"ours ({how})"})
-        rows += sorted(here, key=lambda row: -row["mean"]) if theirs else []
+        rows += sorted(here, key=lambda row: -row["mean"]) if theirs else []   # a NaN stays last
     return rows
 
 
