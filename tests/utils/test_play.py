@@ -355,15 +355,15 @@ class Odd(Ends):
         return self.frame
 
 
-gym.register("Odd-v0", Odd, disable_env_checker=True)
+gym.register("OddFrames-v0", Odd, disable_env_checker=True)
 
 
 @pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)),
                                    np.zeros((8, 8, 4), np.uint8), [np.zeros((8, 8, 3), np.uint8)]])
 def test_frames_that_are_no_pictures_are_refused(monkeypatch, frame):
     monkeypatch.setattr(Odd, "frame", frame)
-    with pytest.raises(UsageError, match="Odd-v0 cannot be drawn here: render.. returned"):
-        video.make_view(ppo.Config("Odd-v0"))
+    with pytest.raises(UsageError, match="OddFrames-v0 cannot be drawn here: render.. returned"):
+        video.make_view(ppo.Config("OddFrames-v0"))
 
 
 @pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3)])
@@ -372,7 +372,7 @@ def test_frames_of_any_size_are_written(monkeypatch, shape):
     agent = ppo.train(ppo.Config("tests.envs:Ends-v0", run_dir="run", hidden=(16,), **SMALL))
     for name, size in (("run.mp4", (shape[0] + shape[0] % 2, shape[1] + shape[1] % 2)),
                        ("run.gif", shape[:2])):
-        video.record(agent, video.make_view(ppo.Config("Odd-v0")), name, seed=1)
+        video.record(agent, video.make_view(ppo.Config("OddFrames-v0")), name, seed=1)
         shown = frames(name)
         assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
         assert abs(shown[:, :shape[0], :shape[1]].mean() - 200) < 5
