@@ -1,26 +1,26 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG collects 64 steps from each of 8 environments before it
-updates the policy. A2C updates after only 10 steps, so the next data already
-come from a better policy. Consecutive states of so short a rollout resemble
-each other, so A2C runs more environments in parallel to keep the batch
-diverse. One gradient step on a joint loss trains the actor, the critic and,
-for images, the encoder that they share. The price: after 10 rewards at most,
-the advantages rely on the critic, and inherit its errors.
+The problem. With its defaults, algos/vpg.py (vanilla policy gradient) collects
+64 steps from each of 8 environments per update. A2C updates after only 10
+steps, so each batch comes from a more recent policy. The states of such a
+short rollout are highly correlated, so A2C runs more environments in parallel
+to keep the batch diverse. One gradient step on a joint loss trains the actor,
+the critic and, for images, the encoder that they share. The price is bias: an
+advantage contains at most 10 rewards, and the critic must supply the rest.
 
 A2C is the synchronous form of the paper's A3C. In A3C, parallel threads
-collect data and update the weights without waiting for each other, so that a
-gradient may belong to weights that have already changed.
+collect data and update the weights without waiting for each other, so a
+gradient may be stale: computed with weights that have since changed.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
 s' is the state that an action leads to; at the end of an episode it is the
 last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-V(s') stands in for the rewards that follow, also at a time limit, because
-there the task has not ended. The advantage A estimates how much better an
-action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
-the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+Unless s' is terminal, V(s') replaces the rewards after it (we bootstrap), also
+at a time limit, where the task itself has not ended. The advantage A estimates
+how much better an action was than the policy's average in that state. `lam`
+trades bias for variance: lam = 0 uses one reward and then V(s'); lam = 1 uses
+every reward to the end of the episode or rollout, and only then V(s'). (1)
 and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
 arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
 critic, (6) and (7) normalise observations and rewards.
@@ -36,45 +36,51 @@ critic, (6) and (7) normalise observations and rewards.
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
 R is the critic's target. mean and var are running statistics of all earlier
-rollouts. G sums past rewards; its standard deviation has about the scale of a
-return.
+rollouts. G sums raw rewards of the past; its standard deviation stands for the
+scale of returns. All other equations use the scaled rewards.
 
-A2C's loss, which `vf_coef` and `ent_coef` weight:
+A2C minimises a weighted sum of the three terms:
 
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
 The entropy bonus keeps the policy from becoming deterministic too early. It is
 off by default. With discrete actions it often helps; the paper uses 0.01. With
-continuous ones, H is the entropy before tanh, so a large bonus pushes actions
-towards their bounds.
+continuous ones, H is the entropy before tanh: a large bonus increases sigma,
+and tanh then turns most actions into their bounds. On vector observations
+actor and critic share no weights, so `vf_coef` acts only through the clipping
+of their joint gradient norm and through eps below.
 
-RMSProp divides the gradient g of each parameter by the root of m, a running
-mean of g^2. PyTorch and TensorFlow 1 do this differently (`rmsprop` chooses):
+The optimizer is RMSProp, the paper's choice. It divides the gradient g of each
+weight by the root of m, a running mean of g^2. PyTorch and TensorFlow 1 do
+this differently (select with `--rmsprop`):
 
-    m = 0 at first, then 0.99 m + 0.01 g^2;  w <- w - lr g / (sqrt(m) + eps)
-    m = 1 at first, then 0.99 m + 0.01 g^2;  w <- w - lr g / sqrt(m + eps)
+    torch: m = 0; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / (sqrt(m) + eps)
+    tf:    m = 1; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / sqrt(m + eps)
 
-OpenAI Baselines used the second. Where g is small, its steps are far longer in
-the first form with the same eps. We found the first stable, and the second no
-better (benchmarks/NOTES.md, "The rule of RMSProp").
+OpenAI Baselines used the second. With the same eps, the first takes much
+larger steps for weights whose gradients are small. The first was stable in our
+runs, and the second did no better (benchmarks/NOTES.md, "The rule of
+RMSProp").
 
 These details can each be switched off: norm_obs (6), scale_rew (7),
 max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines.
-Advantages are not normalised. Rewards are scaled but not centred: a constant
-added to every reward would change how much a longer episode is worth.
+Advantages are not normalised. Rewards are scaled but not centred: subtracting
+their mean would change whether long episodes are better than short ones.
 
-Departures from the paper. GAE replaces n-step returns, which are lam = 1.
-sigma is a learned parameter per action dimension; in the paper it is an output
-of the network. Images are encoded by the larger network of Mnih et al. 2015.
-Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh depends only on the action, not on the weights, so the
-gradient of (8) is right without it.
+Other departures from the paper. GAE replaces n-step returns, which are the
+case lam = 1, and a rollout has 10 steps (paper: 5). sigma is a learned
+parameter per action dimension; in the paper it is an output of the network.
+Images are encoded by the larger network of Mnih et al. 2015. Gaussian actions
+are squashed by tanh and rescaled to the action bounds. The Jacobian of tanh
+depends only on the action, not on the weights, so the gradient of (8) is right
+without it.
 
 Defaults: 10 steps in each of 16 environments give 160 samples per gradient
-step, so a million steps give 6,250 gradient steps. Whoever changes `num_envs`
-should change `rollout_steps` in proportion. In a healthy run on MuJoCo
-`grad_norm` is 0.05 to 0.5, so clipping is rare, `explained_variance` (noisy,
-with so few samples) rises above 0.5, and `entropy` falls.
+step, so a million steps give 6,250 gradient steps. If you change `num_envs`,
+scale `rollout_steps` with it to keep 10 steps per environment. In a healthy
+run on MuJoCo `grad_norm` is 0.05 to 0.5, so clipping is rare,
+`explained_variance` (of R, which contains V itself; noisy with so few samples)
+rises above 0.5, and `entropy` falls.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5
@@ -124,7 +130,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="rmsprop_eps")  # or UsageError
+        check_settings(self, positive="rmsprop_eps")  # raises UsageError
         check_divides(self, "rollout_steps/num_envs")
 
 
@@ -138,7 +144,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With small last weights the first policy is nearly the same in every state."""
+    """The small last weights make the first policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -234,7 +240,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must normalise as `collect` did."""
+        """Call this after `update`, which must normalise by the old statistics."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -262,8 +268,8 @@ class Batch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -281,13 +287,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # where an episode ended, the first one of the next
+        obs = new_obs  # after a reset, the first of the new episode
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -402,7 +408,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

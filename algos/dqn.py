@@ -1,31 +1,33 @@
 """Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
 
-The problem. Q(s, a) is the expected discounted sum of rewards if the agent
-takes action a in state s and the best actions from then on. Once Q is known,
-the best policy takes the action with the highest Q. Q-learning finds Q from
-Bellman's equation: Q(s, a) is the mean of the reward plus gamma times the
-highest Q in the next state s'. After every step it moves Q(s, a) towards the
-reward plus gamma times that value, the target.
+The problem. Q(s, a) is the expected discounted return of taking action a in
+state s and acting optimally from then on. Once Q is known, an optimal policy
+takes the action with the highest Q. By Bellman's optimality equation, Q(s, a)
+is the expected value, over r and s', of r + gamma max_a' Q(s', a'). After
+every step, Q-learning moves Q(s, a) towards this sum, which is called the
+target.
 
-With a table for Q this converges. With a neural network it often does not,
-for two reasons. Successive steps are similar, so a network trained on the
-latest ones forgets the rest. And the target is computed by the network that
-is being trained, so every gradient step also moves the target, and errors can
-reinforce themselves. DQN has one remedy for each:
+If Q is a table and every action is tried often enough, this converges. With a
+neural network it often does not, for two reasons. Consecutive transitions are
+correlated, so a network trained on them in order fits the latest ones and
+forgets the rest. And the network being trained also computes the target, so
+every gradient step moves the target too, and errors can reinforce themselves.
+DQN adds one remedy for each:
 
-- A replay buffer keeps many past transitions (s, a, r, s'), and every update
-  uses a random batch from it.
-- A target network Q_targ, a copy of Q, computes the targets. It is updated
-  every `target_every` environment steps and stays fixed in between.
+- A replay buffer keeps many past transitions (s, a, r, s', terminated). Every
+  update uses a random batch from it.
+- A target network Q_targ computes the targets. The weights of Q are copied
+  into it every `target_every` environment steps; in between it is frozen.
 
-The target (1) needs only r, s' and the best next action, not the action that
-the agent took next. So Q can learn from transitions that older versions of
-the policy collected: DQN is off-policy.
+The target depends on the best action in s', not on the action that the agent
+took there. So Q can learn from transitions that older versions of the policy
+collected: DQN is off-policy. The algorithm is a loop: act, store the
+transition, sample a batch, take a gradient step, and now and then copy Q.
 
-Notation. s' is the state that follows s, and U(s') the estimate of its value.
-`terminated` is 1 if s' is terminal. A time limit does not make s' terminal:
-rewards would have followed, so U(s') stands in for them (we bootstrap). t
-counts environment steps, and `mean` is over the batch.
+Notation. s' is the state that follows s, and U(s') our estimate of its value.
+`terminated` is 1 if s' is terminal. At a time limit it is 0: rewards would
+have followed, so we still bootstrap from U(s'). t counts environment steps,
+and `mean` is over the batch.
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
     U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
@@ -38,35 +40,37 @@ counts environment steps, and `mean` is over the batch.
 
 Why each piece is there:
 
-(2) The maximum of noisy estimates is too high on average, because it selects
-an action whose error happens to be positive. Double DQN (van Hasselt et al.
-2016, arXiv:1509.06461) lets Q select the action and Q_targ, whose errors
-differ, evaluate it.
-(3) The Huber loss h. Its slope is at most 1, so a single surprising reward
-cannot undo what many samples have taught.
+(2) The maximum of noisy estimates is too high on average, because it favours
+actions whose errors are positive. Double DQN (van Hasselt et al. 2016,
+arXiv:1509.06461) selects the action with Q but evaluates it with Q_targ, whose
+errors are partly different. This reduces the bias.
+(3) The Huber loss h. Its slope is at most 1, so a single surprising target
+cannot dominate a batch.
 (4) The dueling network (Wang et al. 2016, arXiv:1511.06581). In many states
 all actions are worth nearly the same. V(s) learns this common part from every
-sample, whichever action was taken. Subtracting the mean of the advantages A
-makes the split unique.
-(5) An action that is never tried never gets a better estimate.
+sample, whichever action was taken. Without subtracting the mean, a constant
+could move between V and A without changing Q.
+(5) A purely greedy agent may never find out that it underestimates an action.
 
-Departures from the papers. Adam, with a learning rate that decreases to zero,
-replaces RMSProp. V and A in (4) share all hidden layers, and their gradients
-are not rescaled. `target_every` counts environment steps, not updates. eps
-decreases from the first step on, even before learning starts. Pixels are
-divided by 255; nothing else is normalised.
+Departures from the papers. The original DQN has neither Double DQN nor the
+dueling network: --no-double --no-dueling. Adam, with a learning rate that
+falls to zero, replaces RMSProp. V and A in (4) share all hidden layers, and
+their gradients are not rescaled. `target_every` counts environment steps, not
+updates. eps falls from the first step on, even before learning starts.
 
-Defaults: learning starts after 1,000 steps. Then every second environment
-step is followed by one update on a batch of 128, 24,500 in all, and the
-target network is updated after every 125 of them. In a healthy run `q` rises
-steadily and stays below the highest possible discounted return. On CartPole
-that is 1 / (1 - gamma) = 100, and `q` ends near 70 to 85. `q_loss` stays
-bounded; here it is 0.1 to 0.5.
+Defaults: learning starts after 1,000 steps. From then on there is one update,
+on a batch of 128, per two environment steps: 24,500 in all, and 125 from one
+copy of Q to the next. In a healthy run `q`, the mean of Q(s, a) over sampled
+transitions, rises steadily and stays below the highest possible discounted
+return. On CartPole that is 1 / (1 - gamma) = 100. `q` ends near 70 to 85,
+because each copy of Q lets it grow by at most a step of (1), and there are
+196. `q_loss` is 0.1 to 0.5 there.
 
-For Atari use algos/dqn_atari.py, which needs an eighth of the memory.
+For Atari use algos/dqn_atari.py, which stores every frame once instead of
+eight times.
 
-Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5
-              --eps-steps 40000 --target-every 1000
+Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \\
+                  --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn --num-envs 4
               (learning curves: benchmarks/README.md)
 """
@@ -103,11 +107,11 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     update_every: int = 2  # environment steps per update
     target_every: int = 250  # environment steps between updates of Q_targ
     batch_size: int = 128  # samples per update (usually 32 to 512)
-    lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
-    eps_steps: int = 8000  # environment steps in which eps decreases to eps_end
+    eps_steps: int = 8000  # environment steps over which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
@@ -199,7 +203,7 @@ class ReplayBuffer:
     def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
         """`obs` and `act` are examples, which give the shapes and types to store."""
         num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
+        check_memory("--buffer-size", capacity, num_bytes, device)  # raises UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -225,12 +229,12 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
-        # index_select(0, rows) is column[rows], in a quarter of the time.
+        # index_select(0, rows) equals column[rows] and is faster on CPUs.
         batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
+        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -242,8 +246,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -252,7 +256,7 @@ def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndar
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments and store the transitions. Return the next obs."""
+    """Step all environments, store the transitions, return the obs to act on."""
     new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     next_obs = true_next_obs(new_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
@@ -268,12 +272,12 @@ def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
 
 
 def q_of(q: PerAction, act: Choices) -> PerSample:
-    """Q(s, a) of one action per sample, for Eqs. (2), (3)."""
+    """Pick Q(s, a) of one action per sample, for Eqs. (2), (3)."""
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
 
 
 def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
-    """Eq. (2): `q` chooses the action, `q_targ` says what it is worth."""
+    """Eq. (2) with `double`: `q` chooses the action, `q_targ` evaluates it."""
     assert q_targ.shape == q.shape
     return q_of(q_targ, q.argmax(-1))
 
@@ -306,10 +310,9 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
-            q_next = agent.critic(batch.next_obs)
+            next_val = greedy_value(q_targ, agent.critic(batch.next_obs))  # Eq. (2)
         else:
-            q_next = q_targ
-        next_val = greedy_value(q_targ, q_next)  # Eq. (2)
+            next_val = q_targ.max(-1).values
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
@@ -339,7 +342,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)

@@ -1,17 +1,18 @@
 """DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
 
 The problem. DQN learns to play Atari games from the screen alone, with a
-replay buffer of a million transitions. An observation is a stack of the last 4
-screens that the agent saw, in grey, 84 x 84 pixels each, because one of them
-does not show which way the ball moves. A million pairs of obs and next_obs
-take 56 GB if stored as they are. But the same screen, or frame, appears in up
-to 8 of these stacks. This file stores every frame once, in 7 GB, and rebuilds
-the stacks when it samples a batch. Apart from this it is algos/dqn.py, which
-explains the algorithm: read that file first.
+replay buffer of about a million transitions. A single screen does not show
+motion, so an observation is a stack of the last 4 screens, in greyscale, with
+84 x 84 pixels each. A million pairs of obs and next_obs would take 56 GB. But
+each screen, or frame, appears in up to 8 stacks: in 4 as part of obs, and in 4
+as part of next_obs. This file stores every frame once, in 7 GB, and rebuilds
+the stacks when it samples a batch. The network is a CNN, and the settings are
+for Atari. Otherwise this file follows algos/dqn.py, which explains the
+algorithm: read that file first.
 
 Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') the
 estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
-is not, and we bootstrap from U(s'). Q_targ is the target network, t counts
+is 0, and we still bootstrap from U(s'). Q_targ is the target network, t counts
 environment steps, and `mean` is over the batch.
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
@@ -23,15 +24,17 @@ environment steps, and `mean` is over the batch.
     a     = argmax_a Q(s, a), or with probability eps a random action      (5)
     eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-What is specific to the frame buffer. Each environment has a ring of rows, and
-f_k is the frame in row k. With n frames per stack, the transition in row k is
+What is specific to the frame buffer. Each environment has a ring of rows:
+after the last row comes the first again. f_k is the frame in row k. With n
+frames per stack, the transition in row k is
 
     s     = (f_{k-n+1}, ..., f_k),    s' = (f_{k-n+2}, ..., f_{k+1})       (7)
 
 Within an episode, s' drops the oldest frame of s and appends a new one, so
-every step writes one frame. At the start of an episode all n frames of the
-first stack are written. An example with n = 4: x is the last frame of an
-episode, and a to f are the frames of the next one, which has two steps.
+every step writes one frame. The first stack of an episode shares no frame with
+the last episode, so all its n frames are written. An example with n = 4: x
+ends one episode, a to d are the first stack of the next, and its two steps add
+e and f.
 
     row           11   12   13   14   15   16   17
     frame         x    a    b    c    d    e    f
@@ -39,30 +42,33 @@ episode, and a to f are the frames of the next one, which has two steps.
 
 The first transition leads from (a, b, c, d) to (b, c, d, e). Row 17 holds the
 last frame of the episode and no transition. Once the ring is full, a new frame
-overwrites the oldest one, which invalidates the transitions in its own row and
-in the n - 1 rows after it. `live` marks the rows that hold a transition whose
-frames are all still stored. Only these are sampled, so no stack mixes two
-episodes, or new frames with old ones.
+overwrites the oldest one. The transitions in its own row and in the n - 1 rows
+after it used that frame, so they become invalid. `live` marks the rows with a
+transition whose frames are all still stored. Only these are sampled, so no
+stack mixes two episodes, or new frames with old ones.
 
-Atari, all in `make_envs`: every action is repeated for 4 frames of the game,
-of which the agent sees one. Rewards are clipped to [-1, 1] for the learner, so
-that one learning rate fits all games; the log shows the true score. With
-probability 0.25 the game ignores a new action and repeats the previous one
+Atari preprocessing, done in `make_envs`. Each action is repeated for 4 frames
+of the game, and the agent sees the last one (the maximum of the last two,
+since some games draw objects in every second frame only). One environment step
+is one action. The learner gets rewards clipped to [-1, 1], so that one
+learning rate works across games; the log shows the true score. With
+probability 0.25 the game repeats the previous action instead of the chosen one
 ("sticky actions", Machado et al. 2018, arXiv:1709.06009). The paper instead
-starts every episode with a random number of no-op actions.
+started every episode with a random number of no-op actions.
 
 Departures from the paper, besides those that algos/dqn.py lists: an episode
-ends at game over; the paper ended it, for the learner, at every lost life.
+ends at game over; the paper treated each lost life as the end of an episode
+during training.
 
 Defaults: learning starts after 80,000 steps. Then every fourth environment
-step is followed by one update on a batch of 32 (605,000 updates in all), and
-every 250 updates the target network is updated. Frames stay in main memory;
-only batches go to the GPU.
+step is followed by one update on a batch of 32 (605,000 updates in all), and Q
+is copied into the target network every 250 updates. Frames stay in main
+memory; only batches go to the GPU.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_atari.py
-Try           python -m algos.dqn_atari --total-steps 1e5 --start-steps 10000
-              --eps-steps 50000
+Try           python -m algos.dqn_atari --total-steps 1e5 \\
+                  --start-steps 10000 --eps-steps 50000
 Full run      python -m algos.dqn_atari    (not benchmarked yet)
 """
 
@@ -98,11 +104,11 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     update_every: int = 4  # environment steps per update
     target_every: int = 1000  # environment steps between updates of Q_targ
     batch_size: int = 32  # samples per update (usually 32 to 512)
-    lr: float = 1e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
+    lr: float = 1e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.01  # final probability of a random action (0.01 to 0.1)
-    eps_steps: int = 250_000  # environment steps in which eps decreases to eps_end
+    eps_steps: int = 250_000  # environment steps over which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
 
@@ -202,7 +208,7 @@ class FrameBuffer:
             "rew": np.empty(shape, np.float32),
             "terminated": np.empty(shape, np.float32),
             "live": np.zeros(shape, bool)}  # holds a transition with all its frames
-        self.num_written = np.zeros(num_envs, np.int64)  # frames so far
+        self.num_written = np.zeros(num_envs, np.int64)  # frames, per environment
         self.starts = np.ones(num_envs, bool)  # does the next obs start an episode?
 
     def add(self, **transition: np.ndarray | Tensor) -> None:
@@ -223,28 +229,32 @@ class FrameBuffer:
         for frame in frames.reshape(-1, *self.frame_shape):
             row = self.num_written[env] % self.num_rows
             self.columns["frame"][row, env] = frame
-            # The overwritten frame was part of this row and the n - 1 rows after it.
-            # It was also the newest frame of row - 1, which holds a newer transition.
-            spoiled = (row + np.arange(self.num_frames)) % self.num_rows
-            self.columns["live"][spoiled, env] = False
+            # Transitions in this row and the n - 1 rows after it used the old frame.
+            # So did the old one in row - 1, but that is overwritten already.
+            invalid = (row + np.arange(self.num_frames)) % self.num_rows
+            self.columns["live"][invalid, env] = False
             self.num_written[env] += 1
 
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         filled = min(int(self.num_written.max()), self.num_rows) * self.num_envs
         picks = torch.randint(filled, (batch_size,)).numpy()
-        while (dead := ~self.columns["live"].take(picks)).any():  # draw those again
+        dead = ~self.columns["live"].take(picks)  # take: an index counts row by row
+        while dead.any():  # draw those again
             picks[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
+            dead = ~self.columns["live"].take(picks)
         return self.gather(picks // self.num_envs, picks % self.num_envs)
 
     def gather(self, rows: np.ndarray, envs: np.ndarray) -> Transitions:
         """The transitions in these rows of these environments."""
-        # Of row k the rows k - n + 1, ..., k + 1: frames [B, n + 1, C, H, W].
-        around = (rows[:, None] + np.arange(1 - self.num_frames, 2)) % self.num_rows
-        parts = [self.columns["frame"][around, envs[:, None]]]
-        parts += [self.columns[k][rows, envs] for k in ("act", "rew", "terminated")]
-        frames, act, rew, terminated = (
-            torch.from_numpy(part).to(self.device) for part in parts)
+        offsets = np.arange(1 - self.num_frames, 2)  # rows k - n + 1, ..., k + 1
+        frame_rows = (rows[:, None] + offsets) % self.num_rows  # [B, n + 1]
+        # frames: [B, n + 1, C, H, W]
+        frames = self.columns["frame"][frame_rows, envs[:, None]]
+        frames = torch.from_numpy(frames).to(self.device)
+        act, rew, terminated = (
+            torch.from_numpy(self.columns[name][rows, envs]).to(self.device)
+            for name in ("act", "rew", "terminated"))
         obs = frames[:, :-1].flatten(1, 2)  # Eq. (7); [B, n, C, ...] -> [B, n C, ...]
         next_obs = frames[:, 1:].flatten(1, 2)
         return Transitions(obs, act, rew, next_obs, terminated)
@@ -264,8 +274,8 @@ class FrameBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -274,7 +284,7 @@ def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndar
 
 def step_envs(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
               obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments and store the transitions. Return the next obs."""
+    """Step all environments, store the transitions, return the obs to act on."""
     new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     next_obs = true_next_obs(new_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
@@ -291,12 +301,12 @@ def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
 
 
 def q_of(q: PerAction, act: Choices) -> PerSample:
-    """Q(s, a) of one action per sample, for Eqs. (2), (3)."""
+    """Pick Q(s, a) of one action per sample, for Eqs. (2), (3)."""
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
 
 
 def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
-    """Eq. (2): `q` chooses the action, `q_targ` says what it is worth."""
+    """Eq. (2) with `double`: `q` chooses the action, `q_targ` evaluates it."""
     assert q_targ.shape == q.shape
     return q_of(q_targ, q.argmax(-1))
 
@@ -329,10 +339,9 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
-            q_next = agent.critic(batch.next_obs)
+            next_val = greedy_value(q_targ, agent.critic(batch.next_obs))  # Eq. (2)
         else:
-            q_next = q_targ
-        next_val = greedy_value(q_targ, q_next)  # Eq. (2)
+            next_val = q_targ.max(-1).values
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
@@ -362,7 +371,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)

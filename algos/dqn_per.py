@@ -1,18 +1,18 @@
 """DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
-The problem. DQN samples all transitions of its replay buffer equally often,
-but for most of them the error of Q is already small, so they teach little.
-Prioritized replay samples a transition more often the larger its absolute
-error |Q(s, a) - y| was when it was last sampled, and gives new transitions a
-high priority. Such batches no longer represent the buffer, which biases the
-gradient. Importance-sampling weights correct this, in part at first and more
-fully towards the end of training.
+The problem. DQN samples its replay buffer uniformly. On most transitions Q is
+already accurate, so they teach little. Prioritized replay samples transitions
+in proportion to a priority, which grows with the absolute error |Q(s, a) - y|
+that a transition had when it was last sampled. New transitions get a high
+priority. Such batches no longer represent the buffer, which biases the
+gradient. Importance-sampling weights correct for this: partly at first, and
+fully by the end of training.
 
 Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') the
 estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
-is not, and we bootstrap from U(s'). Q_targ is the target network, t counts
-environment steps, and `mean` is over the batch. The only new symbol is w, the
-importance weight (9).
+is 0, and we still bootstrap from U(s'). Q_targ is the target network, t counts
+environment steps, and `mean` is over the batch. (1) to (6)
+are DQN's, except for the importance weight w in (3), defined in (9).
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
     U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
@@ -23,53 +23,57 @@ importance weight (9).
     a     = argmax_a Q(s, a), or with probability eps a random action      (5)
     eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-What is specific to prioritized replay (the proportional variant), for
-transition i of the n in the buffer:
+What is specific to prioritized replay. The buffer has n transitions, and i is
+one of them. Of the paper's two variants, this is the proportional one:
 
-    p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  when it was last used,
-            the highest p so far                if it is new               (7)
-    P(i)  = p_i / sum_k p_k, the probability that i is drawn               (8)
+    p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  when i was last sampled,
+            the highest p so far                if i is new                (7)
+    P(i)  = p_i / sum_k p_k, the probability of sampling i                 (8)
     w_i   = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta,
             k over the batch                                               (9)
     beta  = min(1, beta_start + (1 - beta_start) t / total_steps)         (10)
 
 Why each piece is there:
 
-(7) omega balances diversity and focus: 0 samples uniformly, 1 in proportion to
-the error. The constant 1e-6 keeps every p positive, so a transition with no
-error now can still be sampled later. A new transition has no error yet; the
-highest priority makes sure that it is sampled soon. The first p is 1. All
-other priorities stay as they are until the transition is sampled again, so
-many are out of date.
+(7) omega balances diversity and focus: with 0 sampling is uniform, with 1 it
+is in proportion to the error. The constant 1e-6 keeps every p positive, so
+even a transition without error can be sampled again. A new transition has no
+error yet; the highest priority makes it likely to be sampled soon. Before any
+error is known, the highest priority is 1. A priority is updated only when its
+transition is sampled, so at any time many are out of date.
 (9) Transition i is sampled n P(i) times as often as in uniform replay. A
 weight of 1 / (n P(i)), at beta = 1, undoes this, so that the expected gradient
-is that of uniform replay. Dividing by the largest weight of the batch means
-that weights only scale the gradient down. It also differs from batch to batch,
-so a batch with a very unlikely transition counts less, and some bias remains.
-(10) The bias matters most near convergence. Early on, Q changes so quickly
-that learning fast matters more.
+is that of uniform replay. Dividing by the largest weight of the batch makes
+every weight at most 1, so weights can only shrink a gradient. The largest
+weight differs from batch to batch, so a batch with a very unlikely transition
+is scaled down as a whole, and some bias remains.
+(10) The bias matters most near convergence. Early on, Q and y change so
+quickly that a biased gradient does little harm. With beta < 1 the transitions
+with large errors keep more of their weight.
 
 The sum tree. To sample from (8), lay intervals of length p_i end to end and
 find the one that contains a random point. In a binary tree whose inner nodes
-hold the sum of their two children this takes log2(n) steps, and so does
-changing one p_i. Sampling is stratified, as in the paper: the total length is
-divided into `batch_size` equal segments, and one point is drawn from each.
-This spreads a batch over the buffer.
+hold the sum of their two children, this takes about log2(buffer_size) steps,
+and so does changing one p_i. Sampling is stratified, as in the paper: the
+total length is divided into `batch_size` equal segments, and one point is
+drawn from each. This makes batches more varied than independent draws would.
 
-Departures from the paper: all that algos/dqn.py lists, and the following. The
+Departures from the paper: those listed in algos/dqn.py, and four more. The
 largest weight in (9) is that of the batch instead of the buffer, which is
-cheaper. The paper's alpha is called omega here, and p includes this exponent.
-The paper also divides DQN's learning rate by four; we do not.
+cheaper. The paper's alpha is called omega here, since SAC's temperature has
+that name, and p includes this exponent. The paper clips errors to [-1, 1] and
+divides DQN's learning rate by four; we do neither.
 
 Defaults: as in algos/dqn.py. In a healthy run on CartPole `q` behaves as
-described there. The mean `td_error`, Q - y, of the sampled transitions ends at
-2 to 3: the largest errors belong to failures that Q did not foresee. The mean
-`weight` falls to about 0.1, and with it `q_loss`, to 0.01 to 0.03.
+described there. The mean `td_error`, Q - y, of the sampled transitions ends
+between 2 and 3. It is positive because the largest errors come from episodes
+that ended when Q expected them to go on. The mean `weight` falls to about 0.1,
+which pulls `q_loss` down to between 0.01 and 0.03.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_per.py
-Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5
-              --eps-steps 40000 --target-every 1000
+Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \\
+                  --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn_per
               (learning curves: benchmarks/README.md)
 """
@@ -106,11 +110,11 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     update_every: int = 2  # environment steps per update
     target_every: int = 250  # environment steps between updates of Q_targ
     batch_size: int = 128  # samples per update (usually 32 to 512)
-    lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
-    eps_steps: int = 8000  # environment steps in which eps decreases to eps_end
+    eps_steps: int = 8000  # environment steps over which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
     omega: float = 0.6  # exponent of priorities, Eq. (7) (0, uniform, to 0.7)
@@ -204,7 +208,7 @@ class ReplayBuffer:
     def __init__(self, capacity: int, obs: Tensor, act: Tensor, device: torch.device):
         """`obs` and `act` are examples, which give the shapes and types to store."""
         num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
+        check_memory("--buffer-size", capacity, num_bytes, device)  # raises UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -230,12 +234,12 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
-        # index_select(0, rows) is column[rows], in a quarter of the time.
+        # index_select(0, rows) equals column[rows] and is faster on CPUs.
         batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
+        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -330,8 +334,8 @@ class PrioritizedBuffer(ReplayBuffer):
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -340,7 +344,7 @@ def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndar
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments and store the transitions. Return the next obs."""
+    """Step all environments, store the transitions, return the obs to act on."""
     new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     next_obs = true_next_obs(new_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
@@ -356,12 +360,12 @@ def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
 
 
 def q_of(q: PerAction, act: Choices) -> PerSample:
-    """Q(s, a) of one action per sample, for Eqs. (2), (3)."""
+    """Pick Q(s, a) of one action per sample, for Eqs. (2), (3)."""
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
 
 
 def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
-    """Eq. (2): `q` chooses the action, `q_targ` says what it is worth."""
+    """Eq. (2) with `double`: `q` chooses the action, `q_targ` evaluates it."""
     assert q_targ.shape == q.shape
     return q_of(q_targ, q.argmax(-1))
 
@@ -410,10 +414,9 @@ def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
-            q_next = agent.critic(batch.next_obs)
+            next_val = greedy_value(q_targ, agent.critic(batch.next_obs))  # Eq. (2)
         else:
-            q_next = q_targ
-        next_val = greedy_value(q_targ, q_next)  # Eq. (2)
+            next_val = q_targ.max(-1).values
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     assert q.shape == batch.weight.shape
@@ -445,7 +448,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)

@@ -10,11 +10,11 @@ Notation. V(s) is the critic's estimate of the discounted return from state s.
 s' is the state that an action leads to; at the end of an episode it is the
 last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-V(s') stands in for the rewards that follow, also at a time limit, because
-there the task has not ended. The advantage A estimates how much better an
-action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
-the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+Unless s' is terminal, V(s') replaces the rewards after it (we bootstrap), also
+at a time limit, where the task itself has not ended. The advantage A estimates
+how much better an action was than the policy's average in that state. `lam`
+trades bias for variance: lam = 0 uses one reward and then V(s'); lam = 1 uses
+every reward to the end of the episode or rollout, and only then V(s'). (1)
 and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
 arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
 critic, (6) and (7) normalise observations and rewards.
@@ -30,7 +30,7 @@ critic, (6) and (7) normalise observations and rewards.
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
 R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts. G sums past rewards and has the scale of a return. In PPO's own
+rollouts. G sums raw rewards, and A and R use scaled ones. In PPO's own
 equations, pi_old collected the data and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
@@ -104,7 +104,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
-    lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
+    lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
@@ -121,7 +121,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio")  # or UsageError
+        check_settings(self, positive="clip_ratio")  # raises UsageError
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -135,7 +135,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With small last weights the first policy is nearly the same in every state."""
+    """The small last weights make the first policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -231,7 +231,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must normalise as `collect` did."""
+        """Call this after `update`, which must normalise by the old statistics."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -260,8 +260,8 @@ class Minibatch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -279,13 +279,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # where an episode ended, the first one of the next
+        obs = new_obs  # after a reset, the first of the new episode
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -439,7 +439,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

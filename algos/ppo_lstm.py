@@ -1,32 +1,32 @@
-"""PPO with an LSTM, for tasks in which one observation does not say enough.
-Hochreiter and Schmidhuber 1997; with actor-critic, Mnih et al. 2016 (A3C).
+"""PPO with an LSTM, for partially observable tasks (POMDPs).  LSTM: Hochreiter
+and Schmidhuber 1997.  Recurrent actor-critic: Mnih et al. 2016 (A3C).
 
 The problem. PPO's policy sees one observation at a time. An observation may
 leave out what matters: a single picture of a ball does not show its velocity,
-and a sign that the agent passed a minute ago is out of sight. Two different
-situations then look the same, and no function of the observation can tell them
-apart. The policy needs a memory.
+and a signpost that the agent passed a minute ago is out of sight. Two
+different situations then look the same, and no function of the observation can
+tell them apart. The policy needs a memory.
 
-A recurrent network has one. At every step it computes a new memory from the
-observation and the old memory, and actor and critic see the memory instead of
-the observation. Backpropagation through time trains it: the gradient of a
-step's loss goes back through the earlier memories, to the observation that
-should have been remembered. An LSTM's memory has two parts. The cell c changes
-only where gates open, so gradients survive many steps. h is what the network
-shows of c at this step.
+A recurrent network has one, its hidden state. At every step it computes a new
+memory from the observation and the old memory. Actor and critic see the memory
+instead of the observation. Backpropagation through time trains it: the
+gradient of a step's loss flows back through the earlier memories to the
+observation that mattered. An LSTM's memory has two parts. The cell c is kept
+from step to step, multiplied by a forget gate; where that gate stays near 1,
+gradients survive many steps. h is read from c through an output gate, and is
+all that the later layers see.
 
-Four rules follow. A program that breaks one of them still runs, and learns
-less.
-  - A new episode starts with a memory of zero, in acting and in learning.
-  - A minibatch holds sequences in their order: all T steps of a few
-    environments, not single steps of all.
-  - Where a rollout starts in the middle of an episode, learning starts from the
-    memory that the agent had there. The rollout stores it.
-  - After each gradient step the memories have changed. They are recomputed from
-    the stored start, with the new weights.
+Four rules follow. Breaking one raises no error; the agent just learns worse.
+  - A new episode starts with a memory of zero, in acting and in training.
+  - A minibatch holds whole sequences: all T steps of a few environments, not
+    shuffled single steps.
+  - If a rollout starts in the middle of an episode, training starts from the
+    memory that the agent had at that point. The rollout stores it.
+  - After each gradient step the old memories are stale. They are recomputed
+    from the stored first one, with the new weights.
 
 Notation, as in algos/ppo.py. V is the critic's estimate of the discounted
-return; s' is the state that an action leads to, and at the end of an episode
+return. s' is the state that an action leads to; at the end of an episode it is
 its last state. `terminated` is 1 if s' is terminal, `done` is 1 if the episode
 ended, by termination or by a time limit. A is the advantage.
 
@@ -40,44 +40,42 @@ ended, by termination or by a time limit. A is the advantage.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts. pi_old collected the data, and c in (10) is `clip_ratio`:
+R is the critic's target. mean and var are those of all earlier rollouts.
+pi_old is the policy that collected the data; c in (10) is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-All of this is PPO. With a memory, s in these equations stands for h:
+So far this is PPO. With a memory, s in these equations stands for h:
 
     h_t, c_t = LSTM(obs_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))           (13)
-    pi(. | s_t), V(s_t) = functions of h_t
-    V(s'_t) = V(h'),  h' of LSTM(obs of s'_t, (h_t, c_t))                 (14)
+    pi(. | s_t), V(s_t) = functions of h_t                                (14)
+    V(s'_t) = V(h'),  with h', c' = LSTM(obs of s'_t, (h_t, c_t))         (15)
 
-If the episode goes on, (14) is V of the next step. If it ended, its last
-observation is shown to the memory of that episode, before that is cleared. At
-the end of a rollout, the next observation is shown to a copy of the memory,
-since the next rollout shows it again.
+If the episode goes on, (15) is simply V(s_{t+1}). If it ended, the LSTM gets
+the final observation and the memory of that episode, before the reset. At the
+end of a rollout (15) leaves the agent's own memory as it is, because the next
+rollout starts with the same observation.
 
-A vector goes through an MLP, an image through a CNN, and then through the LSTM
-that actor and critic share. Each has an MLP of its own after it.
+An MLP (for vectors) or a CNN (for images) feeds the LSTM that actor and critic
+share. Each has an MLP of its own after it.
 
-Departures, besides those of algos/ppo.py. The gradient stops at the start of a
-rollout (truncated backpropagation through time). The memory stored there was
-computed with the weights of that time. The LSTM keeps PyTorch's initial
-weights.
+Departures, besides those of algos/ppo.py. The memory stored at the start of a
+rollout came from older weights and observation statistics, so it is slightly
+stale; the gradient stops there. The LSTM keeps PyTorch's initial weights.
 
 Defaults: T = 64 steps in each of N = 8 environments give 512 samples. A
 minibatch holds the sequences of 2 environments, 128 samples, so 10 epochs make
-40 gradient steps. A longer T can learn to remember for longer, but takes fewer
-gradient steps per sample. `kl` and `clip_frac` are as in algos/ppo.py.
+40 gradient steps. With a longer T gradients reach further back, but there are
+fewer of them. `kl` and `clip_frac` are as in algos/ppo.py.
 
-After training, call `agent.forget()` at the start of every episode, and then
-`agent.predict(obs)` at every step.
+To act, call `agent.forget()` before an episode, then `agent.predict(obs)`.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_lstm.py
-Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0
-              --total-steps 5e4 --gamma 0.98
+Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0 \\
+                  --total-steps 5e4 --gamma 0.98
 """
 
 import math
@@ -116,7 +114,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     rollout_steps: int = 512  # T x N, samples per rollout, from all environments
     minibatch_envs: int = 2  # environments per gradient step, each with all T steps
     epochs: int = 10  # passes over each rollout (3 to 20)
-    lr: float = 1e-3  # Adam's learning rate at the start (1e-5 to 1e-3)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
@@ -134,7 +132,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio", counts="lstm_size")  # or UsageError
+        check_settings(self, positive="clip_ratio", counts="lstm_size")
         check_range(self, "rollout_steps", low=2 * self.num_envs)  # T is at least 2
         check_divides(self, "rollout_steps/num_envs num_envs/minibatch_envs")
 
@@ -149,7 +147,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With small last weights the first policy is nearly the same in every state."""
+    """The small last weights make the first policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -236,21 +234,23 @@ class Agent(nn.Module):
 
     def remember(self, features: Float32[Tensor, "T N k"],
                  memory: Memory) -> tuple[Float32[Tensor, "T N size"], Memory]:
-        """T steps without an end -> h after each step, the memory after the last."""
+        """T steps with no reset -> h after every step, the memory after the last."""
         h, after = self.lstm(features, (memory[:1], memory[1:]))
         return h, torch.cat(after)
 
     def unroll(self, obs: Tensor, done: PerStep, memory: Memory) -> tuple[
             Float32[Tensor, "T N size"], Float32[Tensor, "2 T N size"]]:
-        """Eq. (13) for T steps, from the memory before the first. Return h after each
-        step, and the memories [h, c] that (14) needs: before an end clears them.
+        """Eq. (13) for T steps, from the memory before the first. Return h after every
+        step, and for Eq. (15) the memory [h, c] where an episode or the rollout ends,
+        before it is reset. At other steps the second tensor must not be used.
 
-        The sequences are cut wherever an episode ends in any environment, because the
-        LSTM takes several steps in one call only if nothing is cleared between them. It
-        returns c for the last of them alone; the others get a copy that nobody uses.
+        nn.LSTM cannot reset in the middle of a call, so the sequences are cut wherever
+        an episode ends in any environment. Only after the last step of a piece does it
+        return c, so that memory fills the whole piece.
         """
         features = self.encoder(obs.flatten(0, 1)).unflatten(0, done.shape)
-        cuts = (done[:-1].any(1).nonzero().flatten() + 1).tolist()
+        ends = done[:-1].any(dim=1).nonzero().flatten()
+        cuts = (ends + 1).tolist()  # the first step of each piece but the first
         hidden = []
         memories = []
         for piece, ended in zip(features.tensor_split(cuts), done.tensor_split(cuts)):
@@ -263,7 +263,8 @@ class Agent(nn.Module):
     def forward(self, obs: Tensor, done: PerStep,
                 memory: Memory) -> tuple[ActorOut, PerSample]:
         """Normalised sequences [T, N, ...] -> outputs of the actor, values [T x N]."""
-        h = self.unroll(obs, done, memory)[0].flatten(0, 1)
+        h, _ = self.unroll(obs, done, memory)
+        h = h.flatten(0, 1)
         return self.actor(h), self.critic(h).squeeze(-1)  # Eq. (14)
 
     @torch.no_grad()
@@ -291,7 +292,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must normalise as `collect` did."""
+        """Call this after `update`, which must normalise by the old statistics."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -323,8 +324,8 @@ class Sequences:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -343,14 +344,14 @@ def collect_with_memory(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarra
         next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # where an episode ended, the first one of the next
+        obs = new_obs  # after a reset, the first of the new episode
         agent.forget(done)
     return Rollout(**stack_steps(steps, act.device), memory=memory), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -456,7 +457,7 @@ def recurrent_targets(agent: Agent,
     ends[-1] = True  # ... unless the episode or the rollout ends
     features = agent.encoder(rollout.next_obs[ends])
     h, _ = agent.remember(features[None], memory[:, ends])
-    next_val[ends] = agent.critic(h[0]).squeeze(-1)  # Eq. (14)
+    next_val[ends] = agent.critic(h[0]).squeeze(-1)  # Eq. (15)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
     return val, adv, ret
@@ -517,7 +518,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -1,21 +1,20 @@
 """PPO with normalised value targets (PopArt).  van Hasselt et al. 2016,
 arXiv:1602.07714; for actor-critics Hessel et al. 2019, arXiv:1809.04474.
 
-The problem. The critic regresses on returns, and returns can have any size:
-0.01 in one task, 10,000 in another. Networks learn best from targets with mean
-0 and standard deviation 1. PPO therefore divides rewards by a running standard
-deviation (scale_rew). But when that number changes, the critic's outputs still
-belong to the old unit, so all of them are wrong at once.
+The problem. The critic is fitted to returns: 0.01 in one task, 10,000 in
+another. Networks learn best from targets with mean 0 and standard deviation 1,
+so algos/ppo.py divides rewards by a running standard deviation of returns. But
+when that number changes, all values suddenly have the wrong scale.
 
 PopArt leaves rewards alone and normalises the critic's targets. When their
 statistics change ("Art": adaptively rescaling targets), it also changes the
 critic's last layer so that V stays the same in every state ("Pop": preserving
-outputs precisely). And the unit of the rewards does not matter: if all are a
-thousand times as large, the same seed takes the same actions, up to rounding.
+outputs precisely). So the scale of rewards does not matter: if all are a
+thousand times as large, the same seed acts the same until rounding differs.
 
-(1) to (12) are explained in algos/ppo.py; only (5) and (7) differ. `terminated`
-is 1 if s' is terminal, `done` is 1 at any end of an episode. pi_old collected
-the data, and c is `clip_ratio`.
+algos/ppo.py explains (1) to (12); only (5) and (7) differ. `terminated` is 1
+if s' is terminal, `done` is 1 if the episode ended, also by a time limit.
+pi_old is the policy that collected the data, and c is `clip_ratio`.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -30,10 +29,10 @@ the data, and c is `clip_ratio`.
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-n(s) = w . h(s) + b is the output of the critic's network, h(s) its last hidden
-layer. R, A and V are in units of reward. loc and scale (`val_scale` in reports)
-are the running mean and standard deviation of the targets R. They move once per
-rollout, the k-th with the weight u = max(popart_beta, 1/k):
+n(s) = w . h(s) + b is the critic network's output, h(s) its last hidden layer.
+R, A and V are in units of reward. loc and scale (`val_scale` in reports) are
+the running mean and standard deviation of R. Every rollout updates them, the
+k-th with the weight u = max(popart_beta, 1/k), so early ones count equally:
 
     loc    <- (1 - u) loc + u mean R,  square <- (1 - u) square + u mean R^2,
     scale  <- sqrt(square - loc^2), at least 1e-6                         (13)
@@ -41,20 +40,21 @@ rollout, the k-th with the weight u = max(popart_beta, 1/k):
     b      <- (scale_old b + loc_old - loc) / scale                       (14)
     A      <- A / scale, before (8)                                       (15)
 
-(14) solves loc_old + scale_old n_old(s) = loc + scale n(s) for all h(s). (13)
-and (14) precede the gradient steps: even the first large target is normalised.
-The last layer starts at zero, so V = 0 in the first rollout, in any unit. This
-V is not worth preserving: the first rollout skips (14), and V becomes loc.
+(14) is the choice of w and b for which V(s) does not change, for any h(s).
+(13) and (14) come before the gradient steps, so the critic is never trained on
+targets that were normalised by old statistics. (15) matters only if norm_adv
+is off; otherwise (8) cancels it. loc and the last layer start at zero, so V =
+0 in the first rollout, whatever the scale of the rewards. This V holds no
+information: the first update skips (14), and V becomes loc in every state.
 
-Departures: those of algos/ppo.py. The papers move loc and scale at every
-gradient step, with a fixed weight u, and do not start at V = 0.
+Departures, besides those of algos/ppo.py. The papers update loc and scale at
+every gradient step, with a fixed weight u, and do not start at V = 0.
 
-Defaults: as in algos/ppo.py; popart_beta = 0.1 remembers about ten rollouts.
-After some rollouts a healthy `v_loss` is below 1, the error of V = loc.
+Defaults: as in algos/ppo.py; popart_beta = 0.1 averages over about the last
+ten rollouts. `v_loss` should soon fall below 1, the error of V = loc.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_popart.py
 Try           python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
-Reproduce     nothing yet: no curves are published
 """
 
 import math
@@ -84,7 +84,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
-    lr: float = 3e-4  # Adam's learning rate at the start (1e-5 to 1e-3)
+    lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
@@ -115,7 +115,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With small last weights the first policy is nearly the same in every state."""
+    """The small last weights make the first policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -143,7 +143,7 @@ class RunningStats(nn.Module):
 
 
 class PopArtCritic(nn.Module):
-    """A network n(s), and location and scale of its targets over all processes."""
+    """The network n(s), with the running mean (loc) and deviation (scale) of R."""
 
     def __init__(self, sizes: tuple[int, ...], beta: float):
         super().__init__()
@@ -165,18 +165,18 @@ class PopArtCritic(nn.Module):
         return (ret - self.loc) / self.scale()
 
     def update_stats(self, ret: PerSample) -> None:
-        """Move loc and scale, and adapt the last layer so that V stays the same."""
+        """Update loc and scale. Rescale the last layer so that V stays the same."""
         loc_old = self.loc.clone()
         scale_old = self.scale()
-        _, mean, var = mpi.moments(ret)  # of all processes
+        _, mean, var = mpi.moments(ret)  # over all processes
         self.count += 1
         u = (1 / self.count).clamp(min=self.beta)
         self.loc.copy_((1 - u) * self.loc + u * mean)  # Eq. (13)
-        self.square.copy_((1 - u) * self.square + u * (var + mean**2))
-        last = self.net[-1]
-        if self.count > 1:  # V of the first rollout is no knowledge to preserve
-            last.weight.mul_(scale_old / self.scale())  # Eq. (14)
-            last.bias.mul_(scale_old).add_(loc_old - self.loc).div_(self.scale())
+        self.square.copy_((1 - u) * self.square + u * (var + mean**2))  # mean R^2
+        if self.count > 1:  # the initial V = 0 is not worth preserving
+            w, b = self.net[-1].weight, self.net[-1].bias
+            w.copy_(w * scale_old / self.scale())  # Eq. (14)
+            b.copy_((scale_old * b + (loc_old - self.loc)) / self.scale())
 
 
 class Agent(nn.Module):
@@ -208,7 +208,7 @@ class Agent(nn.Module):
         if cfg.orthogonal_init:
             init_orthogonal(self)
         for param in self.critic.net[-1].parameters():
-            nn.init.zeros_(param)  # so that V is at first 0, in any unit of reward
+            nn.init.zeros_(param)  # V = 0 at first, whatever the scale of rewards
         self.obs_stats = RunningStats(obs_space.shape)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
@@ -220,7 +220,7 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
-        """Normalised observations [B, ...] -> outputs of the actor, n(s)."""
+        """Normalised observations [B, ...] -> (the actor's outputs, n(s))."""
         features = self.encoder(obs)
         return self.actor(features), self.critic.net(features).squeeze(-1)
 
@@ -247,7 +247,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must normalise as `collect` did."""
+        """Call this after `update`, which must normalise by the old statistics."""
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
@@ -273,8 +273,8 @@ class Minibatch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -292,7 +292,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # where an episode ended, the first one of the next
+        obs = new_obs  # after a reset, the first of the new episode
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
@@ -439,7 +439,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

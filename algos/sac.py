@@ -1,4 +1,5 @@
-"""Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905, Algorithm 1.
+"""Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905, Algorithm
+1.
 
 The problem. DDPG and TD3 learn a deterministic policy and add exploration
 noise of a fixed, hand-tuned scale. SAC learns how random to be in each state.
@@ -12,14 +13,14 @@ called soft. The temperature alpha is adjusted throughout training to keep the
 mean entropy near a target.
 
 Notation. s' is the state that follows s, and V(s') its soft value.
-`terminated` is 1 if s' is terminal. A time limit does not make s' terminal:
-rewards would have followed, so V(s') stands in for them (we bootstrap). Every
-transition goes into a replay buffer, and every update uses a random batch from
-it. Older policies collected most of them. That is allowed ("off-policy"),
-because V(s') in (1) belongs to the actor as it is now, whichever policy chose
-a. The targets y use slowly moving copies of the critics, marked `targ`, so y
-changes only a little per update. w stands for the critics' weights, and `mean`
-is over the batch.
+`terminated` is 1 if s' is terminal. At a time limit it is 0: rewards would
+have followed, so we still bootstrap from V(s'). Every transition goes into a
+replay buffer, and every update uses a random batch from it. Earlier policies
+collected most of these transitions. That is allowed ("off-policy"), because
+V(s') in (1) depends on the present actor, not on the policy that chose a. The
+targets y use slowly moving copies of the critics, marked `targ`, so y changes
+only a little per update. w stands for the critics' weights, and `mean` is over
+the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
@@ -69,7 +70,7 @@ not 3e-4. (2) has no factor 1/2. Two details are in the authors' code but not
 in the paper: log sigma is clamped to [-20, 2], and the first actions are
 uniformly random.
 
-Defaults: actions are random for the first 10,000 steps, or for a tenth of
+Defaults: the first 10,000 steps take random actions, or the first tenth of
 total_steps if that is less. Then each environment step is followed by one
 update of the critics, the actor, alpha and the target critics, in that order,
 on the same batch of 256. In a healthy run the mean `logp` settles near d, the
@@ -222,7 +223,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
+        check_memory("--buffer-size", capacity, num_bytes, device)  # raises UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -248,12 +249,12 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
-        # index_select(0, rows) is column[rows], in a quarter of the time.
+        # index_select(0, rows) equals column[rows] and is faster on CPUs.
         batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
+        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -265,8 +266,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -275,7 +276,7 @@ def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndar
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments and store the transitions. Return the next obs."""
+    """Step all environments, store the transitions, return the obs to act on."""
     new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     next_obs = true_next_obs(new_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
@@ -324,7 +325,7 @@ def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
 
 # ======================================= update =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (2). Both critics regress on the same target, without gradient."""
+    """Eq. (2): both critics learn the same target, which is held constant."""
     with torch.no_grad():
         next_act, next_logp = sample_squashed_gaussian(agent.actor(batch.next_obs))
         next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
@@ -368,7 +369,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict
 
 # ======================================= train ========================================
 def num_start_steps(cfg: Config) -> int:
-    """How many steps are random. Nothing is learned until they are over."""
+    """Number of initial steps with random actions. Updates start after them."""
     if cfg.start_steps is not None:
         return cfg.start_steps
     return min(10_000, int(cfg.total_steps / 10))
@@ -386,7 +387,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -1,70 +1,75 @@
 """Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477,
 Algorithm 1.
 
-The problem. The actor of DDPG seeks the action with the highest Q. All values
-of Q are estimates with errors, and the highest of them is on average too high.
-The target bootstraps from it, so the error spreads to the states before it.
-TD3 limits this error in three ways: it uses the lower of two critics in the
-target, it adds noise to the target's action, and it updates the actor and the
-target networks less often than the critics.
+The problem. DDPG (Deep Deterministic Policy Gradient) trains its actor to
+choose the action with the highest Q. But Q is only an estimate, and the
+maximum of noisy estimates is too high on average. The critic's target contains
+this overestimate, so the error spreads to earlier states. TD3 adds three
+remedies: clipped double Q-learning (the target uses the lower of two critics),
+target policy smoothing (noise on the action in the target), and delayed
+updates of the actor and the target networks.
 
 Notation. s' is the state that follows s, and V(s') its value. `terminated` is
-1 if s' is terminal. A time limit does not make s' terminal: rewards would have
-followed, so V(s') stands in for them (we bootstrap). Every transition goes
-into a replay buffer, and every update uses a random batch from it. Older
-policies collected most of them. That is allowed ("off-policy"), because V(s')
-in (1) belongs to the present actor's target copy, whichever policy chose a.
-The targets y use slowly moving copies of all networks, marked `targ`, so y
-changes only a little per update. w stands for a network's weights, and `mean`
-is over the batch.
+1 if s' is terminal. At a time limit it is 0: rewards would have followed, so
+we still bootstrap from V(s'). Every transition goes into a replay buffer, and
+every update uses a random batch from it. Earlier policies collected most of
+these transitions. That is allowed ("off-policy"), because V(s') in (1) depends
+on the target copy of the present actor, not on the policy that chose a. The
+target y uses slowly moving copies of all networks, the target networks, marked
+`targ`. So y changes only a little per update. w stands for a network's
+weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-TD3's actions and losses. sigma, sigma_targ and c are the settings act_noise,
-target_noise and noise_clip; eps is a standard normal sample, new for each use:
+Actions, V(s') and the actor's loss. sigma, sigma_targ and c are the settings
+act_noise, target_noise and noise_clip; eps is a standard normal sample, drawn
+anew each time:
 
     a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
     a'      = clip(pi_targ(s') + clip(sigma_targ eps, -c, c), -1, 1)       (5)
     V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a'))                      (6)
     L(pi)   = -mean Q_1(s, pi(s))                                          (7)
 
-Every update takes a step on (2). Every second one, by the default of
-`policy_delay`, also takes a step on (7) and then moves all targets by (3).
+Every update takes one gradient step on L(Q), (2). One in `policy_delay`
+updates (by default every second) also takes one on L(pi), (7), and then moves
+all target networks by (3).
 
 Why each piece is there:
 
 (4) A deterministic policy does not explore, so noise is added to its actions
-while collecting. The buffer stores the noisy action, because that is the one
-that led to r and s'. Evaluation uses no noise.
+while collecting data. The buffer stores the noisy action, because that is the
+one that led to r and s'. Evaluation uses no noise.
 (5) Similar actions should have similar values, so a narrow peak of Q_targ is
-probably an error. The noise averages the target over the neighbourhood of the
-policy's action, and c keeps it there.
-(6) Both critics learn the same targets, but their initial weights differ and
-so do their errors. Their minimum is too high only where both are too high. It
-may be too low, but the actor does not seek such actions out.
+probably an error. The noise averages the target over nearby actions, and
+clipping at c keeps them near the policy's action.
+(6) Both critics learn the same y, but their initial weights differ, and so do
+their errors. Their minimum is too high only where both are too high. It may be
+too low, which does less harm: the actor avoids such actions.
 (7) By the chain rule, the gradient of L(pi) with respect to the actor's
 weights w is -mean dQ_1/da dpi/dw, with dQ_1/da taken at a = pi(s). This loss
-updates only the actor. One critic is enough to show the direction. The delay
-lets the critics reduce their errors before the actor and the targets follow
-them.
+updates only the actor. Either critic would do; the paper uses the first. The
+delay lets the critics reduce their errors before the actor and the target
+networks follow them.
 
 Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Observations and rewards are not
 normalised.
 
-Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300)
-and batches 256 samples (100), and both actions are clipped to [-1, 1]: all
-three as in the authors' later code. The paper takes 10,000 random steps on
-HalfCheetah and Ant and 1,000 elsewhere.
+Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300),
+batches have 256 samples (100), and the actions in (4) and (5) are clipped to
+[-1, 1]: all three as in the authors' later code. Random actions last equally
+long on every environment (paper: 10,000 steps on HalfCheetah and Ant, 1,000
+elsewhere).
 
-Defaults: actions are random for the first 10,000 steps, or for a tenth of
+Defaults: the first 10,000 steps take random actions, or the first tenth of
 total_steps if that is less. Then each environment step is followed by one
 update of the critics on a batch of 256, and every second update includes the
-actor and all targets. In a healthy run `q1` and `q2` stay close together,
-`critic_loss` stays bounded, and `q1`, a mean over sampled transitions, levels
-off.
+actor and all target networks. In a healthy run `q1` and `q2`, means over
+sampled transitions, stay close together and rise with the return, and
+`critic_loss` stays bounded. If they keep growing while the return does not,
+the critics overestimate.
 
 Read after    algos/ddpg.py, for the changes:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -105,8 +110,8 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     act_noise: float = 0.1  # sigma, the exploration noise in Eq. (4) (0.05 to 0.3)
     target_noise: float = 0.2  # sigma_targ, the noise in Eq. (5) (0.1 to 0.3)
-    noise_clip: float = 0.5  # c, the limit of the noise in Eq. (5) (0.3 to 0.5)
-    policy_delay: int = 2  # updates of the critics per update of the actor (1 to 3)
+    noise_clip: float = 0.5  # c, the bound on the noise in Eq. (5) (0.3 to 0.5)
+    policy_delay: int = 2  # critic updates per actor update (1 to 3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
@@ -199,7 +204,7 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
-        check_memory("--buffer-size", capacity, num_bytes, device)  # or UsageError
+        check_memory("--buffer-size", capacity, num_bytes, device)  # raises UsageError
         self.capacity = capacity
         self.device = device
         self.columns = {
@@ -225,12 +230,12 @@ class ReplayBuffer:
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
-        # index_select(0, rows) is column[rows], in a quarter of the time.
+        # index_select(0, rows) equals column[rows] and is faster on CPUs.
         batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
         return Transitions(**batch)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned: torch.save writes the whole storage of a slice."""
+        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
         rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
         return {"columns": rows, "position": self.position}
 
@@ -242,8 +247,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -252,7 +257,7 @@ def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndar
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
              obs: np.ndarray, act: Tensor) -> np.ndarray:
-    """Step all environments and store the transitions. Return the next obs."""
+    """Step all environments, store the transitions, return the obs to act on."""
     new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     next_obs = true_next_obs(new_obs, terminated | truncated, infos)
     buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
@@ -286,14 +291,14 @@ def add_noise(act: Actions, sigma: float) -> Actions:
 
 
 def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
-    """Eq. (5): as above, but with noise of at most `limit`."""
+    """Eq. (5): like `add_noise`, but the noise is first clipped to `limit`."""
     noise = (sigma * torch.randn_like(act)).clamp(-limit, limit)
     return (act + noise).clamp(-1, 1)
 
 
 # ======================================= update =======================================
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (2). Both critics regress on the same target, without gradient."""
+    """Eq. (2): both critics learn the same target, which is held constant."""
     cfg = agent.cfg
     with torch.no_grad():
         next_act = agent.actor_targ(batch.next_obs)
@@ -315,7 +320,7 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
            count: int) -> dict:
-    """Update the critics and, when due, actor and all targets. Return the metrics.
+    """Update the critics and, when due, the actor and all target networks.
 
     `count` is the number of earlier updates, which decides whether the actor is due.
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
@@ -333,7 +338,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
 
 # ======================================= train ========================================
 def num_start_steps(cfg: Config) -> int:
-    """How many steps are random. Nothing is learned until they are over."""
+    """Number of initial steps with random actions. Updates start after them."""
     if cfg.start_steps is not None:
         return cfg.start_steps
     return min(10_000, int(cfg.total_steps / 10))
@@ -351,7 +356,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

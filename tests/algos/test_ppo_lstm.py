@@ -157,7 +157,7 @@ def test_memory_by_hand():
           vec((0, 2), (0, 4)))
 
 
-@pytest.mark.eq("ppo_lstm", 14)
+@pytest.mark.eq("ppo_lstm", 14, 15)
 @every_kind
 def test_values_and_targets_are_those_of_single_steps(kind):
     """The last observation of an episode or rollout is seen with the memory of that episode."""
