@@ -3,9 +3,8 @@ arXiv:1502.05477.
 
 The problem. The learning rate of the vanilla policy gradient (VPG) limits how
 far the weights move. But a step of a given length in weight space may barely
-change the policy, or change it completely. A ruined policy then collects
-useless data. TRPO limits the change in the policy itself: it maximises the
-estimated improvement S subject to KL <= max_kl, where KL is the mean
+change the policy, or ruin it. TRPO limits the change in the policy itself: it
+maximises the estimated improvement S subject to KL <= max_kl. KL is the mean
 divergence from the old to the new policy.
 
 For a small change x of the weights, S is about g'x and KL about x'Fx / 2 (here
@@ -19,11 +18,11 @@ Notation. V(s) is the critic's estimate of the discounted return from state s.
 s' is the state that an action leads to; at the end of an episode it is the
 last state, not the first of the next episode. `terminated` is 1 if s' is
 terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-V(s') stands in for the rewards that follow, also at a time limit, because
-there the task has not ended. The advantage A estimates how much better an
-action was than the policy's average in that state. `lam` trades bias for
-variance: lam = 0 uses one reward and then V(s'); lam = 1 uses every reward to
-the end of the episode or rollout, and then V(s') unless s' is terminal. (1)
+Unless s' is terminal, V(s') replaces the rewards after it (we bootstrap), also
+at a time limit, where the task itself has not ended. The advantage A estimates
+how much better an action was than the policy's average in that state. `lam`
+trades bias for variance: lam = 0 uses one reward and then V(s'); lam = 1 uses
+every reward to the end of the episode or rollout, and only then V(s'). (1)
 and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
 arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
 critic, (6) and (7) normalise observations and rewards.
@@ -38,52 +37,50 @@ critic, (6) and (7) normalise observations and rewards.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
 R is the critic's target. mean and var are running statistics of all earlier
-rollouts. G sums past rewards; its standard deviation has about the scale of a
-return. In TRPO's own equations, pi_old is the policy that collected the data,
-and v is any vector with one entry per weight of the policy:
+rollouts. G sums raw rewards of the past; its standard deviation stands for the
+scale of returns. All other equations use the scaled rewards. In TRPO's own
+equations, pi_old is the policy that collected the data, and v is any vector
+as long as the weights:
 
     S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
     F v     = grad (v' grad KL) + damping v                               (10)
     F x     = g, by the conjugate gradient method; r = g - F x            (11)
-    step    = 0.8^k sqrt(2 max_kl / (x' F x)) x, with the smallest k = 0, 1, ...
-              for which S > 0 and KL <= max_kl; if none does, no step     (12)
+    m       = min(sqrt(2 max_kl / (x' F x)), max_step_size)
+    step    = 0.8^k m x, with the smallest k = 0, 1, ... for which S > 0 and
+              KL <= max_kl; if there is none, no step                     (12)
 
 The -1 in (8) makes S zero at pi_old, so that S > 0 means an improvement.
 Gradients in (8) and (10) are taken at pi = pi_old. There grad KL is zero, but
-the Hessian of KL is not. F has a row and a column for every weight, so it is
-never formed: (11) needs only products F v, and (10) computes one by
-differentiating the number v' grad KL. Conjugate gradients improve x along the
-directions that matter most first, so a few steps give a useful x even when F x
-is not yet close to g.
+its Hessian F is not. F has a row and a column for every weight, so it is never
+formed: (11) needs only products F v, and (10) computes one by differentiating
+the number v' grad KL. Conjugate gradients improve x along the directions that
+matter most first, so a few steps give a useful x. `damping` keeps F invertible
+and shortens the step, so the true KL is usually below max_kl.
 
-For k = 0 the square root makes step' F step / 2 equal to max_kl. From (10) on,
-F includes `damping`, which keeps it invertible. It also shortens the step, so
-the true KL is usually below max_kl. KL is a sum over action dimensions;
-libraries that average over d dimensions allow d times as much KL with the same
-number. Advantages are not normalised: their scale cancels in (12), and the
-baseline centres them roughly.
+`max_step_size` is not in the paper. The root in m stretches x until KL is
+about max_kl, even if g is nothing but noise. On a solved task advantages are
+tiny, the root grows from 2 to 20 and more, and the policy takes random steps
+of full length until it falls (benchmarks/NOTES.md, "InvertedPendulum"). ACKTR
+limits its steps in the same way (Wu et al. 2017). With m = 1, x maximises S -
+KL. Advantages are not normalised: their size shows how much there is to gain.
 
 The critic is fitted after the policy's step, by `v_steps` steps on (5), each
-with a random minibatch. With images, actor and critic share an encoder. The
-critic does not train it, because that would change the policy outside the
-constraint.
+with a random minibatch. It does not train a shared encoder (see VPG).
 
 Departures from the paper. GAE with a critic replaces the paper's sums of
-rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (50,000 and
-more), and `cg_steps` is 15 (10). Updating the statistics of (6) changes the
-policy too, most of all after the first rollout, and no constraint limits that.
-Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh depends only on the action, not on the weights, so it cancels
-in (8) and (9).
+rewards. max_kl, summed over action dimensions, is 0.04 (paper: 0.01), a batch
+has 2,048 samples (50,000 and more), and `cg_steps` is 15 (10). Updating the
+statistics of (6) changes the policy too, outside the constraint. Gaussian
+actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
+tanh depends only on the action, not on the weights, so it cancels in (8), (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
-step and 80 critic steps. In a healthy run on MuJoCo `kl` is 0.4 to 0.9 times
-max_kl, `backtracks` is mostly 0, `improvement` is close to
-`improvement_expected`, `cg_residual` grows from 0.01 to about 0.5,
-`explained_variance` rises above 0.9 and `entropy` falls.
+step and 80 critic steps. In a healthy run on MuJoCo `kl` is at first 0.4 to
+0.9 times max_kl, `backtracks` is mostly 0, `cg_residual` grows from 0.01 to
+about 0.5, `explained_variance` rises above 0.9 and `entropy` falls.
 
-Read after    algos/vpg.py, to see the changes:  diff algos/vpg.py algos/trpo.py
+Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.trpo    (learning curves: benchmarks/README.md)
 """
@@ -121,6 +118,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
+    max_step_size: float = 2.0  # limit of m in Eq. (12); 0: no limit (1 to 5)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
@@ -133,8 +131,8 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
 
     def __post_init__(self):
-        counts = "cg_steps backtracks"
-        check_settings(self, positive="max_kl", nonnegative="damping", counts=counts)
+        check_settings(self, positive="max_kl", nonnegative="damping max_step_size",
+                       counts="cg_steps backtracks")
         check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
@@ -148,7 +146,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With small last weights the first policy is nearly the same in every state."""
+    """The small last weights make the first policy nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -244,7 +242,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Called after `update`, which must normalise as `collect` did."""
+        """Call this after `update`, which must normalise by the old statistics."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -278,8 +276,8 @@ class OldPolicy:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment has been
-    reset: `new_obs` starts the next episode, and `infos` has the last of this one."""
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -297,13 +295,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         next_obs = true_next_obs(new_obs, done, infos)
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # where an episode ended, the first one of the next
+        obs = new_obs  # after a reset, the first of the new episode
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance of few samples can be far too small."""
+    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -419,8 +417,8 @@ def surrogate_and_kl(agent: Agent, batch: Batch,
 
 @torch.enable_grad()
 def natural_gradient_step(agent: Agent, batch: Batch,
-                          old: OldPolicy) -> tuple[Vector, Vector, Scalar]:
-    """Return g of Eq. (8), the step of (12) for k = 0, and the residual of (11)."""
+                          old: OldPolicy) -> tuple[Vector, Vector, dict]:
+    """Return g of Eq. (8), the step of (12) for k = 0, and metrics."""
     cfg = agent.cfg
     params = agent.policy_parameters()
     gain, kl = surrogate_and_kl(agent, batch, old)
@@ -429,8 +427,10 @@ def natural_gradient_step(agent: Agent, batch: Batch,
     kl_grad = to_vector(torch.autograd.grad(kl, params, create_graph=True))
     product = partial(fisher_product, kl_grad, params, cfg.damping)
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
-    scale = (2 * cfg.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
-    return g, scale * x, residual
+    m = (2 * cfg.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
+    if cfg.max_step_size > 0:
+        m = m.clamp(max=cfg.max_step_size)
+    return g, m * x, {"step_size": m, "cg_residual": residual}
 
 
 def line_search(agent: Agent, batch: Batch, old: OldPolicy,
@@ -454,11 +454,10 @@ def policy_step(agent: Agent, batch: Batch) -> dict:
     actor_out = agent.actor(agent.encoder(batch.obs))
     log_std = None if agent.discrete else agent.log_std.clone()  # a copy: it will move
     old = OldPolicy(actor_out, log_std, log_prob(actor_out, log_std, batch.act))
-    g, step, residual = natural_gradient_step(agent, batch, old)
+    g, step, step_metrics = natural_gradient_step(agent, batch, old)
     step, metrics = line_search(agent, batch, old, step)
-    metrics |= {"improvement_expected": g @ step, "cg_residual": residual}
-    metrics |= {"policy_grad_norm": g.norm(), "entropy": entropy(actor_out, log_std)}
-    return metrics
+    metrics |= {"improvement_expected": g @ step, "policy_grad_norm": g.norm()}
+    return metrics | step_metrics | {"entropy": entropy(actor_out, log_std)}
 
 
 def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
@@ -520,7 +519,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, those of the resumed run
+        cfg = run.cfg  # with --resume, the settings of that run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

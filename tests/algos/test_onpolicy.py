@@ -681,7 +681,7 @@ def learn_share(name, folder):
         flat, metrics = learn_with(algo, agent, optimizer, rollout)
         agent.update_stats(rollout)
     names = ("kl", "grad_norm", "policy_grad_norm", "critic_grad_norm", "improvement",
-             "improvement_expected", "backtracks", "cg_residual")
+             "improvement_expected", "backtracks", "cg_residual", "step_size")
     result = {"flat": flat, **{k: torch.as_tensor(metrics[k]) for k in names if k in metrics}}
     torch.save(result, Path(folder, f"{name}{mpi.rank()}of{mpi.size()}.pt"))
     return result

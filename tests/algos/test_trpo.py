@@ -290,6 +290,30 @@ def test_a_step_that_goes_too_far_is_drawn_back_by_hand(max_kl):
     close(metrics["improvement_expected"], 3 * sizes[k], rtol=1e-4)
 
 
+@pytest.mark.eq("trpo", 12)
+@pytest.mark.parametrize("limit,size", [(0.05, 0.05), (0.2, 0.1), (0.0, 0.1)])
+def test_step_size_limit_by_hand(limit, size):
+    """As in `test_step_by_hand`: the root is 0.1. A limit of 0 is none."""
+    agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, max_step_size=limit)
+    metrics = trpo.policy_step(agent, trpo.Batch(torch.zeros(2, 1), vec((2,), (0,)), vec(1, -1)))
+    close(parameters(agent)[:3], vec(size, 0, size), rtol=1e-4)
+    close(metrics["step_size"], size, rtol=1e-4)
+    close(metrics["improvement_expected"], 3 * size, rtol=1e-4)
+
+
+@every_kind
+def test_where_little_is_left_to_gain_the_policy_hardly_moves(kind):
+    """A hundredth of the advantages: the limit holds, and KL falls with their square."""
+    kls = []
+    for unit in (0.01, 0.001):
+        agent = make_agent(trpo, kind, max_step_size=1.0)
+        rollout = make_rollout(trpo, agent)
+        before = copy.deepcopy(agent)
+        step(agent, rollout, unit * targets(trpo, agent, rollout)[0])
+        kls.append(true_kl(before, agent, rollout).double().mean())
+    assert 50 < kls[0] / kls[1] < 200 and kls[0] < 0.1 * agent.cfg.max_kl
+
+
 @every_kind
 @pytest.mark.parametrize("max_kl", [0.001, 0.02, 0.5])
 def test_the_divergence_stays_within_max_kl_and_something_is_gained(kind, max_kl):
@@ -325,7 +349,7 @@ def test_the_step_is_the_policys_and_sigma_takes_part(kind):
 def test_the_unit_of_advantages_does_not_matter():
     results = []
     for unit in (1.0, 1000.0):
-        agent = make_agent(trpo)
+        agent = make_agent(trpo, max_step_size=0.0)
         rollout = make_rollout(trpo, agent)
         results.append(step(agent, rollout, unit * targets(trpo, agent, rollout)[0])[1])
     close(*results, rtol=1e-3, atol=1e-4)
