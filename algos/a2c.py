@@ -1,12 +1,13 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. With its defaults, algos/vpg.py (vanilla policy gradient) collects
-64 steps from each of 8 environments per update. A2C updates after only 10
-steps, so each batch comes from a more recent policy. The states of such a
-short rollout are highly correlated, so A2C runs more environments in parallel
-to keep the batch diverse. One gradient step on a joint loss trains the actor,
-the critic and, for images, the encoder that they share. The price is bias: an
-advantage contains at most 10 rewards, and the critic must supply the rest.
+The problem. By default algos/vpg.py (vanilla policy gradient) collects 64
+steps from each of 8 environments for one policy step. A2C updates after only
+10 steps per environment, so the policy improves more often for the same amount
+of data. The states of such a short rollout are highly correlated, so A2C runs
+more environments in parallel to keep the batch diverse. One gradient step on a
+joint loss trains the actor, the critic and, for images, the encoder that they
+share. The price is bias: an advantage contains at most 10 rewards and relies
+on the critic for everything after them.
 
 A2C is the synchronous form of the paper's A3C. In A3C, parallel threads
 collect data and update the weights without waiting for each other, so a
@@ -47,20 +48,20 @@ The entropy bonus keeps the policy from becoming deterministic too early. It is
 off by default. With discrete actions it often helps; the paper uses 0.01. With
 continuous ones, H is the entropy before tanh: a large bonus increases sigma,
 and tanh then turns most actions into their bounds. On vector observations
-actor and critic share no weights, so `vf_coef` acts only through the clipping
-of their joint gradient norm and through eps below.
+actor and critic share no weights, and RMSProp nearly cancels the scale of each
+gradient, so `vf_coef` has little effect.
 
-The optimizer is RMSProp, the paper's choice. It divides the gradient g of each
-weight by the root of m, a running mean of g^2. PyTorch and TensorFlow 1 do
-this differently (select with `--rmsprop`):
+The optimizer is RMSProp, as in the paper. It divides the gradient g of each
+weight by the root of m, a running mean of g^2. PyTorch and TensorFlow 1
+implement it differently; `--rmsprop` selects which:
 
     torch: m = 0; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / (sqrt(m) + eps)
     tf:    m = 1; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / sqrt(m + eps)
 
-OpenAI Baselines used the second. With the same eps, the first takes much
-larger steps for weights whose gradients are small. The first was stable in our
-runs, and the second did no better (benchmarks/NOTES.md, "The rule of
-RMSProp").
+The paper and OpenAI Baselines have eps inside the root. With the same eps, the
+torch form takes much larger steps for weights whose gradients are small, and
+at the very start. It was stable in our runs, and the tf form did no better
+(benchmarks/NOTES.md, "The rule of RMSProp").
 
 These details can each be switched off: norm_obs (6), scale_rew (7),
 max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines.

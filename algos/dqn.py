@@ -1,11 +1,10 @@
-"""Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
+r"""Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
 
 The problem. Q(s, a) is the expected discounted return of taking action a in
 state s and acting optimally from then on. Once Q is known, an optimal policy
 takes the action with the highest Q. By Bellman's optimality equation, Q(s, a)
 is the expected value, over r and s', of r + gamma max_a' Q(s', a'). After
-every step, Q-learning moves Q(s, a) towards this sum, which is called the
-target.
+every step, Q-learning moves Q(s, a) towards a sample of this sum, the target.
 
 If Q is a table and every action is tried often enough, this converges. With a
 neural network it often does not, for two reasons. Consecutive transitions are
@@ -59,17 +58,17 @@ their gradients are not rescaled. `target_every` counts environment steps, not
 updates. eps falls from the first step on, even before learning starts.
 
 Defaults: learning starts after 1,000 steps. From then on there is one update,
-on a batch of 128, per two environment steps: 24,500 in all, and 125 from one
-copy of Q to the next. In a healthy run `q`, the mean of Q(s, a) over sampled
-transitions, rises steadily and stays below the highest possible discounted
-return. On CartPole that is 1 / (1 - gamma) = 100. `q` ends near 70 to 85,
-because each copy of Q lets it grow by at most a step of (1), and there are
-196. `q_loss` is 0.1 to 0.5 there.
+on a batch of 128, for every two environment steps: 24,500 updates in all, and
+125 between successive copies of Q. On CartPole the return should reach 500.
+`q`, the mean of Q(s, a) over sampled transitions, should approach the
+discounted return. There it ends near 70 to 85, below the limit of 1 / (1 -
+gamma) = 100, because targets grow from x to about 1 + gamma x between two of
+the 196 copies. `q_loss` is typically 0.1 to 0.5 there.
 
 For Atari use algos/dqn_atari.py, which stores every frame once instead of
 eight times.
 
-Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \\
+Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn --num-envs 4
               (learning curves: benchmarks/README.md)

@@ -1,4 +1,4 @@
-"""DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
+r"""DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
 
 The problem. DQN learns to play Atari games from the screen alone, with a
 replay buffer of about a million transitions. A single screen does not show
@@ -67,7 +67,7 @@ memory; only batches go to the GPU.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_atari.py
-Try           python -m algos.dqn_atari --total-steps 1e5 \\
+Try           python -m algos.dqn_atari --total-steps 1e5 \
                   --start-steps 10000 --eps-steps 50000
 Full run      python -m algos.dqn_atari    (not benchmarked yet)
 """

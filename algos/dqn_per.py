@@ -1,4 +1,4 @@
-"""DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
+r"""DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
 The problem. DQN samples its replay buffer uniformly. On most transitions Q is
 already accurate, so they teach little. Prioritized replay samples transitions
@@ -72,7 +72,7 @@ which pulls `q_loss` down to between 0.01 and 0.03.
 
 Read after    algos/dqn.py, to see the changes:
               diff algos/dqn.py algos/dqn_per.py
-Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \\
+Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn_per
               (learning curves: benchmarks/README.md)

@@ -1,4 +1,4 @@
-"""PPO with an LSTM, for partially observable tasks (POMDPs).  LSTM: Hochreiter
+r"""PPO with an LSTM, for partially observable tasks (POMDPs).  LSTM: Hochreiter
 and Schmidhuber 1997.  Recurrent actor-critic: Mnih et al. 2016 (A3C).
 
 The problem. PPO's policy sees one observation at a time. An observation may
@@ -74,7 +74,7 @@ fewer of them. `kl` and `clip_frac` are as in algos/ppo.py.
 To act, call `agent.forget()` before an episode, then `agent.predict(obs)`.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_lstm.py
-Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0 \\
+Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0 \
                   --total-steps 5e4 --gamma 0.98
 """
 
