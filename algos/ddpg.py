@@ -14,11 +14,11 @@ Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 1 if s' is terminal. At a time limit it is 0: rewards would have followed, so
 we still bootstrap from V(s'). Every transition goes into a replay buffer, and
 every update uses a random batch from it. Earlier policies collected most of
-these transitions. That is allowed ("off-policy"), because V(s') in (1) depends
-on the target copy of the present actor, not on the policy that chose a.
-The targets y use slowly moving copies of both networks, Q_targ and pi_targ, so
-y changes only a little per update. w stands for a network's weights, and
-`mean` is over the batch.
+these transitions. That is valid ("off-policy"): given s and a, the environment
+alone decides r and s', and V(s') in (1) uses the present actor's target copy,
+not the policy that chose a. The targets y use slowly moving copies of both
+networks, Q_targ and pi_targ, so y changes only a little per update. w stands
+for a network's weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)

@@ -1,5 +1,6 @@
-r"""PPO with an LSTM, for partially observable tasks (POMDPs).  LSTM: Hochreiter
-and Schmidhuber 1997.  Recurrent actor-critic: Mnih et al. 2016 (A3C).
+r"""PPO with an LSTM, for partially observable tasks (POMDPs).  LSTM:
+Hochreiter and Schmidhuber 1997, Gers et al. 2000.  With actor-critic: Mnih et
+al. 2016.
 
 The problem. PPO's policy sees one observation at a time. An observation may
 leave out what matters: a single picture of a ball does not show its velocity,
@@ -10,11 +11,11 @@ tell them apart. The policy needs a memory.
 A recurrent network has one, its hidden state. At every step it computes a new
 memory from the observation and the old memory. Actor and critic see the memory
 instead of the observation. Backpropagation through time trains it: the
-gradient of a step's loss flows back through the earlier memories to the
-observation that mattered. An LSTM's memory has two parts. The cell c is kept
-from step to step, multiplied by a forget gate; where that gate stays near 1,
-gradients survive many steps. h is read from c through an output gate, and is
-all that the later layers see.
+gradient of a step's loss flows back through the earlier memories, at most to
+the start of the rollout. An LSTM's memory has two parts. A step multiplies the
+cell c by a forget gate and adds new content through an input gate; where the
+forget gate stays near 1, gradients survive many steps. h is read from c
+through an output gate, and is all that the later layers see.
 
 Four rules follow. Breaking one raises no error; the agent just learns worse.
   - A new episode starts with a memory of zero, in acting and in training.

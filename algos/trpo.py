@@ -1,18 +1,18 @@
 """Trust Region Policy Optimization (TRPO).  Schulman et al. 2015,
 arXiv:1502.05477.
 
-The problem. The learning rate of the vanilla policy gradient (VPG) limits how
-far the weights move. But a step of a given length in weight space may barely
-change the policy, or ruin it. TRPO limits the change in the policy itself: it
-maximises the estimated improvement S subject to KL <= max_kl. KL is the mean
-divergence from the old to the new policy.
+The problem. In the vanilla policy gradient (VPG) the learning rate controls
+how far the weights move. But a step of a given length in weight space may
+barely change the policy, or ruin it. TRPO limits the change in the policy
+itself: it maximises S, the estimated improvement over the old policy, subject
+to KL <= max_kl. KL is KL(old || new), averaged over the visited states.
 
-For a small change x of the weights, S is about g'x and KL about x'Fx / 2 (here
-' means transpose). g is the gradient of S. F, the Hessian of KL, is the Fisher
-matrix. Within the constraint, g'x is largest in the direction of F^-1 g, the
-natural gradient. It takes longer steps along directions that barely change the
-policy, and shorter ones along those that change it a lot. These are
-approximations, so a line search then checks S and KL themselves on the batch.
+For a small change x of the weights, S is about g^T x and KL about x^T F x / 2.
+g is the gradient of S. F, the Hessian of KL at the old policy, is the Fisher
+matrix. Within the constraint, g^T x is largest in the direction of F^-1 g, the
+natural gradient. It goes further along directions that barely affect the
+policy and less far along sensitive ones. Both are local approximations, so a
+line search evaluates the actual S and KL on the batch.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
 s' is the state that an action leads to; at the end of an episode it is the
@@ -39,46 +39,47 @@ critic, (6) and (7) normalise observations and rewards.
 R is the critic's target. mean and var are running statistics of all earlier
 rollouts. G sums raw rewards of the past; its standard deviation stands for the
 scale of returns. All other equations use the scaled rewards. In TRPO's own
-equations, pi_old is the policy that collected the data, and v is any vector
-as long as the weights:
+equations, pi_old collected the data, and v has one entry per weight:
 
     S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
-    F v     = grad (v' grad KL) + damping v                               (10)
-    F x     = g, by the conjugate gradient method; r = g - F x            (11)
-    m       = min(sqrt(2 max_kl / (x' F x)), max_step_size)
-    step    = 0.8^k m x, with the smallest k = 0, 1, ... for which S > 0 and
-              KL <= max_kl; if there is none, no step                     (12)
+    D v     = grad (v^T grad KL) + damping v                              (10)
+    D x     = g, by the conjugate gradient method; r = g - D x            (11)
+    m       = min(sqrt(2 max_kl / (x^T D x)), max_step_size)
+    step    = 0.8^k m x, with the smallest k < `backtracks` for which
+              S > 0 and KL <= max_kl; if there is none, no step           (12)
 
 The -1 in (8) makes S zero at pi_old, so that S > 0 means an improvement.
-Gradients in (8) and (10) are taken at pi = pi_old. There grad KL is zero, but
-its Hessian F is not. F has a row and a column for every weight, so it is never
-formed: (11) needs only products F v, and (10) computes one by differentiating
-the number v' grad KL. Conjugate gradients improve x along the directions that
-matter most first, so a few steps give a useful x. `damping` keeps F invertible
-and shortens the step, so the true KL is usually below max_kl.
+Gradients in (8) and (10) are taken at pi = pi_old, where grad KL vanishes but
+F does not. With P weights F would be a P x P matrix, so it is never formed:
+(11) needs only products D v, where D = F + damping I, and (10) computes them
+by differentiating the number v^T grad KL. A few steps of conjugate gradients
+give a useful x, though not an exact one. The root in m solves m^2 x^T D x / 2
+= max_kl; damping makes D invertible and the true KL smaller.
 
-`max_step_size` is not in the paper. The root in m stretches x until KL is
-about max_kl, even if g is nothing but noise. On a solved task advantages are
-tiny, the root grows from 2 to 20 and more, and the policy takes random steps
-of full length until it falls (benchmarks/NOTES.md, "InvertedPendulum"). ACKTR
-limits its steps in the same way (Wu et al. 2017). With m = 1, x maximises S -
-KL. Advantages are not normalised: their size shows how much there is to gain.
+`max_step_size` is not in the paper. The root scales x until KL is about
+max_kl, even if g is nothing but noise. Once a task is solved, advantages are
+tiny, the root grows from 2 to 20 and more, and random steps of full length
+eventually ruin the policy (benchmarks/NOTES.md, "InvertedPendulum"). ACKTR
+limits its steps in the same way (Wu et al. 2017). Advantages are not
+normalised: their size shows how much there is to gain.
 
-The critic is fitted after the policy's step, by `v_steps` steps on (5), each
-with a random minibatch. It does not train a shared encoder (see VPG).
+After the policy's step the critic takes `v_steps` steps on (5), each with a
+random minibatch. It must not train an encoder that both share, because that
+would change the policy outside the constraint.
 
 Departures from the paper. GAE with a critic replaces the paper's sums of
-rewards. max_kl, summed over action dimensions, is 0.04 (paper: 0.01), a batch
-has 2,048 samples (50,000 and more), and `cg_steps` is 15 (10). Updating the
-statistics of (6) changes the policy too, outside the constraint. Gaussian
-actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
-tanh depends only on the action, not on the weights, so it cancels in (8), (9).
+rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (paper: 50,000
+or more), `cg_steps` is 15 (paper: 10), and D v uses the whole batch. Updating
+the statistics of (6) also changes the policy, which the constraint ignores.
+Gaussian actions are squashed by tanh and rescaled to the action bounds. The
+Jacobian of tanh depends only on the action, not on the weights, so it cancels
+in (8), (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
-step and 80 critic steps. In a healthy run on MuJoCo `kl` is at first 0.4 to
-0.9 times max_kl, `backtracks` is mostly 0, `cg_residual` grows from 0.01 to
-about 0.5, `explained_variance` rises above 0.9 and `entropy` falls.
+step and 80 critic steps. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
+times max_kl, `backtracks` is mostly 0, `cg_residual` grows from 0.01 to about
+0.5, `explained_variance` rises above 0.9 and `entropy` falls.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
@@ -118,7 +119,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
-    max_step_size: float = 2.0  # limit of m in Eq. (12); 0: no limit (1 to 5)
+    max_step_size: float = 2.0  # largest m in Eq. (12); 0: no limit (1 to 5)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
@@ -384,19 +385,19 @@ def fisher_product(kl_grad: Vector, params: list[nn.Parameter], damping: float,
 
 def conjugate_gradient(product: Callable[[Vector], Vector], g: Vector,
                        steps: int) -> tuple[Vector, Scalar]:
-    """Eq. (11), with F v = product(v). Return x and the residual |g - F x| / |g|."""
+    """Eq. (11), with D v = product(v). Return x and the residual |g - D x| / |g|."""
     x = torch.zeros_like(g)
-    r = g  # the residual g - F x
+    r = g  # the residual g - D x
     p = g  # the next search direction
     for _ in range(steps):
         if r.norm() <= 1e-6 * g.norm():  # as close as float32 gets
             break
-        Fp = product(p)
-        step_size = r @ r / (p @ Fp)  # the best one along p
+        Dp = product(p)
+        step_size = r @ r / (p @ Dp)  # the best one along p
         x = x + step_size * p
         old_r = r
-        r = r - step_size * Fp
-        p = r + r @ r / (old_r @ old_r) * p  # p' F p_old = 0, so no step undoes another
+        r = r - step_size * Dp
+        p = r + r @ r / (old_r @ old_r) * p  # p^T D p_old = 0: no step undoes another
     return x, r.norm() / (g.norm() + 1e-30)  # g may be 0
 
 
