@@ -56,9 +56,8 @@ So far this is PPO. With a memory, s in these equations stands for h:
     V(s'_t) = V(h'),  with h', c' = LSTM(obs of s'_t, (h_t, c_t))         (15)
 
 If the episode goes on, (15) is simply V(s_{t+1}). If it ended, the LSTM gets
-the final observation and the memory of that episode, before the reset. At the
-end of a rollout (15) leaves the agent's own memory as it is, because the next
-rollout starts with the same observation.
+the final observation and that episode's memory, before the reset. At the end
+of a rollout h' and c' are discarded: the next one starts with the same obs.
 
 An MLP (for vectors) or a CNN (for images) feeds the LSTM that actor and critic
 share. Each has an MLP of its own after it.

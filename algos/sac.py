@@ -16,11 +16,11 @@ Notation. s' is the state that follows s, and V(s') its soft value.
 `terminated` is 1 if s' is terminal. At a time limit it is 0: rewards would
 have followed, so we still bootstrap from V(s'). Every transition goes into a
 replay buffer, and every update uses a random batch from it. Earlier policies
-collected most of these transitions. That is allowed ("off-policy"), because
-V(s') in (1) depends on the present actor, not on the policy that chose a. The
-targets y use slowly moving copies of the critics, marked `targ`, so y changes
-only a little per update. w stands for the critics' weights, and `mean` is over
-the batch.
+collected most of these transitions. That is valid ("off-policy"): given s and
+a, the environment alone decides r and s', and V(s') in (1) uses the present
+actor, not the policy that chose a. The targets y use slowly moving copies of
+the critics, marked `targ`, so y changes only a little per update. w stands for
+the critics' weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)

@@ -13,11 +13,11 @@ Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 1 if s' is terminal. At a time limit it is 0: rewards would have followed, so
 we still bootstrap from V(s'). Every transition goes into a replay buffer, and
 every update uses a random batch from it. Earlier policies collected most of
-these transitions. That is allowed ("off-policy"), because V(s') in (1) depends
-on the target copy of the present actor, not on the policy that chose a. The
-target y uses slowly moving copies of all networks, the target networks, marked
-`targ`. So y changes only a little per update. w stands for a network's
-weights, and `mean` is over the batch.
+these transitions. That is valid ("off-policy"): given s and a, the environment
+alone decides r and s', and V(s') in (1) uses the present actor's target copy,
+not the policy that chose a. The target y uses slowly moving copies of all
+networks, the target networks, marked `targ`. So y changes only a little per
+update. w stands for a network's weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
@@ -45,8 +45,8 @@ one that led to r and s'. Evaluation uses no noise.
 probably an error. The noise averages the target over nearby actions, and
 clipping at c keeps them near the policy's action.
 (6) Both critics learn the same y, but their initial weights differ, and so do
-their errors. Their minimum is too high only where both are too high. It may be
-too low, which does less harm: the actor avoids such actions.
+their errors. The minimum is too high only where both are. It may be too low,
+which does less harm: the actor is not drawn to an undervalued action.
 (7) By the chain rule, the gradient of L(pi) with respect to the actor's
 weights w is -mean dQ_1/da dpi/dw, with dQ_1/da taken at a = pi(s). This loss
 updates only the actor. Either critic would do; the paper uses the first. The
