@@ -29,10 +29,11 @@ ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
 # imageio-ffmpeg brings FFmpeg, which writes .mp4 and .gif files; pygame draws classic control.
 VIDEO = ["imageio-ffmpeg", "pygame"]
+ROBOTICS = ["gymnasium-robotics"]       # FetchReach, PointMaze and other environments with goals
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
-    *ATARI, *BOX2D, *VIDEO,
+    *ATARI, *BOX2D, *VIDEO, *ROBOTICS,
     "pytest",
     "pytest-xdist",         # runs tests in parallel
     "pytest-timeout",       # fails a test that hangs, and prints its stack
@@ -56,6 +57,6 @@ setup(
     # Modules beside setup.py. Naming one that does not exist would break the build.
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
-    extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "wandb": WANDB,
-                    "test": TEST},
+    extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "robotics": ROBOTICS,
+                    "wandb": WANDB, "test": TEST},
 )

@@ -93,6 +93,50 @@ class Faulty(Counter):
         return obs, rew, terminated, truncated, info
 
 
+class GoalCounter(Counter):
+    """A Counter with goals. Rewards are the script's; those of other goals are `compute_reward`'s.
+
+    An episode of an even number succeeds. Steps before its end, and resets, tell the opposite.
+    """
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        box = self.observation_space
+        self.observation_space = gym.spaces.Dict(
+            observation=box, achieved_goal=box, desired_goal=box)
+
+    def observe(self):
+        obs = super().observe()
+        return {"observation": obs, "achieved_goal": self.achieved(obs),
+                "desired_goal": self.goal(self.number, self.episode)}
+
+    @staticmethod
+    def achieved(obs):
+        return -1 - obs
+
+    @staticmethod
+    def goal(number, episode):
+        return np.float32([50 + number, 50 + episode, 50])
+
+    def reset(self, seed=None, options=None):
+        obs, _ = super().reset(seed=seed)
+        return obs, {"is_success": self.episode % 2 == 0}
+
+    def step(self, act):
+        *rest, terminated, truncated, _ = super().step(act)
+        even, ended = self.episode % 2 == 0, terminated or truncated
+        return *rest, terminated, truncated, {"is_success": even == ended}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        """It takes batches, and each number of each goal counts on its own."""
+        return achieved_goal @ [1, 16, 256] + desired_goal @ [2, 32, 512]
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        """Like those of gymnasium-robotics, it takes one pair of goals."""
+        assert achieved_goal.shape == desired_goal.shape == (3,)
+        return bool(achieved_goal.sum() - desired_goal.sum() > 1)
+
+
 # ---- For runs that are stopped
 
 class Ends(gym.Env):
@@ -127,6 +171,48 @@ class Hot(Ends):
         if self.life == 70 and rank() == 1:
             raise RuntimeError("the motor of joint 3 is too hot")
         return super().step(act)
+
+
+class GoalEnds(Ends):
+    """Ends that should stay at 0.7. If `joined`, the observation is what sac_her's networks see."""
+
+    def __init__(self, joined=False):
+        super().__init__()
+        self.joined = joined
+        vector = Box(-np.inf, np.inf, (1,))
+        self.observation_space = gym.spaces.Dict(
+            achieved_goal=vector, desired_goal=vector, observation=Ends.observation_space)
+        if joined:
+            self.observation_space = Box(-np.inf, np.inf, (3,))
+
+    def observe(self, obs):
+        if self.joined:
+            return np.append(obs, np.float32(0.7))
+        return {"observation": obs, "achieved_goal": obs[:1], "desired_goal": np.float32([0.7])}
+
+    def reset(self, seed=None, options=None):
+        obs, info = super().reset(seed=seed)
+        return self.observe(obs), info
+
+    def step(self, act):
+        obs, _, *ends, info = super().step(act)
+        rew = self.compute_reward(obs[:1], np.float32([0.7]), {})
+        return self.observe(obs), float(rew), *ends, info
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        return np.where(np.abs(achieved_goal - desired_goal)[..., 0] < 0.1, 0.0, -1.0)
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return False
+
+
+class NoRewards(GoalEnds):
+    """A goal environment that cannot tell the reward of another goal."""
+
+    compute_reward = property()
+
+    def step(self, act):
+        raise NotImplementedError
 
 
 # ---- Learned in seconds
@@ -256,7 +342,10 @@ def register(name, kind, quiet=False, **kwargs):
 
 register("Counter", Counter, quiet=True)                        # the checker warns of the traps
 register("Faulty", Faulty, quiet=True)
+register("GoalCounter", GoalCounter, quiet=True)
 register("Ends", Ends)
+register("GoalEnds", GoalEnds)
+register("NoRewards", NoRewards)
 register("Hot", Hot)
 register("Constant", Constant)
 register("ProbeValue", Probe)

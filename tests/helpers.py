@@ -29,7 +29,7 @@ from algos import a2c, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
-from utils.envs import make_envs
+from utils.envs import FlatDict, make_envs
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 600                          # seconds to wait for another process
@@ -302,7 +302,7 @@ def statistics(agent):
     return kept
 
 
-# ---- Off-policy with continuous actions: ddpg, td3, sac
+# ---- Off-policy with continuous actions: ddpg, td3, sac, sac_her
 
 NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic",)}  # with targets
 
@@ -310,10 +310,19 @@ NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic
 def offpolicy_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
     """Return a small agent whose weights, targets included, differ from the initial ones."""
     torch.manual_seed(seed)
+    if name_of(algo) == "sac_her":
+        obs_space = without_goals(obs_space)
     agent = algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings}))
     for param in agent.parameters():
         param.data += 0.1 * torch.randn_like(param)
     return agent
+
+
+def without_goals(box):
+    """Return the space of a goal environment whose goals have no numbers, so only `box` is seen."""
+    none = Box(0, 1, (0,))
+    space = gym.spaces.Dict(achieved_goal=none, desired_goal=none, observation=box)
+    return FlatDict(space, box.low, box.high)
 
 
 def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):

@@ -29,7 +29,8 @@ class Stop(Exception):
 
 
 class Ended:
-    """Environments of which these episodes have ended: (vector steps ago, env, ep_ret, ep_len)."""
+    """Environments of which these episodes have ended: (vector steps ago, env, ep_ret, ep_len)
+    and, if they tell it, success."""
 
     def __init__(self, *episodes):
         self.episodes = episodes

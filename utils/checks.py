@@ -29,6 +29,7 @@ MOST = {"num_envs": 1e5, "torch_threads": 256, "hidden": 1e5, "epochs": 1e5, "v_
 MOST_STEPS = 1e12  # of all other counts
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
+         "goal": "goals (Dict of vectors observation, achieved_goal, desired_goal)",
          "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
          "box": "Box of floats with finite bounds"}
@@ -113,15 +114,22 @@ def check_spaces(obs_space, act_space, obs, act):
     kinds = obs_kind(obs_space), act_kind(act_space)
     sides = ("observation", obs_space, kinds[0], obs), ("action", act_space, kinds[1], act)
     for side, space, kind, takes in sides:
-        if kind not in takes.split():
+        if not fits(kind, takes):
             fit = ", ".join(fitting_algos(*kinds))
             raise UsageError(f"--env has the {side} space {space}; this algorithm takes "
                              f"{' or '.join(KINDS[name] for name in takes.split())}"
                              f"{fit and f'; algorithms for this one: {fit}'}")
 
 
+def fits(kind, takes):
+    """Return whether `kind` is one of those in the text `takes`. Goals are vectors, too."""
+    return kind in takes.split() or (kind == "goal" and "vector" in takes.split())
+
+
 def obs_kind(space):
-    """Return "image", "vector" or "other" for an observation space."""
+    """Return "image", "goal", "vector" or "other" for an observation space."""
+    if getattr(space, "has_goals", False):  # see FlatDict in utils/envs.py
+        return "goal"
     box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
     sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames
     if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 36:
@@ -142,7 +150,7 @@ def fitting_algos(obs, act):
     call = re.compile(r'check_spaces\(.*obs="(.*)", act="(.*)"\)')
     files = sorted(Path(__file__).parents[1].glob("algos/*.py"))
     says = [(path.stem, call.search(path.read_text(encoding="utf-8"))) for path in files]
-    return [name for name, m in says if m and obs in m[1].split() and act in m[2].split()]
+    return [name for name, m in says if m and fits(obs, m[1]) and fits(act, m[2])]
 
 
 # Settings of earlier versions. If an old name meant two things, the setting that exists decides.

@@ -6,16 +6,17 @@ first observation of the next episode, and `infos["final_obs"]` the last one of 
 also records its episodes, with the environment's own rewards, for `Run.report`.
 """
 
+import contextlib
 import copy
 import difflib
 import functools
 import importlib
+import io
 import json
 import math
 import os
 import sys
 import warnings
-from contextlib import contextmanager
 
 import gymnasium as gym
 import numpy as np
@@ -26,8 +27,12 @@ from utils import mpi
 from utils.checks import obs_kind
 from utils.mpi import UsageError
 
-__all__ = ["check_memory", "evaluate", "forget", "image_to_float", "is_image", "make_envs",
-           "nature_cnn", "stack_steps"]
+__all__ = ["check_memory", "evaluate", "forget", "goal_env", "image_to_float", "is_image",
+           "make_envs", "nature_cnn", "stack_steps"]
+
+# How the names of the environments of gymnasium-robotics begin.
+ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
+            "PointMaze")
 
 
 def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
@@ -53,7 +58,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
 def flat_obs(env: gym.Env) -> gym.Env:
     """Turn observations that are no Box into vectors, if Gymnasium can.
 
-    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined.
+    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined. The space
+    of a flat Dict says where its parts are (see `FlatDict`).
     """
     space = env.observation_space
     if isinstance(space, gym.spaces.Box) or not space.is_np_flattenable:
@@ -61,8 +67,44 @@ def flat_obs(env: gym.Env) -> gym.Env:
     env = gym.wrappers.FlattenObservation(env)
     flat = env.observation_space
     flat = gym.spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
+    if isinstance(space, gym.spaces.Dict):
+        flat = FlatDict(space, flat.low, flat.high)
     say_once(f"observations: {space}, flattened to {flat.shape[0]} numbers")
     return gym.wrappers.TransformObservation(env, np.float32, flat)
+
+
+class FlatDict(gym.spaces.Box):
+    """The Box of a flattened Dict.
+
+    parts        {name: slice of the flat observation}
+    has_goals    whether it is that of a goal environment: `observation` and two goals of one size.
+                 All three are vectors, so that goals look to the environment as they did before
+    """
+
+    def __init__(self, space: gym.spaces.Dict, low: np.ndarray, high: np.ndarray):
+        super().__init__(low, high)
+        self.parts = {}
+        start = 0
+        for name, part in space.items():  # the order in which Gymnasium joins them
+            end = start + gym.spaces.flatdim(part)
+            self.parts[name] = slice(start, end)
+            start = end
+        three = [space.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
+        vectors = [part for part in three if part and part.shape == (gym.spaces.flatdim(part),)]
+        self.has_goals = len(vectors) == 3 and vectors[1].shape == vectors[2].shape
+
+
+def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
+    """Return the first environment without its wrappers, for its rewards of other goals.
+
+    UsageError: it lacks `compute_reward` or `compute_terminated`.
+    """
+    env = envs.unwrapped.envs[0].unwrapped
+    for name in ("compute_reward", "compute_terminated"):
+        if not hasattr(env, name):
+            raise UsageError(f"--env is {env.spec.id}, which has no {name}(achieved_goal, "
+                             "desired_goal, info); hindsight needs it")
+    return env
 
 
 @functools.cache
@@ -71,7 +113,7 @@ def say_once(line: str) -> None:
 
 
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
-    """Keep the return and length of every episode that ends, until `pop_episodes` takes them.
+    """Keep return, length and success of every episode that ends, until `pop_episodes` takes them.
 
     clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
 
@@ -97,7 +139,7 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         for i in np.flatnonzero(terminated | truncated):
             self.check_finite(infos["final_obs"][i])
             ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
-            self.ended.append((self.vector_steps, int(i), ep_ret, ep_len))
+            self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *success(infos, i)))
         if self.clip_rewards:
             rew = np.clip(rew, -1, 1)
         return obs, rew, terminated, truncated, infos
@@ -107,11 +149,21 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             raise FloatingPointError("the environment returned NaN or infinity, in its vector step "
                                      f"{self.vector_steps} since the start of this process")
 
-    def pop_episodes(self) -> list[tuple[int, int, float, int]]:
-        """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode."""
+    def pop_episodes(self) -> list[tuple]:
+        """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode.
+
+        A fifth number, 1 or 0, tells success or failure if the environment does.
+        """
         episodes = [(self.vector_steps - at, *rest) for at, *rest in self.ended]
         self.ended = []
         return episodes
+
+
+def success(infos: dict, i: int) -> list[float]:
+    """Return [1.0] or [0.0] if the last step of environment `i` told success or failure, or []."""
+    final_info = infos.get("final_info", {})
+    names = [name for name in ("is_success", "success") if name in final_info]
+    return [float(final_info[name][i]) for name in names[:1] if final_info[f"_{name}"][i]]
 
 
 def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
@@ -217,7 +269,7 @@ def check_memory(setting: str, count: int, num_bytes: int, device: torch.device)
 # ---- what can be wrong with --env and --env-kwargs
 
 
-@contextmanager
+@contextlib.contextmanager
 def refusing_bad_env(cfg):
     """Yield --env-kwargs as a dict; turn what goes wrong with it or --env into a UsageError.
 
@@ -229,18 +281,22 @@ def refusing_bad_env(cfg):
     mujoco.set_mju_user_warning(print_mujoco_warning)  # also ends MUJOCO_LOG.TXT
     wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
     atari = cfg.env.startswith("ALE/")
+    robotics = cfg.env.removeprefix("gymnasium_robotics:").startswith(ROBOTICS)
     try:
         env_kwargs = json.loads(cfg.env_kwargs)
         if not isinstance(env_kwargs, dict):
             raise UsageError(wrong)
         if atari:
             gym.register_envs(importlib.import_module("ale_py"))
+        if robotics:
+            register_robotics()
         yield env_kwargs
     except json.JSONDecodeError as error:
         raise UsageError(f"{wrong}: {error}") from None
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        no_atari = atari and isinstance(error, ModuleNotFoundError)
-        extra = "atari" if no_atari else "box2d" if "ox2" in str(error) else ""
+        extra = "box2d" if "ox2" in str(error) else ""
+        if isinstance(error, ModuleNotFoundError):
+            extra = "atari" if atari else "robotics" if robotics else extra
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
@@ -251,6 +307,17 @@ def refusing_bad_env(cfg):
         if cfg.env_kwargs == "{}":  # then the error is the environment's own
             raise
         raise UsageError(f"{wrong}: {error}") from None
+
+
+def register_robotics():
+    """Register the environments of gymnasium-robotics, without the notes that it prints."""
+    import mujoco
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        importlib.import_module("gymnasium_robotics")
+    # From MuJoCo 3.14 on, a joint type no longer equals the NumPy integer of a model, which the
+    # Fetch and Hand environments compare it with. Compared as numbers, they are equal as before.
+    mujoco.mjtJoint.__eq__ = lambda joint, other: int(joint) == other
 
 
 def print_mujoco_warning(text):

@@ -4,7 +4,7 @@ progress.csv has one row per report. A number that was stored becomes the column
 of all values stored since the last report. An array becomes `name_mean`, `name_std`, `name_min`
 and `name_max` over all its elements (the standard deviation divides by their number n, not n - 1).
 Both are taken over all ranks, in float64. `time` is in seconds of training; a resumed run goes on
-counting. episodes.csv has one row per episode.
+counting. episodes.csv has one row per episode, with `success` (1 or 0) if the environment tells it.
 """
 
 import errno
@@ -85,11 +85,12 @@ class Logger:
     def write(self, row, ended):
         """Append `row` to progress.csv, TensorBoard and the console, and the ended episodes.
 
-        ended    (step, env, ep_ret, ep_len) per episode
+        ended    (step, env, ep_ret, ep_len) per episode, and success if the environment tells it
         """
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self.episodes.write([dict(zip(EPISODE, (step, row["time"], *end))) for step, *end in ended])
+        names = [*EPISODE, "success"]
+        self.episodes.write([dict(zip(names, (step, row["time"], *end))) for step, *end in ended])
         self.progress.write([row])
         # One event for all values takes a twentieth of the time of add_scalar for each.
         values = [Summary.Value(tag=name, simple_value=x) for name, x in row.items()]
@@ -105,7 +106,8 @@ class Logger:
         self.known |= row
         names = [name for name in self.progress.columns if name not in PROGRESS
                  and not name.endswith(("_std", "_min", "_max"))]
-        names = ["ep_ret_mean", "ep_len_mean", *sorted(names, key="eval_ret_mean".__ne__)][:9]
+        names.sort(key=lambda name: name not in ("eval_ret_mean", "success"))  # these two first
+        names = ["ep_ret_mean", "ep_len_mean", *names][:9]
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
             tqdm.write(" ".join(f"{title[:9]:>9}" for title in titles))

@@ -273,10 +273,13 @@ class Run:
             returns, _ = evaluate(self.agent, cfg, 10, cfg.seed)
             self.store(eval_ret=returns)
         first_env = mpi.rank() * self.num_envs
-        ended = [(step - ago * cfg.num_envs, first_env + env, ep_ret, ep_len)
-                 for ago, env, ep_ret, ep_len in envs.pop_episodes()]
+        ended = [(step - ago * cfg.num_envs, first_env + env, *end)
+                 for ago, env, *end in envs.pop_episodes()]
         if ended:
             self.store(ep_ret=[end[2] for end in ended], ep_len=[end[3] for end in ended])
+        for end in ended:
+            if len(end) > 4:  # the environment tells success
+                self.store(success=end[4])
         now = time.perf_counter()
         # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
         save_due = now - self.saved > max(60, 20 * self.save_seconds)

@@ -1,13 +1,15 @@
-"""Environments for experiments, made from others. Naming one imports this module, which registers
-them:
+"""Environments for experiments. Naming one imports this module, which registers them:
 
     utils.tasks:CartPoleNoVel-v0    CartPole-v1 that shows positions only
     utils.tasks:PendulumNoVel-v0    Pendulum-v1 that shows the angle only
     utils.tasks:Scaled-v0           rewards times a factor: --env-kwargs '{"env": "CartPole-v1",
                                     "factor": 1000}'; further keys go to the environment
+    utils.tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint
+                                    before it is reached: --env-kwargs '{"bits": 10}'
 """
 
 import gymnasium as gym
+import numpy as np
 
 
 def masked(env: str, keep: tuple[int, ...], **kwargs) -> gym.Env:
@@ -24,8 +26,54 @@ def scaled(env: str = "CartPole-v1", factor: float = 1.0, **kwargs) -> gym.Env:
     return gym.wrappers.TransformReward(gym.make(env, **kwargs), lambda rew: factor * rew)
 
 
+class BitFlip(gym.Env):
+    """Flip one bit per step until the bits are those of the goal. It gives up after `bits` steps.
+
+    The largest number of the action says which bit to flip. The reward is -1 for every step that
+    does not reach the goal. The task is that of Andrychowicz et al. 2017, arXiv:1707.01495, section
+    3.1, with continuous actions.
+    """
+
+    def __init__(self, bits: int = 10):
+        box = gym.spaces.Box(0, 1, (bits,))
+        self.observation_space = gym.spaces.Dict(
+            observation=box, achieved_goal=box, desired_goal=box)
+        self.action_space = gym.spaces.Box(-1, 1, (bits,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        shape = self.action_space.shape
+        self.bits = self.np_random.integers(2, size=shape).astype(np.float32)
+        self.goal = self.bits
+        while (self.goal == self.bits).all():
+            self.goal = self.np_random.integers(2, size=shape).astype(np.float32)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, act):
+        i = np.argmax(act)
+        self.bits[i] = 1 - self.bits[i]
+        self.time += 1
+        reached = self.compute_terminated(self.bits, self.goal, {})
+        rew = self.compute_reward(self.bits, self.goal, {})
+        truncated = not reached and self.time == len(self.bits)
+        return self.observe(), float(rew), reached, truncated, {"is_success": float(reached)}
+
+    def observe(self):
+        return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(),
+                "desired_goal": self.goal.copy()}
+
+    def compute_reward(self, achieved_goal, desired_goal, info):
+        """Goals [..., bits] -> rewards [...]."""
+        return np.where((achieved_goal == desired_goal).all(-1), 0.0, -1.0)
+
+    def compute_terminated(self, achieved_goal, desired_goal, info):
+        return bool((achieved_goal == desired_goal).all())
+
+
 CARTPOLE = {"env": "CartPole-v1", "keep": (0, 2)}
 PENDULUM = {"env": "Pendulum-v1", "keep": (0, 1)}
 gym.register("CartPoleNoVel-v0", f"{__name__}:masked", kwargs=CARTPOLE)
 gym.register("PendulumNoVel-v0", f"{__name__}:masked", kwargs=PENDULUM)
 gym.register("Scaled-v0", f"{__name__}:scaled")
+gym.register("BitFlip-v0", f"{__name__}:BitFlip")

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import utils.run
-from algos import ddpg, sac, td3
+from algos import ddpg, sac, sac_her, td3
 from tests import helpers, probe
 from tests.envs import HIGH, LOW
 from tests.helpers import (
@@ -48,6 +48,7 @@ from utils.envs import evaluate
 from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
+and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of)
 
 
 # ---- Hand values
@@ -55,7 +56,8 @@ every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3
 @pytest.mark.eq("ddpg", 1)
 @pytest.mark.eq("td3", 1)
 @pytest.mark.eq("sac", 1)
-@every_algo
+@pytest.mark.eq("sac_her", 1)
+@and_her
 def test_target_by_hand(algo):
     """Not terminated, terminated, cut by a time limit (which is not terminated), both."""
     rew, next_q = torch.tensor([1.0, 2, 3, 4]), torch.tensor([10.0, 20, -4, 8])
@@ -66,7 +68,8 @@ def test_target_by_hand(algo):
 @pytest.mark.eq("ddpg", 2)
 @pytest.mark.eq("td3", 2)
 @pytest.mark.eq("sac", 2)
-@every_algo
+@pytest.mark.eq("sac_her", 2)
+@and_her
 def test_critic_loss_by_hand(algo):
     q = torch.tensor([1.0, 3], requires_grad=True)
     loss = algo.q_loss(q, torch.tensor([2.0, 5]))
@@ -78,7 +81,8 @@ def test_critic_loss_by_hand(algo):
 @pytest.mark.eq("ddpg", 3)
 @pytest.mark.eq("td3", 3)
 @pytest.mark.eq("sac", 3)
-@every_algo
+@pytest.mark.eq("sac_her", 3)
+@and_her
 def test_targets_follow_by_hand(algo):
     """Every weight and bias of every layer moves, and none of the network that is followed."""
     targ, net = (torch.nn.Sequential(helpers.line([0.0], 0.0), helpers.line([0.0], 0.0))

@@ -1,6 +1,6 @@
 """What the off-policy files collect, keep and sample, row by row, on the scripted environments.
 
-And what holds for the loops of all six.
+And what holds for the loops of all seven.
 """
 import json
 from contextlib import nullcontext
@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import utils.run
-from algos import ddpg, dqn, dqn_atari, dqn_per, sac, td3
+from algos import ddpg, dqn, dqn_atari, dqn_per, sac, sac_her, td3
 from tests import envs as scripted
-from tests.envs import HIGH, LOW, Counter
+from tests.envs import HIGH, LOW, Counter, GoalCounter
 from tests.helpers import (
     close,
     name_of,
@@ -27,7 +27,8 @@ from utils.mpi import UsageError
 from utils.run import Run
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
-all_six = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, ddpg, td3, sac], ids=name_of)
+all_seven = pytest.mark.parametrize(
+    "algo", [dqn, dqn_per, dqn_atari, ddpg, td3, sac, sac_her], ids=name_of)
 CPU = torch.device("cpu")
 counters = pytest.mark.parametrize("num_envs", [1, 3])
 
@@ -242,7 +243,7 @@ def test_script_has_both_at_once():
     assert "both" in {scripted.end(number, episode) for number in range(3) for episode in range(3)}
 
 
-# ---- All six loops
+# ---- All seven loops
 
 def discrete(algo):
     return name_of(algo).startswith("dqn")
@@ -252,7 +253,8 @@ def counting(algo, **settings):
     """A short run on Counter, with the actions that the algorithm takes."""
     kwargs = {"act": "discrete" if discrete(algo) else "box",
               "obs": "image" if algo is dqn_atari else "vector"}
-    return quick(algo, "tests.envs:Counter-v0", env_kwargs=json.dumps(kwargs), **settings)
+    env = "GoalCounter" if algo is sac_her else "Counter"
+    return quick(algo, f"tests.envs:{env}-v0", env_kwargs=json.dumps(kwargs), **settings)
 
 
 def kept(run_dir):
@@ -262,7 +264,7 @@ def kept(run_dir):
     return {name: column[live] for name, column in columns.items()}
 
 
-@all_six
+@all_seven
 def test_evaluation_is_the_first_episode_of_each_environment_by_the_best_actions(algo):
     """Short episodes, of 1 and of 3 steps, do not crowd out those of 7; nothing is drawn."""
     envs = make_envs(cfg := counting(algo), 1)
@@ -279,11 +281,14 @@ def test_evaluation_is_the_first_episode_of_each_environment_by_the_best_actions
         if algo is dqn_atari:                                       # numbers are its colours
             seen = np.broadcast_to(seen[:, None, None], (len(seen), *scripted.IMAGE))
             seen = seen.astype(np.uint8)
+        if algo is sac_her:
+            goals = [GoalCounter.goal(*obs[:2]) for obs in seen]
+            seen = np.concatenate([seen, GoalCounter.achieved(seen), goals], axis=1)
         best = agent.env_act(agent.act(seen, deterministic=True))
         np.testing.assert_allclose(env.acts, best, atol=1e-5)
 
 
-@all_six
+@all_seven
 def test_no_two_environments_share_a_seed_and_none_gets_it_twice(algo):
     """Those of training, of evaluation and of what is resumed, in runs of two seeds."""
     seeds, evaluated = [], []
@@ -303,7 +308,7 @@ def test_no_two_environments_share_a_seed_and_none_gets_it_twice(algo):
     assert len(set(seeds)) == len(seeds) == 2 * (2 * 2 + 10)
 
 
-@all_six
+@all_seven
 @pytest.mark.parametrize("num_envs", [3, 7])
 def test_every_episode_is_reported_once_and_at_its_step(algo, num_envs):
     """Where a report is due within a step of all environments it comes after that step."""
@@ -322,7 +327,7 @@ def test_every_episode_is_reported_once_and_at_its_step(algo, num_envs):
         assert float(row["ep_ret_mean"]) == pytest.approx(np.mean(own))
 
 
-@all_six
+@all_seven
 def test_every_process_takes_its_share_of_each_count(algo, monkeypatch):
     """Counts are totals: one of two has half of the environments, of the rows, of each batch."""
     made, batches = [], []
@@ -341,7 +346,7 @@ def test_every_process_takes_its_share_of_each_count(algo, monkeypatch):
     assert rewards.numel() == 20
 
 
-@all_six
+@all_seven
 def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
     """First weights, random actions, first observations; all of it decided by seed and rank."""
     def seed_of(rank, *args):
@@ -352,6 +357,7 @@ def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
     seed, runs = mpi.seed, []
     env = "CartPole-v1" if discrete(algo) else "tests.envs:Reach-v0"
     env = "tests.envs:Bright-v0" if algo is dqn_atari else env
+    env = "utils.tasks:BitFlip-v0" if algo is sac_her else env
     for rank in (0, 1, 0):
         monkeypatch.setattr(mpi, "seed", lambda *args, rank=rank: seed_of(rank, *args))
         agent = algo.train(quick(algo, env, run_dir=f"run{len(runs)}", start_steps=1000,
@@ -364,7 +370,7 @@ def test_ranks_draw_apart_and_a_run_draws_the_same_again(algo, monkeypatch):
         assert torch.equal(column, runs[2][name]), name
 
 
-@all_six
+@all_seven
 def test_atari_rewards_are_clipped_and_scores_are_not(algo, monkeypatch):
     """Of any vector environment that is made in Atari's name; no other's rewards are touched."""
     def fake(env, num_envs, reward_clipping=True, autoreset_mode=None):

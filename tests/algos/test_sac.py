@@ -9,7 +9,7 @@ from stable_baselines3.common.logger import configure
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from algos import sac
+from algos import sac, sac_her
 from tests import helpers
 from tests.helpers import (
     bare,
@@ -19,12 +19,14 @@ from tests.helpers import (
     gradient_in,
     linear_agent,
     moved,
+    name_of,
     noise_is,
     offpolicy_agent as make_agent,
     offpolicy_batch as make_batch,
     offpolicy_optimizers,
 )
 
+and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
 REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
 
@@ -45,10 +47,12 @@ def squashed(algo, out, eps):
 # ---- The squashed Gaussian
 
 @pytest.mark.eq("sac", 4, 5)
-def test_sample_and_logp_by_hand():
+@pytest.mark.eq("sac_her", 4, 5)
+@and_her
+def test_sample_and_logp_by_hand(algo):
     """u = 0.3 + 0.5 * 1 = 0.8 and u = -1 + 2 * 0.25 = -0.5; the second dimension adds its own."""
     out = torch.tensor([[0.3, -1.0, math.log(0.5), math.log(2)]])
-    act, logp = squashed(sac, out, torch.tensor([[1.0, 0.25]]))
+    act, logp = squashed(algo, out, torch.tensor([[1.0, 0.25]]))
     close(act, [[0.6640368, -0.4621172]])
     first = -0.5 + 0.6931472 - 0.9189385 - math.log(1 - 0.6640368**2)
     second = -0.03125 - 0.6931472 - 0.9189385 - math.log(1 - 0.4621172**2)
@@ -128,24 +132,28 @@ def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
 # ---- Losses
 
 @pytest.mark.eq("sac", 6, 7)
-def test_soft_value_by_hand():
+@pytest.mark.eq("sac_her", 6, 7)
+@and_her
+def test_soft_value_by_hand(algo):
     q1, q2, logp = torch.tensor([1.0, 5]), torch.tensor([2.0, 4]), torch.tensor([-1.0, 0.5])
-    close(sac.soft_value(q1, q2, logp, torch.tensor(0.1)), [1.1, 3.95])
+    close(algo.soft_value(q1, q2, logp, torch.tensor(0.1)), [1.1, 3.95])
 
 
 @pytest.mark.eq("sac", 2, 6)
-def test_critic_loss_and_gradient_by_hand():
+@pytest.mark.eq("sac_her", 2, 6)
+@and_her
+def test_critic_loss_and_gradient_by_hand(algo):
     """mu = atanh 0.5 and sigma = 1 with eps = 0: a' = 0.5 and
     log pi = -log(2 pi) / 2 - log 0.75 = -0.6312565. alpha 2 adds 1.262513 to Q_targ,
     9 at s' = 3 and 30.5 at 20 (the lower ones); y = 6.1312565 and 13.8812565."""
-    agent = linear_agent(sac, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
+    agent = linear_agent(algo, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
                          [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
     agent.actor[0].weight.data.zero_()
     agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
     agent.log_alpha.data.fill_(math.log(2))
-    batch = sac.Transitions(S, A, REW, NEXT, ENDS)
+    batch = algo.Transitions(S, A, REW, NEXT, ENDS)
     with noise_is(torch.zeros(2, 1)):
-        loss, metrics, grad = gradient_in(agent.critic, sac.critic_loss, agent, batch)
+        loss, metrics, grad = gradient_in(agent.critic, algo.critic_loss, agent, batch)
     first, second = (1.5 - 6.1312565, 1 + 1.5 - 15.3812565), (2 - 6.1312565, 4 - 13.8812565)
     close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
     close(metrics["critic_loss"], loss)
@@ -163,18 +171,20 @@ def test_a_terminal_state_has_no_entropy_either():
 
 
 @pytest.mark.eq("sac", 7)
-def test_actor_loss_and_gradient_by_hand():
+@pytest.mark.eq("sac_her", 7)
+@and_her
+def test_actor_loss_and_gradient_by_hand(algo):
     """mu = atanh 0.5, sigma = 1, eps = 0, alpha = 2: Q_1 = s + 3 a is the lower one at s = 1,
     Q_2 = 9 - a - 3 s at 2 and 3. The bias of mu moves a by 0.75 and log pi by 2 a = 1."""
     lines = [(1.0, 3.0, 0.0), (-3.0, -1.0, 9.0)]
-    agent = linear_agent(sac, lines, lines)
+    agent = linear_agent(algo, lines, lines)
     agent.actor[0].weight.data.zero_()
     agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
     agent.log_alpha.data.fill_(math.log(2))
     obs, zero = column(1.0, 2.0, 3.0), torch.zeros(3)
     with noise_is(torch.zeros(3, 1)):
-        loss, metrics, grad = gradient_in(agent.actor, sac.actor_loss, agent,
-                                          sac.Transitions(obs, obs, zero, obs, zero))
+        loss, metrics, grad = gradient_in(agent.actor, algo.actor_loss, agent,
+                                          algo.Transitions(obs, obs, zero, obs, zero))
     close(metrics["logp"], [-0.6312565] * 3)
     close(metrics["actor_loss"], loss)
     close(loss, 2 * -0.6312565 - (2.5 + 2.5 - 0.5) / 3)
@@ -183,11 +193,13 @@ def test_actor_loss_and_gradient_by_hand():
 
 
 @pytest.mark.eq("sac", 8)
-def test_temperature_by_hand():
+@pytest.mark.eq("sac_her", 8)
+@and_her
+def test_temperature_by_hand(algo):
     """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
-    agent = make_agent(sac, target_entropy=-1.0)
+    agent = make_agent(algo, target_entropy=-1.0)
     agent.log_alpha.data.fill_(math.log(0.2))
-    loss, metrics = sac.alpha_loss(agent, torch.tensor([-1.0, -3]))
+    loss, metrics = algo.alpha_loss(agent, torch.tensor([-1.0, -3]))
     close(loss, 3 * math.log(0.2))
     close(metrics["alpha_loss"], loss)
     close(metrics["alpha"], 0.2)

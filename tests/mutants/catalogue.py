@@ -35,6 +35,7 @@ TESTS = {
     "ddpg": "ddpg replay",
     "td3": "td3 ddpg replay",
     "sac": "sac ddpg replay",
+    "sac_her": "sac_her replay",
     "dqn": "dqn replay",
     "dqn_atari": "dqn_atari dqn replay",
     "dqn_per": "dqn_per dqn replay",

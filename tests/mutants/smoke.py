@@ -76,18 +76,18 @@ def plain(name):
 def run_algo(name):
     algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
-    images = ["tests.envs:Bright-v0"] if name == "dqn_atari" else []
-    for env in ("CartPole-v1", "Pendulum-v1", *images):
+    other = {"dqn_atari": ["tests.envs:Bright-v0"], "sac_her": ["utils.tasks:BitFlip-v0"]}
+    for env in ("CartPole-v1", "Pendulum-v1", *other.get(name, [])):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
                     "env_kwargs": '{"max_episode_steps": 30}'} | SMALL
         try:
             algo.train(algo.Config(**{k: v for k, v in settings.items() if k in known}))
-        except mpi.UsageError:  # it takes only the other kind of actions
+        except mpi.UsageError:  # it takes only other actions or observations
             continue
         ran.append(env)
     if not ran:
-        raise RuntimeError(f"{name} takes neither kind of action")
+        raise RuntimeError(f"{name} takes none of the environments")
 
 
 def run_helper(name):

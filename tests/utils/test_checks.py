@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
-from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3, trpo, vpg
+from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, sac_her, td3, trpo, vpg
 from tests.helpers import name_of
 from tests.toy import Config
 from utils import checks
+from utils.envs import make_envs
 from utils.mpi import UsageError
 from utils.run import check_divides, check_range, check_settings, check_spaces, parse
 
-ALGOS = [vpg, a2c, ppo, trpo, ddpg, td3, sac, dqn, dqn_atari, dqn_per]
+ALGOS = [vpg, a2c, ppo, trpo, ddpg, td3, sac, sac_her, dqn, dqn_atari, dqn_per]
 
 
 # ---- Settings
@@ -123,6 +124,29 @@ def test_no_count_is_without_limit(algo):
             value = (10**15,) if "tuple" in str(field.type) else 10**15
             with pytest.raises(UsageError, match=f"^{checks.flag(field.name)} is .*; .* at most "):
                 algo.Config(**{field.name: value})
+
+
+def test_goals_are_vectors_too():
+    """An algorithm for vectors takes them; one for goals takes nothing else."""
+    goals, box = make_envs(Config(env="tests.envs:GoalEnds-v0"), 1), Box(-1, 1, (2,))
+    space = goals.single_observation_space
+    assert checks.obs_kind(space) == "goal"
+    check_spaces(space, box, obs="vector image", act="box")
+    check_spaces(space, box, obs="goal", act="box")
+    for obs, kinds in ((space, "image"), (Box(-1, 1, (3,)), "goal")):
+        with pytest.raises(UsageError):
+            check_spaces(obs, box, obs=kinds, act="box")
+    fit = checks.fitting_algos("goal", "box")
+    assert {"sac", "ppo", "sac_her"} <= set(fit) and "dqn" not in fit
+    assert "sac_her" not in checks.fitting_algos("vector", "box")
+
+
+def test_k_of_hindsight():
+    sac_her.Config(her_k=0)
+    for her_k in (-1, 1001):
+        with pytest.raises(UsageError, match=f"--her-k is {her_k}; it takes a whole number, "
+                                             "at least 0, at most 1000"):
+            sac_her.Config(her_k=her_k)
 
 
 @pytest.mark.parametrize("name,most", [("num_envs", 1e5), ("torch_threads", 256), ("hidden", 1e5),

@@ -1,4 +1,5 @@
 """Environments: what is refused, what is recorded of their episodes, and evaluation."""
+import importlib.util
 import math
 import warnings
 from pathlib import Path
@@ -8,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
 from tests.helpers import script
 from tests.toy import Config
@@ -36,6 +37,7 @@ def test_unusable_environments(env, kwargs, message):
 def test_a_missing_extra_names_the_command():
     no_box2d = gym.error.DependencyNotInstalled("Box2D is not installed")
     for env, error, extra in [("ALE/Pong-v5", ModuleNotFoundError("No ale_py"), "atari"),
+                              ("FetchPush-v4", ModuleNotFoundError("gym..."), "robotics"),
                               ("LunarLander-v3", no_box2d, "box2d")]:
         with pytest.raises(UsageError, match=rf"pip install -e '\.\[{extra}\]'"):
             with envs.refusing_bad_env(Config(env=env)):
@@ -90,6 +92,83 @@ def test_flattened_observations_are_announced_once(env, size, capsys):
     assert capsys.readouterr().out.count(f", flattened to {size} numbers\n") == 1
 
 
+def test_a_flattened_dict_says_where_its_parts_are():
+    """In the order in which Gymnasium joins them, which is not always that of their names."""
+    assert make_envs(Config(env="tests.envs:Parts-v0"), 2).single_observation_space.parts == {
+        "kind": slice(0, 3), "place": slice(3, 5)}
+    vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 2)
+    space = vector.single_observation_space
+    assert list(space.parts) == ["observation", "achieved_goal", "desired_goal"]
+    vector.reset(seed=1)
+    for _ in range(3):
+        obs, *_, infos = vector.step(vector.action_space.sample())
+    seen = infos["final_obs"][0], obs[0], obs[1]                # environment 0 has just ended
+    for flat, (number, episode, time) in zip(seen, ((0, 0, 3), (0, 1, 0), (1, 0, 3))):
+        parts = {name: flat[part].tolist() for name, part in space.parts.items()}
+        assert parts == {"observation": [number, episode, time],
+                         "achieved_goal": [-1 - number, -1 - episode, -1 - time],
+                         "desired_goal": [50 + number, 50 + episode, 50]}
+
+
+TWO, THREE = Box(-1, 1, (2,)), Box(-1, 1, (3,))
+
+
+@pytest.mark.parametrize("observation,achieved,desired,found", [
+    (THREE, TWO, TWO, True), (THREE, MultiBinary(4), MultiBinary(4), True),
+    (THREE, TWO, THREE, False), (THREE, Discrete(2), Discrete(2), False),
+    (THREE, None, TWO, False), (None, TWO, TWO, False), (Box(-1, 1, (2, 2)), TWO, TWO, False),
+])
+def test_goals_are_vectors_of_one_size(observation, achieved, desired, found):
+    """Others would be flattened, and the environment's own functions do not take them."""
+    parts = {"observation": observation, "achieved_goal": achieved, "desired_goal": desired}
+    space = Dict({name: part for name, part in parts.items() if part is not None})
+    low = np.zeros(gym.spaces.flatdim(space), np.float32)
+    assert envs.FlatDict(space, low, low + 1).has_goals == found
+
+
+def test_rewards_of_goals_come_from_the_environment_itself():
+    vector = make_envs(Config(env="utils.tasks:BitFlip-v0"), 2)
+    env = envs.goal_env(vector)
+    assert type(env).__name__ == "BitFlip" and env is vector.unwrapped.envs[0].unwrapped
+    with pytest.raises(UsageError, match="NoRewards-v0, which has no compute_reward"):
+        envs.goal_env(make_envs(Config(env="tests.envs:NoRewards-v0"), 1))
+
+
+# ---- gymnasium-robotics
+
+# Not importorskip: the import prints notes, which `make_envs` keeps off the screen.
+robotics = pytest.mark.skipif(importlib.util.find_spec("gymnasium_robotics") is None,
+                              reason="needs the extra: pip install -e '.[robotics]'")
+
+
+@robotics
+@pytest.mark.parametrize("env,size", [
+    ("FetchReach-v4", 3), ("gymnasium_robotics:FetchReach-v4", 3), ("PointMaze_UMaze-v3", 2)])
+def test_robots_have_goals_and_tell_success(env, size, capfd):
+    vector = make_envs(Config(env=env, env_kwargs='{"max_episode_steps": 2}'), 2)
+    space = vector.single_observation_space
+    assert space.has_goals and len(range(*space.parts["desired_goal"].indices(99))) == size
+    goals = np.zeros((4, size))
+    assert envs.goal_env(vector).compute_reward(goals, goals + 9, {}).shape == (4,)
+    vector.reset(seed=1)
+    for _ in range(2):
+        vector.step(vector.action_space.sample())
+    assert [len(end) for end in vector.pop_episodes()] == [5, 5]
+    assert capfd.readouterr().err == ""
+
+
+@robotics
+def test_joint_types_equal_numbers_again():
+    """Those of MuJoCo 3.14 do not equal NumPy's integers, or only from one side."""
+    import mujoco
+
+    envs.register_robotics()
+    free, ball = mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_BALL
+    assert free == np.int32(0) and np.int32(1) in (free, ball) and free == free
+    assert free != ball and free != np.int32(1) and np.int32(2) not in (free, ball)
+    assert len({free, ball, mujoco.mjtJoint.mjJNT_FREE}) == 2
+
+
 def test_boxes_stay_as_they_are(capsys):
     """Also those that no algorithm takes: a flattened picture would be learned from badly."""
     envs.say_once.cache_clear()
@@ -124,6 +203,28 @@ def test_recorded_episodes_are_those_of_the_environments():
                                  for ago, env, ep_ret, ep_len in expected) and len(got) > 9
     assert vector.pop_episodes() == []
     assert all(type(x) in (int, float) for x in got[0])
+
+
+def test_success_is_that_of_the_last_step():
+    """Not of the steps before it, and not of the reset that follows. Others tell nothing."""
+    vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 3)
+    vector.reset(seed=1)
+    for _ in range(14):
+        vector.step(vector.action_space.sample())
+    told = {env: [] for env in range(3)}
+    for _, env, _, _, success in vector.pop_episodes():
+        told[env].append(success)
+    assert told == {0: [1, 0, 1, 0], 1: [1, 0], 2: [1, 0, 1, 0, 1]}
+
+
+def test_success_of_each_environment_and_either_name():
+    ended, infos = np.array([True, False]), {"is_success": np.array([1.0, 0])}
+    assert envs.success({"final_info": infos | {"_is_success": ended}}, 0) == [1.0]
+    assert envs.success({"final_info": infos | {"_is_success": ended}}, 1) == []
+    for value in (True, False):
+        told = {"success": np.array([not value, value]), "_success": ~ended}
+        assert envs.success({"final_info": told}, 1) == [float(value)]
+    assert envs.success({"final_info": {}}, 0) == envs.success({}, 0) == []
 
 
 def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():

@@ -92,6 +92,21 @@ def test_episodes(log):
     assert none["ep_ret_mean"] == none["ep_len_std"] == "" and last["ep_ret_std"] == "0.0"
 
 
+def test_success_of_episodes_that_tell_it(log, capsys):
+    """A column of episodes.csv; in progress.csv the mean over the episodes that ended. The table
+    shows it early, since it cuts off late columns."""
+    names = {f"a{k}": float(k) for k in range(9)}
+    log.advance(100, (0, 0, 5.0, 9), **names)
+    log.advance(100, (0, 0, 5.0, 9, 1.0), (0, 1, 5.0, 9, 0.0), (0, 2, 5.0, 9, 1.0), **names)
+    log.advance(100, (0, 0, 5.0, 9, 0.0), eval_ret=np.array([7.0]))
+    log.advance(100)
+    assert [row["success"] for row in rows()] == ["", repr(2 / 3), "0.0", ""]
+    assert [row["success"] for row in rows("episodes.csv")] == ["", "1.0", "0.0", "1.0", "0.0"]
+    titles = [line.split() for line in capsys.readouterr().out.splitlines() if "step" in line]
+    assert "success" not in titles[0] and titles[1][4] == "success"
+    assert titles[2][4:7] == ["success", "eval_ret", "a0"]
+
+
 def test_a_late_column_is_empty_before(log):
     log.advance(100, a=1.0)
     log.advance(100, a=0.1, b=2.0)

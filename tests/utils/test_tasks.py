@@ -1,4 +1,6 @@
 """Environments for experiments: what differs from the environment they are made of."""
+import gymnasium as gym
+import numpy as np
 import pytest
 
 from tests.toy import Config
@@ -29,3 +31,50 @@ def test_scaled_multiplies_rewards_and_nothing_else():
 def test_an_unknown_environment_inside_is_named():
     with pytest.raises(UsageError, match="Nowhere"):
         make_envs(Config(env=SCALED, env_kwargs='{"env": "Nowhere-v0", "factor": 2}'), 1)
+
+
+def test_bit_flip_flips_the_bit_of_the_largest_number():
+    env = gym.make("utils.tasks:BitFlip-v0", bits=4)
+    obs, info = env.reset(seed=1)
+    assert set(np.unique(obs["observation"])) <= {0, 1} and "is_success" not in info
+    assert (obs["achieved_goal"] == obs["observation"]).all()
+    wrong = np.flatnonzero(obs["observation"] != obs["desired_goal"])
+    for left in range(len(wrong) - 1, -1, -1):
+        act = np.full(4, -0.5, np.float32)
+        act[wrong[left]] = -0.4
+        before, (obs, rew, terminated, truncated, info) = obs, env.step(act)
+        changed = np.flatnonzero(obs["observation"] != before["observation"])
+        assert changed.tolist() == [wrong[left]] and not truncated
+        assert (obs["desired_goal"] == before["desired_goal"]).all()
+        assert (obs["achieved_goal"] == obs["observation"]).all()
+        assert (rew, terminated, info["is_success"]) == ((0, True, 1) if left == 0 else
+                                                        (-1, False, 0))
+
+
+def test_bit_flip_gives_up_after_as_many_steps_as_bits():
+    """And no episode starts at its goal, not even with one bit. Goals and starts vary."""
+    env = gym.make("utils.tasks:BitFlip-v0", bits=6)
+    seen = set()
+    for seed in range(20):
+        obs, _ = env.reset(seed=seed)
+        seen.add((*obs["observation"], *obs["desired_goal"]))
+        i = np.flatnonzero(obs["observation"] == obs["desired_goal"])[:1]
+        act = np.zeros(6, np.float32)
+        act[i] = 1                                  # there and back
+        ends = [env.step(act)[1:4] for _ in range(6)] if len(i) else []
+        assert ends == [(-1, False, time == 6) for time in range(1, 7)] or not len(i)
+    assert len(seen) == 20
+    one = gym.make("utils.tasks:BitFlip-v0", bits=1)
+    for seed in range(9):
+        obs, _ = one.reset(seed=seed)
+        assert obs["observation"] != obs["desired_goal"]
+        _, rew, terminated, truncated, _ = one.step(np.float32([-1]))
+        assert (rew, terminated, truncated) == (0, True, False)
+
+
+def test_bit_flip_rewards_batches_of_goals():
+    env = gym.make("utils.tasks:BitFlip-v0", bits=2).unwrapped
+    reached, goals = np.float32([[0, 1], [1, 1]]), np.float32([[0, 1], [0, 1]])
+    assert env.compute_reward(reached, goals, {}).tolist() == [0, -1]
+    assert env.compute_terminated(reached[0], goals[0], {})
+    assert not env.compute_terminated(reached[1], goals[1], {})

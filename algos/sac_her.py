@@ -1,0 +1,501 @@
+"""Hindsight experience replay (HER) for SAC.  Andrychowicz et al. 2017,
+arXiv:1707.01495.
+
+The problem. A robot arm has to reach a goal, and every episode has another
+one. The simplest reward is sparse: 0 if the goal is reached, and -1 otherwise.
+Random actions almost never reach the goal. So all rewards are -1, and SAC has
+nothing to learn from. But the arm has arrived somewhere. If that place had
+been the goal, the episode would have been a success. So HER changes most of
+the transitions that it samples: it replaces the goal by one that the same
+episode reached later, and computes the reward again ("relabelling"). The actor
+and the critics see the goal, so what they learn about these goals carries over
+to others. Relabelling is allowed because the goal changes the reward but not
+where an action leads, and because SAC may learn from actions that another
+policy chose, here the policy for another goal. This file follows algos/sac.py,
+which explains SAC: read that file first.
+
+Notation, as in algos/sac.py, except that s now includes the goal. s' is the
+state that follows s, and V(s') its soft value. `terminated` is 1 if s' is
+terminal; at a time limit it is 0, and we still bootstrap from V(s'). alpha is
+the temperature, w stands for the critics' weights, `targ` marks their slowly
+moving copies, eps is standard normal noise, and `mean` is over the batch.
+
+    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
+    L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
+    w_targ <- w_targ + tau (w - w_targ)                                    (3)
+    a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
+    log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
+                           - log(1 - tanh(u_j)^2)]                         (5)
+    V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a')) - alpha log pi(a' | s'),
+              one a' sampled from the current policy                       (6)
+    L(pi)   = mean [alpha log pi(a | s) - min(Q_1(s, a), Q_2(s, a))],
+              a sampled from the current policy                            (7)
+    L(alpha) = -log(alpha) (mean [log pi(a | s)] + target_entropy)         (8)
+
+What is specific to HER. An observation has three parts: `observation` o,
+`desired_goal` g, and `achieved_goal` m(o), which says what the agent has
+reached now. The networks see s = (o, g). An episode visits o_0, o_1, ..., o_T,
+where o_T is the last one so far if the episode still runs. For the transition
+from o_t to o_{t+1}, the new goal g' is
+
+    g' = m(o_{t+1+j}),  j uniform in {0, ..., T - 1 - t}                   (9)
+
+g' replaces g in s and in s'. Two functions of the environment say what this
+transition means for the new goal. Their results replace r and `terminated`:
+
+    r = compute_reward(m(o_{t+1}), g'),
+    terminated = compute_terminated(m(o_{t+1}), g')                       (10)
+
+Both take m(o_{t+1}), which the action has achieved, and not m(o_t). With
+j = 0, the new goal is m(o_{t+1}) itself, so a sparse reward becomes 0. The
+paper calls (9) the strategy "future", and found it the best of four. It stores
+her_k = 4 relabelled copies beside each original transition. Here, a fraction
+her_k / (her_k + 1) of every batch is relabelled when it is sampled. The
+mixture is the same, but it takes no memory, and a transition gets a new goal
+each time. The others keep their goals, since these are the ones that count in
+the end.
+
+The buffer is a ring of rows. Each row counts the later steps of its episode
+that are stored, which is T - 1 - t in (9). The ring overwrites its oldest rows
+first. So while a transition is stored, its later steps are stored as well.
+
+The environment must have `compute_reward` and `compute_terminated`, as
+gymnasium-robotics defines them. They get an empty `info`. Wrappers that change
+the reward have no effect on (10).
+
+Departures from the paper: SAC instead of DDPG, no normalisation of
+observations, and no clipping of targets. Departures of SAC from its own paper
+stand in algos/sac.py.
+
+Defaults: the first tenth of total_steps takes random actions. Then each
+environment step is followed by one update on a batch of 256, of which 205 are
+relabelled. In a healthy run `success`, the fraction of training episodes that
+are at their goal in their last step, rises towards 1. `ep_ret` follows.
+
+Read after    algos/sac.py, to see the changes:
+              diff algos/sac.py algos/sac_her.py
+Try           python -m algos.sac_her --env utils.tasks:BitFlip-v0
+Full run      python -m algos.sac_her    (not benchmarked yet; needs the extra
+              robotics)
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from utils import mpi
+from utils.envs import check_memory, goal_env, make_envs
+from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
+
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+Actions = Float32[Tensor, "B d"]  # in [-1, 1]
+ActorOut = Float32[Tensor, "B k"]  # mu and log sigma side by side: k = 2 d
+Scalar = Float32[Tensor, ""]
+Goals = Float32[Tensor, "B goal_dim"]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "FetchReach-v4"  # Gymnasium id of a goal environment
+    total_steps: float = 2e4  # environment steps
+    num_envs: int = 1  # N, parallel environments
+    report_every: int = 1000  # environment steps between reports
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
+    update_every: int = 1  # environment steps per update
+    batch_size: int = 256  # samples per update (usually 64 to 512)
+    lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
+    her_k: int = 4  # relabelled transitions per original one (4 or 8); 0: only SAC
+    alpha: float = 1.0  # temperature; its initial value if it is learned
+    learn_alpha: bool = True  # adjust the temperature by Eq. (8)
+    target_entropy: float | None = None  # in nats; default -d, for d action dimensions
+    hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
+
+    def __post_init__(self):
+        check_settings(self, positive="alpha", any_number="target_entropy")
+        check_range(self, "her_k", low=0, high=1000)
+
+
+# ======================================= agent ========================================
+def relu_mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
+
+
+class Critic(nn.Module):
+    """Observations [B, obs_dim], actions [B, act_dim] -> Q(s, a) [B]."""
+
+    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
+        super().__init__()
+        self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
+
+    def forward(self, obs: Tensor, act: Tensor) -> PerSample:
+        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
+
+
+class TwinCritic(nn.Module):
+    """Two critics with different initial weights -> Q_1(s, a), Q_2(s, a), each [B]."""
+
+    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
+        super().__init__()
+        self.q1 = Critic(obs_dim, act_dim, hidden)
+        self.q2 = Critic(obs_dim, act_dim, hidden)
+
+    def forward(self, obs: Tensor, act: Tensor) -> tuple[PerSample, PerSample]:
+        return self.q1(obs, act), self.q2(obs, act)
+
+
+def with_goal(obs: Tensor, parts: dict[str, slice]) -> Tensor:
+    """What the networks see of flattened observations, whose `parts` are slices."""
+    seen = [obs[..., parts["observation"]], obs[..., parts["desired_goal"]]]
+    return torch.cat(seen, dim=-1)
+
+
+class Agent(nn.Module):
+    """Actor, two critics, their targets and alpha, all saved in the state dict."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="goal", act="box")
+        self.cfg = cfg
+        self.parts = obs_space.parts  # name -> slice of a flattened observation
+        self.obs_dim = len(with_goal(torch.zeros(obs_space.shape), self.parts))
+        self.act_dim = math.prod(act_space.shape)
+        self.register_buffer("low", torch.tensor(act_space.low))
+        self.register_buffer("high", torch.tensor(act_space.high))
+        self.actor = relu_mlp(self.obs_dim, *cfg.hidden, 2 * self.act_dim)
+        self.critic = TwinCritic(self.obs_dim, self.act_dim, cfg.hidden)
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        if cfg.target_entropy is None:
+            self.target_entropy = -float(self.act_dim)
+        else:
+            self.target_entropy = cfg.target_entropy
+
+    def alpha(self) -> Scalar:
+        """Detached: the critic and actor losses treat it as a constant."""
+        if not self.cfg.learn_alpha:
+            return torch.tensor(self.cfg.alpha, device=self.low.device)
+        return self.log_alpha.detach().exp()
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Observations -> actions [N, d]: sampled by Eq. (4), or tanh(mu)."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
+        actor_out = self.actor(with_goal(obs, self.parts))
+        if deterministic:
+            mean, _ = actor_out.chunk(2, dim=-1)
+            return mean.tanh()
+        act, _ = sample_squashed_gaussian(actor_out)
+        return act
+
+    def random_act(self, num_envs: int) -> Tensor:
+        """Uniformly random actions [N, d], for the first steps."""
+        return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
+        act = act.view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.ndarray:
+        """One flattened observation -> the deterministic action, after training."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+
+# ======================================== data ========================================
+@dataclass(frozen=True)
+class Transitions:
+    obs: Float32[Tensor, "B obs_dim"]
+    act: Actions
+    rew: PerSample
+    next_obs: Float32[Tensor, "B obs_dim"]  # observations of s'
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
+
+
+class ReplayBuffer:
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
+
+    def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
+        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
+        check_memory("--buffer-size", capacity, num_bytes, device)  # raises UsageError
+        self.capacity = capacity
+        self.device = device
+        self.columns = {
+            "obs": torch.empty(capacity, obs_dim, device=device),
+            "act": torch.empty(capacity, act_dim, device=device),
+            "rew": torch.empty(capacity, device=device),
+            "next_obs": torch.empty(capacity, obs_dim, device=device),
+            "terminated": torch.empty(capacity, device=device)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
+
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store one transition per environment; every array is [N, ...]."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
+        for name, column in self.columns.items():
+            value = torch.as_tensor(transition[name])
+            assert value.shape == (num_envs, *column.shape[1:]), name
+            column[rows] = value.to(column.device, column.dtype)
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
+        # index_select(0, rows) equals column[rows] and is faster on CPUs.
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        return Transitions(**batch)
+
+    def state_dict(self) -> dict:
+        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
+        for name, column in self.columns.items():
+            column[: self.num_stored] = state["columns"][name]
+
+
+class HindsightBuffer(ReplayBuffer):
+    """A replay buffer that relabels some of the transitions that it samples.
+
+    A step of N environments fills N rows. So the rows of one environment are N apart,
+    also across the end of the ring, because its size is a multiple of N.
+    """
+
+    def __init__(self, capacity: int, obs_space: gym.Space, act_dim: int,
+                 device: torch.device, num_envs: int, env: gym.Env, her_k: int):
+        """`env` computes rewards and terminations."""
+        capacity = capacity // num_envs * num_envs
+        super().__init__(capacity, obs_space.shape[0], act_dim, device)
+        self.parts = obs_space.parts
+        self.num_envs = num_envs
+        self.env = env
+        self.relabelled = her_k / (her_k + 1)  # this fraction of every batch
+        # How many later steps of its episode are stored, per row.
+        self.columns["later"] = torch.zeros(capacity, dtype=torch.int64, device=device)
+        self.ep_len = np.zeros(num_envs, np.int64)  # steps so far, per running episode
+
+    def add(self, **transition: np.ndarray | Tensor) -> None:
+        """Store one transition per environment; every array is [N, ...]."""
+        first = self.position  # the row of environment 0
+        super().add(**transition, later=torch.zeros(self.num_envs))
+        # The earlier steps of an episode get one more later step, if not overwritten.
+        stored = np.minimum(self.ep_len, self.capacity // self.num_envs - 1)
+        for env in range(self.num_envs):
+            ago = torch.arange(1, stored[env] + 1, device=self.device)
+            rows = (first + env - self.num_envs * ago) % self.capacity
+            self.columns["later"][rows] += 1
+        self.ep_len += 1
+
+    def end_episodes(self, done: np.ndarray) -> None:
+        """Call after `add`: these environments, [N], now start new episodes."""
+        self.ep_len[done] = 0
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement; the first ones relabelled."""
+        rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
+        batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
+        later = batch.pop("later")
+        num = round(self.relabelled * batch_size)
+        ahead = future_step(later[:num])
+        future = (rows[:num] + self.num_envs * ahead) % self.capacity
+        goal = self.columns["next_obs"][future, self.parts["achieved_goal"]]
+        achieved = batch["next_obs"][:num, self.parts["achieved_goal"]]
+        rew, terminated = reward_of_goal(self.env, achieved, goal)
+        batch["rew"][:num] = rew
+        batch["terminated"][:num] = terminated
+        for name in ("obs", "next_obs"):
+            batch[name][:num, self.parts["desired_goal"]] = goal
+            batch[name] = with_goal(batch[name], self.parts)
+        return Transitions(**batch)
+
+
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments, store the transitions, return the obs to act on."""
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = true_next_obs(new_obs, terminated | truncated, infos)
+    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    buffer.end_episodes(terminated | truncated)
+    return new_obs
+
+
+# ==================================== mathematics =====================================
+def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
+              gamma: float) -> PerSample:
+    """Eq. (1): bootstrap unless terminated. A time limit is not a termination."""
+    assert rew.shape == terminated.shape == next_val.shape
+    return rew + gamma * (1 - terminated) * next_val
+
+
+def future_step(later: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
+    """j of Eq. (9), for transitions with so many later steps in their episode."""
+    return (torch.rand(later.shape, device=later.device) * (later + 1)).long()
+
+
+def reward_of_goal(env: gym.Env, achieved: Goals,
+                   goal: Goals) -> tuple[PerSample, PerSample]:
+    """Eq. (10): rew and `terminated` of transitions to `achieved`, given this goal."""
+    goals = achieved.cpu().numpy(), goal.cpu().numpy()
+    rew = torch.as_tensor(env.compute_reward(*goals, {})).to(goal)
+    # One by one: environments promise to accept batches in `compute_reward` only.
+    ends = [float(env.compute_terminated(*pair, {})) for pair in zip(*goals)]
+    terminated = torch.tensor(ends).to(goal)
+    assert rew.shape == terminated.shape, "compute_reward does not accept batches"
+    return rew, terminated
+
+
+def q_loss(q: PerSample, target: PerSample) -> Scalar:
+    """Eq. (2) for one critic."""
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    return (q - target).square().mean()
+
+
+@torch.no_grad()
+def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Eq. (3), in place: move the target's weights towards the source's."""
+    for w_targ, w in zip(target.parameters(), source.parameters()):
+        w_targ.lerp_(w, tau)  # w_targ + tau (w - w_targ)
+
+
+def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
+    """Sample actions [B, d]. Return them and their log pi [B]."""
+    mean, log_std = actor_out.chunk(2, dim=-1)
+    log_std = log_std.clamp(-20, 2)
+    eps = torch.randn_like(mean)
+    u = mean + log_std.exp() * eps  # Eq. (4)
+    logp_u = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
+    # Equals log(1 - tanh(u)^2), which is -inf for large |u| if computed directly.
+    log_jacobian = 2 * (math.log(2) - u - softplus(-2 * u))
+    return u.tanh(), (logp_u - log_jacobian).sum(-1)  # Eq. (5)
+
+
+def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
+               alpha: Scalar) -> PerSample:
+    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6), and what (7) maximises."""
+    assert q1.shape == q2.shape == logp.shape
+    return torch.min(q1, q2) - alpha * logp
+
+
+# ======================================= update =======================================
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (2): both critics learn the same target, which is held constant."""
+    with torch.no_grad():
+        next_act, next_logp = sample_squashed_gaussian(agent.actor(batch.next_obs))
+        next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
+        next_val = soft_value(next_q1, next_q2, next_logp, agent.alpha())  # Eq. (6)
+        target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+    q1, q2 = agent.critic(batch.obs, batch.act)
+    loss = q_loss(q1, target) + q_loss(q2, target)
+    return loss, {"critic_loss": loss, "q1": q1, "q2": q2}
+
+
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Eq. (7). The gradient reaches the actor through `act` and `logp`."""
+    act, logp = sample_squashed_gaussian(agent.actor(batch.obs))
+    q1, q2 = agent.critic(batch.obs, act)
+    loss = -soft_value(q1, q2, logp, agent.alpha()).mean()
+    return loss, {"actor_loss": loss, "logp": logp}
+
+
+def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
+    """Eq. (8). `logp` [B] is log pi from the actor's update, detached."""
+    loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
+    return loss, {"alpha_loss": loss, "alpha": agent.alpha()}
+
+
+def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
+    """Update critics, actor, alpha and target critics once. Return the metrics.
+
+    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
+    averages the gradient over processes and takes one Adam step. It returns the loss's
+    metrics, detached; `run.report` averages each.
+    """
+    cfg = agent.cfg
+    metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
+    metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=cfg.lr)
+    if cfg.learn_alpha:
+        logp = metrics["logp"]
+        metrics |= optimizers.alpha.minimize(alpha_loss, agent, logp, lr=cfg.lr)
+    polyak_update(agent.critic_targ, agent.critic, cfg.tau)  # Eq. (3)
+    return metrics
+
+
+# ======================================= train ========================================
+def num_start_steps(cfg: Config) -> int:
+    """Number of initial steps with random actions. Updates start after them."""
+    if cfg.start_steps is not None:
+        return cfg.start_steps
+    return min(10_000, int(cfg.total_steps / 10))
+
+
+def num_updates(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - num_start_steps(cfg)) // cfg.update_every
+
+
+def train(cfg: Config) -> Agent:
+    """Train until `total_steps`, from the start or from a checkpoint.
+
+    With several processes, `run.num_envs`, `run.buffer_size` and `run.batch_size` are
+    this process's shares of the totals in `cfg`.
+    """
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of that run
+        envs = make_envs(cfg, run.num_envs)
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizers = mpi.Optimizers(
+            critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor),
+            alpha=mpi.Adam(agent.log_alpha))
+        buffer = HindsightBuffer(
+            run.buffer_size, envs.single_observation_space, agent.act_dim, run.device,
+            run.num_envs, goal_env(envs), cfg.her_k)
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizers=optimizers, buffer=buffer)
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            if step < num_start_steps(cfg):
+                act = agent.random_act(run.num_envs)
+            else:
+                act = agent.act(obs)
+            obs = interact(agent, envs, buffer, obs, act)
+            updates_before = num_updates(step, cfg)
+            step += cfg.num_envs
+            for _ in range(num_updates(step, cfg) - updates_before):
+                batch = buffer.sample(run.batch_size)
+                metrics = update(agent, optimizers, batch)
+                run.store(**metrics)
+            run.report(step, envs)  # logs; evaluates and saves when due
+    return agent
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)
