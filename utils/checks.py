@@ -5,6 +5,7 @@ Algorithm files import these checks through utils/run.py.
 
 import math
 import numbers
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -24,8 +25,8 @@ POSITIVE = "hidden lr v_lr std_init"
 # Ranks get equal parts of these.
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size"
 # More than this cannot be meant, and would hang or crash.
-MOST = {"num_envs": 1e5, "torch_threads": 256, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5,
-        "rollout_steps": 1e9, "minibatch_size": 1e9, "batch_size": 1e9}
+MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
+        "minibatch_size": 1e9, "batch_size": 1e9}
 MOST_STEPS = 1e12  # of all other counts
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
@@ -60,11 +61,19 @@ def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", an
     check_range(cfg, any_number)
     for name in names_in(f"{COUNTS} {counts} eval_every start_steps hidden", known).split():
         check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
+    if getattr(cfg, "torch_threads", 1) > cores():  # PyTorch would crawl, or hang
+        raise UsageError(f"--torch-threads is {cfg.torch_threads}; this machine's cores take 1 to "
+                         f"{cores()}")
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
     check_divides(cfg, " ".join(f"{name}/num_procs" for name in SHARED.split() if name in known))
+
+
+def cores():
+    """Return the number of cores of this machine."""
+    return os.cpu_count() or 1
 
 
 def names_in(names, known):
