@@ -3,6 +3,8 @@
 Algorithm files import these checks through utils/run.py.
 """
 
+import difflib
+import importlib
 import math
 import numbers
 import os
@@ -152,6 +154,35 @@ def fitting_algos(obs, act):
     files = sorted(Path(__file__).parents[1].glob("algos/*.py"))
     says = [(path.stem, call.search(path.read_text(encoding="utf-8"))) for path in files]
     return [name for name, m in says if m and obs in m[1].split() and act in m[2].split()]
+
+
+def nearest_envs(env):
+    """Return ids of at most three environments that `env` may mean: the namespace may be missing.
+
+    Of several versions, the one that `env` names counts, or else the latest.
+    """
+    try:
+        importlib.import_module("ale_py")  # registers Atari games, if it is installed
+    except ImportError:
+        pass
+    module, colon, wanted = env.rpartition(":")
+    versions = {}  # name in lower case -> {version: id}
+    for spec in gym.registry.values():
+        raw = "ale_py" in str(spec.entry_point) and spec.namespace != "ALE"  # such as Pong-v4
+        if not raw and spec.namespace not in ("phys2d", "tabular"):  # these need JAX
+            versions.setdefault(spec.name.lower(), {})[spec.version or 0] = spec.id
+    name, _, version = wanted.rpartition("/")[2].partition("-v")
+    name = re.sub("noframeskip|deterministic", "", name.lower())  # of Atari's older ids
+    near = [name] if name in versions else difflib.get_close_matches(name, versions, 3)
+    given = int(version) if version.isdecimal() else -1
+    return [module + colon + versions[name].get(given, versions[name][max(versions[name])])
+            for name in near]
+
+
+def unknown_keyword(error):
+    """Return the keyword argument that a TypeError calls unexpected, or ""."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return found[1] if found else ""
 
 
 # Settings of earlier versions. If an old name meant two things, the setting that exists decides.

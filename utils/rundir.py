@@ -119,8 +119,11 @@ def where_a_run_is(folder):
     if folder.is_file():
         return "; a run is a directory"
     levels = ("*/" * depth + "config.json" for depth in range(1, 5))  # runs/<env>/<algo>/seed<k>
-    found = next((file for level in levels for file in sorted(folder.glob(level))), None)
-    return f"; there is one in {found.parent}" if found else ""
+    found = [file.parent for level in levels for file in sorted(folder.glob(level))]
+    if len(found) < 2:
+        return f"; there is one in {found[0]}" if found else ""
+    some = ", ".join(map(str, found[:5]))
+    return f"; there are {len(found)} in it{', such as' if len(found) > 5 else ':'} {some}"
 
 
 def has_rows(run_dir):

@@ -150,6 +150,16 @@ def test_more_threads_than_cores_are_refused(algo, found, cores, monkeypatch):
         algo.Config(torch_threads=cores + 1, resume=True)
 
 
+@pytest.mark.parametrize("env,near", [
+    ("Pong", ["ALE/Pong-v5"]), ("PongNoFrameskip-v4", ["ALE/Pong-v5"]),
+    ("x/Pong-v5", ["ALE/Pong-v5"]),
+    ("CartPole-v7", ["CartPole-v1"]), ("cartpole-v0", ["CartPole-v0"]),
+    ("utils.tasks:CartPol", ["utils.tasks:CartPole-v1"]), ("nonsense", []), ("", []),
+])
+def test_the_environments_that_an_id_may_mean(env, near):
+    assert checks.nearest_envs(env)[:1] == near
+
+
 @pytest.mark.parametrize("module,given,now", [
     (ppo, "--batch", "--rollout-steps"), (ppo, "--minibatch=64", "--minibatch-size"),
     (sac, "--batch", "--batch-size"),

@@ -115,6 +115,19 @@ def test_a_run_from_a_machine_with_more_cores_gets_the_threads_of_this_one(monke
     assert "--torch-threads is 12" in refused(typed, "--torch-threads", "12")
 
 
+@pytest.mark.parametrize("count,end", [
+    (0, "no config.json"), (1, "; there is one in runs/0"),
+    (2, "; there are 2 in it: runs/0, runs/1"),
+    (5, "; there are 5 in it: runs/0, runs/1, runs/2, runs/3, runs/4"),
+    (7, "; there are 7 in it, such as runs/0, runs/1, runs/2, runs/3, runs/4")])
+def test_a_folder_of_runs_names_up_to_five(count, end):
+    os.makedirs("runs")
+    for k in range(count):
+        os.makedirs(f"runs/{k}")
+        Path(f"runs/{k}/config.json").touch()
+    assert refused(read_config, "runs").rstrip("\n").endswith(end)
+
+
 def test_a_part_of_the_settings_is_enough_to_resume():
     """--num-envs of the run, and not its default, is what --num-procs divides."""
     cfg = sac.Config(env="Pendulum-v1", num_envs=2, num_procs=2, run_dir="run", total_steps=40)
