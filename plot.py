@@ -63,6 +63,7 @@ PANEL = {1: (6, 3.8), 2: (4.2, 3)}  # columns of the figure -> size of a panel i
 CROWDED = 6                         # a panel with more lines than this shows no single seeds
 LONG = 32                           # longest setting in a legend, in characters
 FEW = 5                             # seeds on each side that a comparison needs
+UNEVEN = 4                          # longest over shortest run: more than this is noted
 POINTS = 100                        # points per curve
 RESAMPLES = 10_000                  # of a bootstrap; a fifth of that at each point of a curve
 TAUS = np.linspace(0, 1, 101)       # x-axis of a performance profile
@@ -100,6 +101,10 @@ class Plot:
             raise UsageError(f"--size is {self.size[0]:g} {self.size[1]:g}; each takes 1 to 100")
         if self.against and (self.x, self.y) != ("steps", "ep_ret"):
             raise UsageError("--against draws final returns; leave out --x and --y")
+        taken = next((name for name in self.names if Path(name).is_dir()), "")
+        if taken and not self.runs:     # --names takes all words that follow
+            raise UsageError(f"--names took the folder {taken} for a name: write folders first, as "
+                             f"in plot.py {taken} --names ppo=PPO")
 
 
 # ---- Which seeds belong together
@@ -475,6 +480,10 @@ def draw_curves(ax, lines: dict, looks: dict, plot: Plot, panel: str) -> int:
         runs = [run if run.stored else smoothed(run, window) for run in runs]
         draw_line(ax, runs, line, looks[line], plot.aggregate, f"{panel}, {line}",
                   len(lines) > CROWDED)
+    steps = [run.steps for runs in lines.values() for run in runs if run.whole]
+    if steps and plot.x == "steps" and max(steps) > UNEVEN * min(steps):
+        note(f"{panel}: runs of {min(steps):,} to {max(steps):,} steps share the x-axis; folders "
+             "of one budget show more of the short ones")
     ax.set(xlabel=X_AXES[plot.x], ylabel=Y_AXES.get(plot.y, plot.y), xlim=(0, None))
     return window if lengths else 0
 

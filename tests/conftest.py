@@ -46,6 +46,12 @@ def elsewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def many_cores(monkeypatch):
+    """Pretend to have 16 cores: what --torch-threads takes depends on them. Subprocesses do not."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+
+
 @pytest.fixture
 def dynamo_env():
     """Return environment variables for a subprocess that may use torch.compile: it has no hook."""

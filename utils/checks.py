@@ -3,8 +3,11 @@
 Algorithm files import these checks through utils/run.py.
 """
 
+import difflib
+import importlib
 import math
 import numbers
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -24,8 +27,8 @@ POSITIVE = "hidden lr v_lr std_init"
 # Ranks get equal parts of these.
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size"
 # More than this cannot be meant, and would hang or crash.
-MOST = {"num_envs": 1e5, "torch_threads": 256, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5,
-        "rollout_steps": 1e9, "minibatch_size": 1e9, "batch_size": 1e9}
+MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
+        "minibatch_size": 1e9, "batch_size": 1e9}
 MOST_STEPS = 1e12  # of all other counts
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
@@ -61,11 +64,19 @@ def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", an
     check_range(cfg, any_number)
     for name in names_in(f"{COUNTS} {counts} eval_every start_steps hidden", known).split():
         check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
+    if getattr(cfg, "torch_threads", 1) > cores():  # PyTorch would crawl, or hang
+        raise UsageError(f"--torch-threads is {cfg.torch_threads}; this machine's cores take 1 to "
+                         f"{cores()}")
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
     check_divides(cfg, " ".join(f"{name}/num_procs" for name in SHARED.split() if name in known))
+
+
+def cores():
+    """Return the number of cores of this machine."""
+    return os.cpu_count() or 1
 
 
 def names_in(names, known):
@@ -151,6 +162,35 @@ def fitting_algos(obs, act):
     files = sorted(Path(__file__).parents[1].glob("algos/*.py"))
     says = [(path.stem, call.search(path.read_text(encoding="utf-8"))) for path in files]
     return [name for name, m in says if m and fits(obs, m[1]) and fits(act, m[2])]
+
+
+def nearest_envs(env):
+    """Return ids of at most three environments that `env` may mean: the namespace may be missing.
+
+    Of several versions, the one that `env` names counts, or else the latest.
+    """
+    try:
+        importlib.import_module("ale_py")  # registers Atari games, if it is installed
+    except ImportError:
+        pass
+    module, colon, wanted = env.rpartition(":")
+    versions = {}  # name in lower case -> {version: id}
+    for spec in gym.registry.values():
+        raw = "ale_py" in str(spec.entry_point) and spec.namespace != "ALE"  # such as Pong-v4
+        if not raw and spec.namespace not in ("phys2d", "tabular"):  # these need JAX
+            versions.setdefault(spec.name.lower(), {})[spec.version or 0] = spec.id
+    name, _, version = wanted.rpartition("/")[2].partition("-v")
+    name = re.sub("noframeskip|deterministic", "", name.lower())  # of Atari's older ids
+    near = [name] if name in versions else difflib.get_close_matches(name, versions, 3)
+    given = int(version) if version.isdecimal() else -1
+    return [module + colon + versions[name].get(given, versions[name][max(versions[name])])
+            for name in near]
+
+
+def unknown_keyword(error):
+    """Return the keyword argument that a TypeError calls unexpected, or ""."""
+    found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return found[1] if found else ""
 
 
 # Settings of earlier versions. If an old name meant two things, the setting that exists decides.

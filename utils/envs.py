@@ -8,7 +8,6 @@ also records its episodes, with the environment's own rewards, for `Run.report`.
 
 import contextlib
 import copy
-import difflib
 import functools
 import importlib
 import io
@@ -24,7 +23,7 @@ import torch
 from torch import nn
 
 from utils import mpi
-from utils.checks import obs_kind
+from utils.checks import nearest_envs, obs_kind, unknown_keyword
 from utils.mpi import UsageError
 
 __all__ = ["check_memory", "evaluate", "forget", "goal_env", "image_to_float", "is_image",
@@ -300,13 +299,18 @@ def refusing_bad_env(cfg):
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
-        near = difflib.get_close_matches(cfg.env.rpartition(":")[2], gym.registry, 3)
-        hint = f" The nearest: {', '.join(near)}" if near else ""
-        raise UsageError(f"--env is {cfg.env}: {error}{hint}") from None
+        fact, near = str(error).partition(" Did you mean")[0], nearest_envs(cfg.env)
+        hint = f" Did you mean {' or '.join(near)}?" if near else ""
+        raise UsageError(f"--env is {cfg.env}: {fact}{hint}") from None
     except TypeError as error:
         if cfg.env_kwargs == "{}":  # then the error is the environment's own
             raise
-        raise UsageError(f"{wrong}: {error}") from None
+        name = unknown_keyword(error)
+        if name:
+            wrong = f"--env-kwargs is {cfg.env_kwargs}; {cfg.env} has no keyword argument {name}"
+            raise UsageError(wrong) from None
+        fact = str(error).partition(" was raised from the environment creator")[0]
+        raise UsageError(f"{wrong}: {fact}") from None
 
 
 def register_robotics():

@@ -61,6 +61,9 @@ def find_module(algo: str, asked: str, hint: str = ""):
     """Import algos/<algo>.py. UsageError says what `asked` for it, and ends in a `hint`."""
     folder = importlib.import_module("algos").__path__
     names = [module.name for module in pkgutil.iter_modules(folder)]
+    stem = Path(algo).stem
+    if algo not in names and stem in names:
+        raise UsageError(f"{asked}: name it {stem}{hint}")
     if algo not in names:
         raise UsageError(f"{asked}: there is no algos/{algo}.py, only {', '.join(names)}{hint}")
     return importlib.import_module(f"algos.{algo}")

@@ -74,7 +74,7 @@ class RunConfig:
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
-    torch_threads: int = 1  # PyTorch threads per process
+    torch_threads: int = 1  # PyTorch threads per process, at most the number of cores
     given: ClassVar[frozenset] = frozenset()  # settings on the command line; see rundir.py
 
 

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from utils import checkpoint, files, mpi, source
-from utils.checks import flag
+from utils.checks import cores, flag
 from utils.mpi import UsageError
 
 try:
@@ -92,7 +92,10 @@ def settings_of_run(cfg, algo, given):
 
 
 def read_config(run_dir, prefix=""):
-    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config."""
+    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config.
+
+    A run from a machine with more cores gets at most as many torch_threads as there are cores here.
+    """
     path = Path(run_dir, "config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
@@ -105,8 +108,10 @@ def read_config(run_dir, prefix=""):
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
-    config["settings"] = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
-    return config
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
+    if isinstance(settings.get("torch_threads"), int):
+        settings["torch_threads"] = min(settings["torch_threads"], cores())
+    return config | {"settings": settings}
 
 
 def where_a_run_is(folder):
@@ -114,8 +119,11 @@ def where_a_run_is(folder):
     if folder.is_file():
         return "; a run is a directory"
     levels = ("*/" * depth + "config.json" for depth in range(1, 5))  # runs/<env>/<algo>/seed<k>
-    found = next((file for level in levels for file in sorted(folder.glob(level))), None)
-    return f"; there is one in {found.parent}" if found else ""
+    found = [file.parent for level in levels for file in sorted(folder.glob(level))]
+    if len(found) < 2:
+        return f"; there is one in {found[0]}" if found else ""
+    some = ", ".join(map(str, found[:5]))
+    return f"; there are {len(found)} in it{', such as' if len(found) > 5 else ':'} {some}"
 
 
 def has_rows(run_dir):

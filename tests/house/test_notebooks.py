@@ -5,26 +5,29 @@ answers_<n>.py, under the same names. Plausible wrong answers are in wrong_<n>.p
 one list per name. All files are found by name, so a new notebook needs no change here.
 """
 import ast
+import base64
 import importlib
+import io
 import os
 import re
 import sys
 
 import nbformat
+import numpy as np
 import pytest
 import torch
-from jupyter_client.kernelspec import KernelSpecManager
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
+from matplotlib.figure import Figure
 from nbclient.exceptions import CellExecutionError
-from traitlets import default
 
+from tests import notebooks
 from tests.house import tree
 from tests.house.tree import ROOT, tracked
+from tests.notebooks import changed_cells, differs, execute
 
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = tracked("notebooks/*.ipynb")
 CPU_SECONDS = 120  # twice the limit on an idle core, since shared cores are slower
+LARGEST = 2_000_000  # bytes of the whole folder
 OUTSIDE = {".git", "__pycache__", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints"}
 
 
@@ -64,21 +67,6 @@ def code(notebook):
 
 
 # ---- Running
-
-class ThisPython(AsyncKernelManager):
-    """Run the kernel in this interpreter, whatever other kernels are installed."""
-
-    @default("kernel_spec_manager")
-    def without_folders(self):
-        return KernelSpecManager(kernel_dirs=[])
-
-
-def execute(path, folder):
-    """Run a notebook and return it with its outputs. An error in a cell is raised."""
-    client = NotebookClient(nbformat.read(path, as_version=4), kernel_manager_class=ThisPython,
-                            timeout=1500, resources={"metadata": {"path": str(folder)}})
-    return client.execute()
-
 
 def texts(notebook, stream):
     """Return what all cells wrote to "stdout" or "stderr"."""
@@ -122,6 +110,8 @@ def test_runs_from_top_to_bottom(path, copy, monkeypatch):
     unanswered = [f"{name}: not answered yet" for name in exercises(path, monkeypatch)]
     said = texts(done, "stdout").split("\n")
     assert [line for line in said if line in unanswered] == unanswered
+    changed = changed_cells(nbformat.read(path, as_version=4), done)
+    assert not changed, "\n".join([*changed, "python -m tests.notebooks stores what is printed"])
 
 
 @pytest.mark.notebooks
@@ -141,20 +131,79 @@ def test_a_bad_notebook_is_seen(copy):
 # ---- Stored files
 
 @every(NOTEBOOKS)
-def test_stored_without_outputs(path):
+def test_stored_with_outputs_alone(path):
     text = path.read_text(encoding="utf-8")
     notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
     assert (notebook.nbformat, notebook.nbformat_minor) == (4, 5)  # since 4.5 cells have ids
+    shown = [cell for cell in notebook.cells if cell.get("outputs")]
+    assert any("image/png" in output.get("data", {}) for cell in shown for output in cell.outputs)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            assert cell.execution_count is None and not cell.outputs, "clear all outputs first"
             assert all(len(line) <= 100 for line in cell.source.split("\n")), cell.source
-        assert not cell.metadata and not cell.get("attachments"), cell.source
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
-    assert notebook.metadata.kernelspec.name == "python3"
-    # A single format, so that a diff shows only real changes.
-    assert text == nbformat.writes(notebook) + "\n", "write it with nbformat.write"
+            assert "print(" not in cell.source or "def " in cell.source or cell.outputs, cell.source
+        assert not cell.get("attachments"), cell.source
+    notebooks.strip(notebook)  # changes nothing: a single format, so a diff shows real changes
+    assert text == nbformat.writes(notebook) + "\n", "python -m tests.notebooks stores it"
+
+
+def test_the_folder_is_small():
+    assert sum(path.stat().st_size for path in tracked("notebooks/*")) < LARGEST
+
+
+def test_what_is_stored_of_an_output():
+    new = nbformat.v4.new_output
+    notebook = nbformat.v4.new_notebook(metadata={"widgets": {}})
+    cell = nbformat.v4.new_code_cell("1", execution_count=3, metadata={"execution": {"at": "now"}})
+    other = nbformat.v4.new_code_cell("2", metadata={"tags": ["trained"], "execution": {}})
+    cell.outputs = [new("stream", text="a\n"), new("stream", name="stderr", text="a note"),
+                    new("execute_result", {"text/plain": "7"}, execution_count=3,
+                        metadata={"x": 1}),
+                    new("stream", text="b\n")]
+    notebook.cells = [cell, other]
+    notebooks.strip(notebook)
+    assert notebook.metadata.kernelspec.name == "python3" and "widgets" not in notebook.metadata
+    assert cell.execution_count is None and cell.metadata == {}
+    assert other.metadata == {"tags": ["trained"]}
+    assert [output.get("text") for output in cell.outputs] == ["a\nb\n", None]
+    assert cell.outputs[1].metadata == {} and cell.outputs[1].execution_count is None
+    assert notebooks.text_of(cell) == "a\nb\n7"
+
+
+def test_pictures_are_stored_small_and_once():
+    """A picture that was stored keeps its bytes, so a diff shows only those that changed."""
+    figure, file = Figure(figsize=(7, 3)), io.BytesIO()
+    axes = figure.add_subplot()
+    axes.plot(np.random.default_rng(0).normal(size=300).cumsum())
+    figure.savefig(file, format="png")
+    data = {"image/png": base64.b64encode(file.getvalue()).decode(), "text/plain": "<Figure>"}
+    small = notebooks.small(nbformat.v4.new_output("display_data", data))
+    assert len(small.data["image/png"]) < 0.6 * len(data["image/png"])
+    assert notebooks.small(small) == small
+
+
+@pytest.mark.parametrize("stored,new,equal", [
+    ("mean 1.234", "mean  1.236\n", True),
+    ("mean 1.234", "mean 1.434", False),
+    ("mean 1,234", "mean 1,534", False),
+    ("mean 0.0", "mean 1e-7", True),
+    ("mean 1.234", "median 1.234", False),
+    ("[1 2]", "[1 2 3]", False),
+    ("[1 2]", "", False),
+    ("", "", True),
+])
+def test_which_outputs_are_equal(stored, new, equal):
+    assert differs(stored, new) == (not equal)
+
+
+def test_numbers_of_training_are_free():
+    assert not differs("step 20,816: helps", "step 30,000: harms", trained=True)
+    assert differs("step 20,816", "reward 20,816", trained=True)
+    one, two = (nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(
+        "1", metadata={"tags": tags}, outputs=[nbformat.v4.new_output("stream", text=text)])])
+        for tags, text in ((["trained"], "step 1\n"), ([], "step 2\n")))
+    assert not changed_cells(one, two)
+    assert changed_cells(two, one) == ["cell 0 printed\nstep 1\n\nstored is\nstep 2\n"]
 
 
 # ---- Exercises

@@ -961,6 +961,32 @@ def test_names(names, expected):
     assert [text.split(" (")[0] for text in legend(figure(names=names))[0]] == expected
 
 
+def test_names_that_take_the_folder_say_how_to_write_it(capsys):
+    write_run("runs/a")
+    with pytest.raises(SystemExit) as caught:
+        cli("--names", "PPO", "runs", "--out", "fig.svg")
+    assert caught.value.code == 2
+    assert "--names took the folder runs for a name: write folders first" in capsys.readouterr().err
+    cli("runs", "--names", "PPO", "--compare", "", "", "--out", "fig.svg")
+    Path("PPO").mkdir()         # a name may be that of a folder
+    cli("runs", "--names", "PPO", "--out", "fig.svg")
+
+
+def test_a_comparison_leaves_the_folder_alone():
+    for k, algo in enumerate(("ppo", "sac")):
+        write_run(f"runs/{algo}", algo=algo, seed=k)
+    assert plot.parse(["--compare", "ppo", "sac", "runs"]).runs == ("runs",)
+
+
+@pytest.mark.parametrize("steps,noted", [(4000, False), (4010, True)])
+def test_runs_of_uneven_length_are_noted(steps, noted, capsys):
+    write_run("runs/short", returns=range(100), total_steps=1000)
+    write_run("runs/long", returns=range(steps // 10), total_steps=steps)
+    figure()
+    said = capsys.readouterr().err
+    assert (f"Hopper-v4: runs of 1,000 to {steps:,} steps share the x-axis" in said) == noted
+
+
 @pytest.mark.parametrize("names", [("PPO",), ("pppo=PPO",), ("ppo=PPO", "other"), ("a", "b", "c")])
 def test_wrong_names(names, capsys):
     for algo in ("ppo", "sac"):

@@ -189,14 +189,24 @@ def test_several_processes_from_python(refusal):
     ("HalfCheeta-v4", "HalfCheetah-v4"),
     ("LunarLander-v2", "LunarLander-v3"),
     ("ALE/Pnog-v5", "ALE/Pong-v5"),
+    ("pong", "mean ALE/Pong-v5?"),
+    ("halfcheeta-v4", "mean HalfCheetah-v4?"),
+    ("halfcheeta", "mean HalfCheetah-v5?"),
     ("nonsense", "nonsense"),
     ("", "ID"),
     ("no_such_package:Env-v0", "No module named 'no_such_package'"),
-    ("tests.envs:Conter-v0", "Counter"),
+    ("tests.envs:Conter-v0", "mean tests.envs:Counter-v0"),
 ])
 def test_an_unknown_environment_and_the_nearest(refusal, env, named):
     message = refusal("--env", env)
     assert f"--env is {env}" in message and named in message
+    assert message.count("Did you mean") <= 1
+
+
+def test_an_unknown_atari_game_without_the_extra(refusal, monkeypatch):
+    forget(monkeypatch, "ale_py")
+    monkeypatch.setitem(sys.modules, "ale_py", None)  # any import of it now fails
+    assert "`pong` doesn't exist" in refusal("--env", "pong")
 
 
 def forget(monkeypatch, package):
@@ -295,7 +305,6 @@ def test_spaces_that_the_algorithm_cannot_handle(refusal, kind, spaces):
     ("3", "object"),
     ("null", "object"),
     ('"a"', "object"),
-    ('{"gravity": 1}', "gravity"),
     ('{"num_envs": 3}', "num_envs"),
 ])
 @pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v4", "ALE/Pong-v5"])
@@ -303,6 +312,17 @@ def test_keyword_arguments_of_no_use(refusal, env, kwargs, why):
     message = refusal("--env", env, "--env-kwargs", kwargs)
     assert f"--env-kwargs is {kwargs}" in message and "JSON object" in message and env in message
     assert why in message
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v4", "ALE/Pong-v5"])
+def test_an_unknown_keyword_argument_is_named_in_one_clause(refusal, env):
+    assert refusal("--env", env, "--env-kwargs", '{"wind": 1}') == (
+        f'error: --env-kwargs is {{"wind": 1}}; {env} has no keyword argument wind')
+
+
+def test_a_keyword_argument_of_another_kind_is_told_by_the_environment(refusal):
+    message = refusal("--env", "Hopper-v4", "--env-kwargs", '{"frame_skip": 1}')
+    assert "frame_skip" in message and "raised from" not in message
 
 
 def test_a_bug_in_an_environment_is_not_blamed_on_the_flags():

@@ -1,5 +1,6 @@
 """Which settings and spaces are refused, and what the message says."""
 import dataclasses
+import os
 import re
 from dataclasses import dataclass
 
@@ -118,7 +119,8 @@ def test_more_steps_than_can_be_counted_are_refused(algo):
 @pytest.mark.parametrize("algo", ALGOS, ids=name_of)
 def test_no_count_is_without_limit(algo):
     """A slip of the finger such as 10 ** 15 hangs or ends in a traceback of PyTorch."""
-    left = {"seed", "num_procs", "buffer_size"}    # any; checked against cores; against memory
+    # any; checked against cores, twice; against memory
+    left = {"seed", "num_procs", "torch_threads", "buffer_size"}
     for field in dataclasses.fields(algo.Config):
         if "int" in str(field.type) and field.name not in left:
             value = (10**15,) if "tuple" in str(field.type) else 10**15
@@ -149,14 +151,37 @@ def test_k_of_hindsight():
             sac_her.Config(her_k=her_k)
 
 
-@pytest.mark.parametrize("name,most", [("num_envs", 1e5), ("torch_threads", 256), ("hidden", 1e5),
-                                       ("epochs", 1e5), ("eval_every", 1e12)])
+@pytest.mark.parametrize("name,most", [("num_envs", 1e5), ("hidden", 1e5), ("epochs", 1e5),
+                                       ("eval_every", 1e12)])
 def test_the_limit_is_named(name, most):
     value = int(most) + 1
     message = re.escape(f"at most {most:g}") + "$"
     with pytest.raises(UsageError, match=message):
         ppo.Config(**{name: (64, value) if name == "hidden" else value, "resume": True})
     ppo.Config(**{name: (64, value - 1) if name == "hidden" else value - 1, "resume": True})
+
+
+@pytest.mark.parametrize("algo", ALGOS, ids=name_of)
+@pytest.mark.parametrize("found,cores", [(6, 6), (1, 1), (None, 1)])
+def test_more_threads_than_cores_are_refused(algo, found, cores, monkeypatch):
+    """They hang. `os.cpu_count` may not know the number of cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: found)
+    algo.Config(torch_threads=cores)
+    message = f"^--torch-threads is {cores + 1}; this machine's cores take 1 to {cores}$"
+    with pytest.raises(UsageError, match=message):
+        algo.Config(torch_threads=cores + 1)
+    with pytest.raises(UsageError, match=message):
+        algo.Config(torch_threads=cores + 1, resume=True)
+
+
+@pytest.mark.parametrize("env,near", [
+    ("Pong", ["ALE/Pong-v5"]), ("PongNoFrameskip-v4", ["ALE/Pong-v5"]),
+    ("x/Pong-v5", ["ALE/Pong-v5"]),
+    ("CartPole-v7", ["CartPole-v1"]), ("cartpole-v0", ["CartPole-v0"]),
+    ("utils.tasks:CartPol", ["utils.tasks:CartPole-v1"]), ("nonsense", []), ("", []),
+])
+def test_the_environments_that_an_id_may_mean(env, near):
+    assert checks.nearest_envs(env)[:1] == near
 
 
 @pytest.mark.parametrize("module,given,now", [

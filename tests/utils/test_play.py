@@ -168,6 +168,14 @@ def test_an_episode_that_never_ends_is_refused(trained):
         play.main(play.Play(run, episodes=2, max_steps=39))
 
 
+def test_a_run_from_a_machine_with_more_cores(run, monkeypatch):
+    rewrite(run, torch_threads=14)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    assert play.read_run(run)[1].torch_threads == 1
+    play.main(play.Play(str(run), episodes=1))
+    assert torch.get_num_threads() == 1
+
+
 # ---- What is refused
 
 def rewrite(run, **settings):

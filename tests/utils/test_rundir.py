@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import sac
+from algos import ppo, sac
 from tests.helpers import refused, snapshot
 from tests.toy import Config, Stop, Toy, rows, start, train
 from utils import checks, rundir
@@ -98,6 +98,34 @@ def test_what_the_command_line_gives_counts_even_if_it_is_the_default():
     assert typed("--run-dir", "run") == typed("--lr", "0.5") == replace(cfg, resume=True)
     assert "--lr is 0.01, but 0.5 in run" in refused(typed, "--lr", "1e-2")
     assert "--num-envs is 4, but 8 in run" in refused(typed, "--num_envs", "4")
+
+
+def test_a_run_from_a_machine_with_more_cores_gets_the_threads_of_this_one(monkeypatch):
+    cfg = ppo.Config(env="CartPole-v1", num_envs=2, torch_threads=12, run_dir="run")
+    os.mkdir("run")
+    rundir.write_config(cfg, 0, None)
+    assert open_run(replace(cfg, resume=True)).torch_threads == 12
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+
+    def typed(*args):
+        return open_run(parse(ppo.Config, "", ["--resume", "--run-dir", "run", *args]))
+
+    assert typed().torch_threads == read_config("run")["settings"]["torch_threads"] == 3
+    assert typed("--torch-threads", "2").torch_threads == 2
+    assert "--torch-threads is 12" in refused(typed, "--torch-threads", "12")
+
+
+@pytest.mark.parametrize("count,end", [
+    (0, "no config.json"), (1, "; there is one in runs/0"),
+    (2, "; there are 2 in it: runs/0, runs/1"),
+    (5, "; there are 5 in it: runs/0, runs/1, runs/2, runs/3, runs/4"),
+    (7, "; there are 7 in it, such as runs/0, runs/1, runs/2, runs/3, runs/4")])
+def test_a_folder_of_runs_names_up_to_five(count, end):
+    os.makedirs("runs")
+    for k in range(count):
+        os.makedirs(f"runs/{k}")
+        Path(f"runs/{k}/config.json").touch()
+    assert refused(read_config, "runs").rstrip("\n").endswith(end)
 
 
 def test_a_part_of_the_settings_is_enough_to_resume():

@@ -103,6 +103,8 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
 
 @pytest.mark.parametrize("changed, message", [
     ({"algos": ("pp",)}, "--algos pp: there is no algos/pp.py, only .*ppo"),
+    ({"algos": ("ppo.py",)}, "^--algos ppo.py: name it ppo$"),
+    ({"algos": ("algos/ppo.py",)}, "^--algos algos/ppo.py: name it ppo$"),
     ({"envs": ("CartPol-v1",)}, "CartPole"),
     ({"envs": ()}, "--envs are needed"),
     ({"set": ("batch=64",)}, "ppo has no such setting; did you mean rollout_steps"),
