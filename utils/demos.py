@@ -82,9 +82,7 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
         act = agent.env_act(agent.act(obs, deterministic))
         obs, rew, terminated, truncated, infos = envs.step(act)
         steps.append((before, act, rew, terminated, truncated))
-        done = terminated | truncated
-        forget(agent, done)
-        first = done & (lengths == 0)  # later episodes are not kept
+        first = (terminated | truncated) & (lengths == 0)  # later episodes are not kept
         if first.any():
             returns[first] = infos["episode"]["r"][first]
             lengths[first] = len(steps)

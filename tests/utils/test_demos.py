@@ -71,6 +71,17 @@ def test_recorded_episodes_are_those_that_play_plays(algo, env, capsys):
         start = end
 
 
+def test_an_agent_that_remembers_starts_afresh_and_then_goes_on():
+    cfg = trained(ppo_lstm)
+    agent = play.load_agent("run")
+    expected, _ = demos.record_demos(agent, cfg, "demos.npz", 3, seed=1)
+    agent.act(np.ones((3, 4), np.float32))  # as many environments
+    before = agent.memory.clone()
+    returns, _ = demos.record_demos(agent, cfg, "again.npz", 3, seed=1)
+    assert np.array_equal(returns, expected) and torch.equal(agent.memory, before)
+    assert np.array_equal(opened("again.npz")["obs"], opened()["obs"])
+
+
 def test_rows_are_as_scripted():
     """Also where an episode ends by both, and where others are shorter. Nothing is overwritten."""
     cfg = ppo.Config(env="tests.envs:Counter-v0", hidden=(8,))
