@@ -25,7 +25,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, ppo, ppo_lstm, ppo_popart, trpo, vpg
+from algos import a2c, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
@@ -144,10 +144,40 @@ class Descent(mpi.Adam):
         self.flat -= lr * self.grad
 
 
-# ---- On-policy: vpg, a2c, ppo, ppo_popart, ppo_lstm, trpo
+# ---- Demonstrations: bc, gail
+
+def write_demos(file="demos.npz", env="CartPole-v1", env_kwargs="{}", lengths=(3, 5), expert=None,
+                without="", **changes):
+    """Write demonstrations with random observations, and return their arrays.
+
+    expert     function of an observation: what env.step gets (default: random actions)
+    without    the name of an array to leave out
+    changes    arrays to replace
+    """
+    made = len(scripted.Counter.made)
+    envs = make_envs(ppo.Config(env=env, env_kwargs=env_kwargs), 1)
+    del scripted.Counter.made[made:]                            # so that they keep their numbers
+    obs_space, act_space = envs.single_observation_space, envs.single_action_space
+    rng, count = np.random.default_rng(0), sum(lengths)
+    act_space.seed(0)
+    images = obs_space.dtype == np.uint8
+    draw = rng.integers(256, size=(count, *obs_space.shape)) if images else (
+        rng.normal(size=(count, *obs_space.shape)))
+    obs, ends = draw.astype(obs_space.dtype), np.cumsum(lengths) - 1
+    act = [expert(each) if expert else act_space.sample() for each in obs]
+    done = np.isin(np.arange(count), ends)
+    cut = np.isin(np.arange(count), ends[1::2])                 # every other by a time limit
+    arrays = {"obs": obs, "act": np.array(act, dtype=act_space.dtype),
+              "rew": rng.normal(size=count), "terminated": done & ~cut, "truncated": cut,
+              "ret": rng.normal(size=len(lengths)), "env": env, "env_kwargs": env_kwargs} | changes
+    np.savez(file, **{name: array for name, array in arrays.items() if name != without})
+    return arrays
+
+
+# ---- On-policy: vpg, a2c, ppo, ppo_popart, ppo_lstm, gail, trpo
 
 ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo, "ppo_popart": ppo_popart,
-            "ppo_lstm": ppo_lstm}
+            "ppo_lstm": ppo_lstm, "gail": gail}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
@@ -159,6 +189,9 @@ SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, 
 def onpolicy_config(algo, **settings):
     """Return a small Config of a module. Settings that it lacks are ignored."""
     known = {field.name for field in dataclasses.fields(algo.Config)}
+    if "demos" in known and "env" in settings:                  # it will be trained
+        write_demos(**{k: v for k, v in settings.items() if k in ("env", "env_kwargs")})
+        settings = {"demos": "demos.npz", "subsample": 1} | settings
     return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
 
 
@@ -222,7 +255,8 @@ def onpolicy_optimizer(algo, agent, make=None):
         return mpi.Optimizers(critic=(make or mpi.Adam)(agent.critic))
     if algo is a2c:
         return (fitting(make) if make else mpi.RMSProp)(agent)
-    return make(agent) if make else mpi.Adam(agent, eps=1e-5)
+    params = agent.policy_parameters() if algo is gail else agent
+    return make(params) if make else mpi.Adam(params, eps=1e-5)
 
 
 def fitting(optimizer):

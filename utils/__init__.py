@@ -1,13 +1,15 @@
-"""What the algorithm files share. An algorithm file imports three of these:
+"""What the algorithm files share. An algorithm file imports three of these, or all four:
 
     mpi.py      optimizers that take one gradient step, averaged over processes
     envs.py     make_envs, evaluate, and what each kind of environment needs
     run.py      RunConfig and Run: directory, seeds, device, reports, save and resume
+    demos.py    demonstrations of an expert, for imitation learning
 
 run.py writes its metrics through logger.py (progress.csv, episodes.csv, TensorBoard, console).
 Two files are commands. play.py is imported as well, since it loads runs:
 
-    play.py     evaluate a run or record a video    python -m utils.play RUN
+    play.py     evaluate a run, record a video      python -m utils.play RUN
+                or demonstrations
     sweep.py    many runs, their results            python -m utils.sweep --help
 
 The others stand behind all of these. launch.py starts processes and has UsageError, checks.py

@@ -62,7 +62,7 @@ OTHERS_SAY = {
     "device": "cuda gpu",
     "wandb": "track use_wandb wandb_project wandb_project_name",
     "jobs": "n_jobs workers num_workers",
-    "video": "render record",
+    "video": "render",
 }
 # Where the other name means something else.
 REMARKS = {

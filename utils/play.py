@@ -1,7 +1,8 @@
-"""Evaluate the policy of a run, or record a video of it.
+"""Evaluate the policy of a run, or record a video or demonstrations of it.
 
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --video cheetah.mp4
+    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --record demos.npz
 
 If the run is still training, its last checkpoint is used. The weights act
 through the present code of the algorithm. A warning says if it has changed
@@ -24,6 +25,7 @@ import tyro
 
 from utils import checkpoint, source
 from utils.checks import check_range
+from utils.demos import prepare_record, record_demos
 from utils.envs import evaluate, make_envs
 from utils.flags import read_command
 from utils.mpi import UsageError
@@ -37,6 +39,8 @@ class Play:
     episodes: int = 10  # number of episodes to evaluate
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
     seconds: float | None = None  # length of the video (default: an episode)
+    record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
+    overwrite: bool = False  # --record replaces a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
     as_trained: bool = False  # run the run's own algo.py, which may do anything; do you trust it?
@@ -50,6 +54,11 @@ class Play:
         check_range(self, "seconds", above=0)
         if self.seconds and not self.video:
             raise UsageError("--seconds is the length of a --video")
+        if self.overwrite and not self.record:
+            raise UsageError("--overwrite is for --record")
+        if self.record and self.video:
+            raise UsageError("--record and --video exclude each other: a video draws an episode of "
+                             "its own, which would not be among the demonstrations")
 
 
 HINTS = {"run": "the run directory stands alone: python -m utils.play RUN",
@@ -126,6 +135,8 @@ def main(play: Play) -> np.ndarray:
     """Evaluate, print the result, record a video if asked, and return the returns [episodes]."""
     if play.video:
         prepare_video(play.video)
+    if play.record:
+        prepare_record(play.record, play.overwrite)
     _, cfg, policy = read_run(play.run, play.best, play.as_trained)
     torch.set_num_threads(cfg.torch_threads)
     agent = load_agent(play.run, play.best, play.device, play.as_trained)
@@ -135,10 +146,15 @@ def main(play: Play) -> np.ndarray:
         torch.manual_seed(seed)
     kind = "stochastic" if play.stochastic else "deterministic"
     print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)
-    returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
-                                play.max_steps)
+    how = play.episodes, seed, not play.stochastic, play.max_steps
+    if play.record:
+        returns, lengths = record_demos(agent, cfg, play.record, *how)
+    else:
+        returns, lengths = evaluate(agent, cfg, *how)
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
+    if play.record:
+        print(f"{play.record}: {lengths.sum():,} steps of {play.episodes} episodes")
     if play.video:
         ret, length = record(agent, view, play.video, seed, not play.stochastic, play.seconds,
                              play.max_steps)

@@ -113,6 +113,8 @@ class Run:
     anything is built or written.
     """
 
+    num_envs = 0  # of an algorithm without this setting: it takes no steps of environments
+
     def __init__(self, cfg):
         self.cfg = cfg = open_run(cfg)
         if cfg.wandb:

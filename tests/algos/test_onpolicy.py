@@ -1,8 +1,8 @@
 """What the on-policy files share, in each of them: data, equations, statistics, saving, MPI.
 
 Their own equations are in test_vpg.py, test_a2c.py, test_trpo.py, test_ppo_math.py,
-test_ppo_popart.py and test_ppo_lstm.py. Run as a program, this file is one of the processes that
-`test_two_ranks_equal_one` starts.
+test_ppo_popart.py, test_ppo_lstm.py and test_gail.py. Run as a program, this file is one of the
+processes that `test_two_ranks_equal_one` starts.
 """
 import copy
 import csv
@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, ppo, ppo_popart, trpo, vpg
+from algos import a2c, gail, ppo, ppo_popart, trpo, vpg
 from tests import probe
 from tests.envs import Counter
 from tests.helpers import (
@@ -70,6 +70,7 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 @pytest.mark.eq("trpo", 1, 2)
 @pytest.mark.eq("ppo_popart", 1, 2)
 @pytest.mark.eq("ppo_lstm", 1, 2)
+@pytest.mark.eq("gail", 1, 2)
 @every_algo
 @pytest.mark.parametrize("terminated,done,adv", [
     ((0, 0, 0, 0), (0, 0, 0, 0), (-1.1640625, -0.65625, -2.625, -2.5)),
@@ -90,6 +91,7 @@ def test_gae_by_hand(name, terminated, done, adv):
 @pytest.mark.eq("trpo", 3, 4)
 @pytest.mark.eq("ppo_popart", 3, 4)
 @pytest.mark.eq("ppo_lstm", 3, 4)
+@pytest.mark.eq("gail", 3, 4)
 @every_algo
 def test_log_prob_and_entropy_by_hand(name):
     algo, log_std = ALGOS[name], vec(0, math.log(2))
@@ -122,6 +124,7 @@ def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
 @pytest.mark.eq("trpo", 5)
 @pytest.mark.eq("ppo_popart", 5)
 @pytest.mark.eq("ppo_lstm", 5)
+@pytest.mark.eq("gail", 5)
 @every_algo
 def test_value_loss_by_hand(name):
     loss, by_val = gradients(lambda x: ALGOS[name].value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
@@ -134,6 +137,7 @@ def test_value_loss_by_hand(name):
 @pytest.mark.eq("trpo", 6, 7)
 @pytest.mark.eq("ppo_popart", 6)
 @pytest.mark.eq("ppo_lstm", 6, 7)
+@pytest.mark.eq("gail", 6, 7)
 @every_algo
 @pytest.mark.parametrize("value,mean,var,expected", [
     (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
@@ -183,7 +187,8 @@ def test_the_first_policy_prefers_nothing(name, kind):
     agent = ALGOS[name].Agent(*SPACES[kind], config(ALGOS[name]))
     last = (agent.critic.net if ALGOS[name] is ppo_popart else agent.critic)[-1]
     gains = {agent.actor[-1]: 0.01, last: 0.0 if ALGOS[name] is ppo_popart else 1.0}
-    layers = [layer for layer in agent.modules() if hasattr(layer, "weight")]
+    layers = [layer for name, layer in agent.named_modules()
+              if hasattr(layer, "weight") and not name.startswith("disc.")]
     for layer in layers:
         weight = layer.weight.detach().flatten(1)
         weight = weight if len(weight) <= weight.shape[1] else weight.T
@@ -305,7 +310,8 @@ def test_update_moves_every_parameter_and_leaves_statistics_alone(name, kind):
     own = {"critic.count", "critic.loc", "critic.square"}       # of PopArt's targets
     assert changed == (own if algo is ppo_popart else set())
     for (param_name, param), old in zip(agent.named_parameters(), before.parameters()):
-        assert not torch.equal(param, old), f"{param_name} did not move"
+        stays = param_name.startswith("disc.")                  # the discriminator has its own step
+        assert torch.equal(param, old) == stays, f"{param_name} did not move, or did"
     assert flat.isfinite().all()
     assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
     assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
@@ -402,7 +408,7 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
 WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no action was better
     "vpg": {"critic"}, "trpo": {"critic"},
     "a2c": {"critic", "encoder"}, "ppo": {"critic", "encoder"}, "ppo_popart": {"critic", "encoder"},
-    "ppo_lstm": {"critic", "lstm", "encoder"},
+    "ppo_lstm": {"critic", "lstm", "encoder"}, "gail": {"critic", "encoder"},
 }
 
 
@@ -490,6 +496,8 @@ def test_a_run_learns_from_every_row_and_reports_every_episode(name, monkeypatch
     assert len(rollouts) == 4
     rows = [script(number, 32)[0] for number in range(3)]
     for i, field in enumerate(["obs", "rew", "next_obs", "terminated", "done"]):
+        if field == "rew" and algo is gail:                     # learns from rewards of its own
+            continue
         expected = torch.tensor([[row[i] for row in env] for env in rows]).transpose(0, 1)
         assert torch.equal(torch.cat([getattr(rollout, field) for rollout in rollouts]),
                            expected.float()), field
@@ -560,7 +568,8 @@ def test_resume_goes_on_with_all_that_was_saved(name, monkeypatch):
     monkeypatch.setattr(algo, "update", note(begun, before=True))
     algo.train(algo.Config(**run, total_steps=96, resume=True))
     assert len(ended) == len(begun) == 2 and len(columns_of("run")) == 4
-    assert same(begun[0][0], agent.state_dict())
+    known = {each: x for each, x in begun[0][0].items() if not each.startswith("disc.")}
+    assert same(known, {each: agent.state_dict()[each] for each in known})  # D learns first
     learned, remembered = ended[-1][1], begun[0][1]
     assert same(learned, remembered)
     parts = learned.values() if algo in (vpg, trpo) else [learned]
@@ -626,7 +635,7 @@ def test_vpg_and_a2c_have_one_policy_gradient(kind):
 
 # ---- Other processes
 
-@pytest.mark.parametrize("name", ["ppo", "ppo_popart", "vpg", "trpo"])
+@pytest.mark.parametrize("name", ["ppo", "ppo_popart", "gail", "vpg", "trpo"])
 def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     """Each takes its share: what a step learns from does not grow with their number."""
     algo, taken = ALGOS[name], []
@@ -650,7 +659,7 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     assert len(taken) == (8 if has_minibatches else 3)
 
 
-@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo", "ppo_popart", "ppo_lstm"])
+@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo", "ppo_popart", "ppo_lstm", "gail"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, monkeypatch):
     """So that a run of two processes anneals as one of one process."""

@@ -80,7 +80,9 @@ def run_algo(name):
     for env in ("CartPole-v1", "Pendulum-v1", *other.get(name, [])):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
-                    "env_kwargs": '{"max_episode_steps": 30}'} | SMALL
+                    "env_kwargs": '{"max_episode_steps": 30}', "demos": f"{env}.npz"} | SMALL
+        if "demos" in known:
+            write_demos(settings)
         try:
             algo.train(algo.Config(**{k: v for k, v in settings.items() if k in known}))
         except mpi.UsageError:  # it takes only other actions or observations
@@ -88,6 +90,18 @@ def run_algo(name):
         ran.append(env)
     if not ran:
         raise RuntimeError(f"{name} takes none of the environments")
+
+
+def write_demos(settings):
+    """Write episodes of an untrained policy."""
+    from utils.demos import record_demos
+    from utils.envs import make_envs
+
+    ppo = plain("ppo")
+    cfg = ppo.Config(env=settings["env"], env_kwargs=settings["env_kwargs"])
+    envs = make_envs(cfg, 1)
+    agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    record_demos(agent, cfg, settings["demos"], episodes=4, seed=1)
 
 
 def run_helper(name):

@@ -9,14 +9,14 @@ from typing import Literal
 import pytest
 import tyro
 
-from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, sac_her, td3, trpo, vpg
+from algos import a2c, bc, ddpg, dqn, dqn_atari, dqn_per, gail, ppo, sac, sac_her, td3, trpo, vpg
 from tests.helpers import ROOT, name_of, run
 from utils import flags, play
 from utils.flags import read_command
 from utils.mpi import UsageError
 from utils.run import parse
 
-ALGOS = [vpg, a2c, ppo, trpo, ddpg, td3, sac, sac_her, dqn, dqn_atari, dqn_per]
+ALGOS = [vpg, a2c, ppo, gail, bc, trpo, ddpg, td3, sac, sac_her, dqn, dqn_atari, dqn_per]
 MODULES = ["algos.ppo", "utils.play", "utils.sweep", "tests.probe", "tests.mutants"]
 SCRIPTS = ["plot.py", *(f"benchmarks/{name}.py" for name in
                         ("sb3", "scaling", "show", "speed", "table"))]

@@ -1,0 +1,380 @@
+"""algos/bc.py: the inversion of the squashing, the loss, held-out pairs, and whole runs.
+
+Run as a program, this file is one of the processes that `test_two_ranks_equal_one` starts.
+"""
+import copy
+import math
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from algos import bc, ppo
+from tests.helpers import (
+    BOX,
+    IMAGES,
+    LOG_2PI,
+    VECTOR,
+    close,
+    copies,
+    gradients,
+    moved,
+    parameters,
+    refused,
+    rows,
+    same,
+    saved,
+    two_ranks,
+    vec,
+    write_demos,
+)
+from utils import mpi
+from utils.demos import Demos
+from utils.play import Play, load_agent, main as play
+
+QUICK = {"demos": "demos.npz", "subsample": 1, "hidden": (8,), "batch_size": 8, "check_every": 10,
+         "total_steps": 40, "run_dir": "run", "device": "cpu"}
+ACTS = {"box": BOX, "discrete": Discrete(3)}
+
+
+def config(**settings):
+    return bc.Config(**QUICK | {"env": "CartPole-v1"} | settings)
+
+
+def make_agent(kind="box", seed=0, obs_space=VECTOR, **settings):
+    """Return a small agent whose statistics differ from the initial ones."""
+    torch.manual_seed(seed)
+    agent = bc.Agent(obs_space, ACTS[kind], config(**settings))
+    agent.obs_stats.mean.fill_(3.0), agent.obs_stats.var.fill_(4.0)
+    return agent
+
+
+def make_demos(agent, count=40, seed=0):
+    """Return pairs in which the action follows from the observation, but for a little noise."""
+    torch.manual_seed(seed)
+    obs = 3 + 2 * torch.randn(count, 3)
+    if agent.discrete:
+        return Demos(obs, (obs.sum(1) > 9).long())
+    unit = torch.tanh((obs[:, :2] - 3) / 2)
+    return Demos(obs, torch.lerp(torch.tensor(BOX.low), torch.tensor(BOX.high), (unit + 1) / 2))
+
+
+def learn(agent, pairs, held_out, checks=1, batch_size=8):
+    optimizer = mpi.Adam(agent.policy)
+    return [bc.update(agent, optimizer, bc.as_batch(agent, pairs), bc.as_batch(agent, held_out),
+                      batch_size) for _ in range(checks)]
+
+
+# ---- Equations
+
+@pytest.mark.eq("bc", 1)
+@pytest.mark.parametrize("value,mean,var,expected", [
+    (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
+])
+def test_standardize_by_hand(value, mean, var, expected):
+    close(bc.standardize(vec(value), vec(mean), vec(var)), vec(expected))
+
+
+@pytest.mark.eq("bc", 2)
+def test_squashing_is_inverted_by_hand():
+    """The bounds of each dimension are its own: [0, 5] and [-3, 3]."""
+    low, high = torch.tensor(BOX.low), torch.tensor(BOX.high)
+    act = bc.invert_squashing(vec((2.5, 0), (3.75, -1.5), (0, 3), (5, -3)), low, high)
+    half, most = math.atanh(0.5), math.atanh(0.999)
+    close(act, vec((0, 0), (half, -half), (-most, most), (most, -most)))
+    assert 3.8 < most < 3.9
+
+
+@pytest.mark.eq("bc", 3)
+def test_log_prob_by_hand():
+    logp = bc.log_prob(vec((0, 1)), vec(0, math.log(2)), vec((1, 5)))  # 1 and 2 deviations off
+    close(logp, vec(-0.5 - 2 - math.log(2) - LOG_2PI))
+    close(bc.log_prob(vec((0, math.log(3)), (0, math.log(3))), None, torch.tensor([1, 0])),
+          vec(math.log(0.75), math.log(0.25)))
+
+
+@pytest.mark.eq("bc", 4)
+@pytest.mark.parametrize("kind", ACTS)
+def test_loss_by_hand(kind):
+    policy = make_agent(kind, hidden=()).policy
+    for param in policy.parameters():
+        param.data.zero_()
+    if kind == "discrete":
+        policy.actor[-1].bias.data = vec(0, math.log(3), math.log(4))  # 1/8, 3/8, 4/8
+        batch, expected = bc.Batch(torch.ones(2, 3), torch.tensor([0, 2])), math.log(8 * 2) / 2
+    else:
+        policy.actor[-1].bias.data, policy.log_std.data = vec(1, 2), vec(0, math.log(2))
+        batch = bc.Batch(torch.ones(2, 3), vec((1, 2), (2, 6)))
+        expected = LOG_2PI + math.log(2) + (0.5 + 2) / 2
+    loss, metrics = bc.bc_loss(policy, batch)
+    close(loss.detach(), expected)
+    close(metrics["bc_loss"].detach(), expected)
+
+
+def test_the_loss_is_smallest_at_the_mean_and_the_deviation_of_the_actions():
+    act = vec((1, -2), (3, 0), (2, 5), (0, 1))
+    mean, std = act.mean(0), act.std(0, correction=0)
+    _, by_mean, by_std = gradients(lambda m, s: -bc.log_prob(m.expand(4, 2), s, act).mean(),
+                                   mean[None], std.log())
+    close(by_mean, torch.zeros(1, 2))
+    close(by_std, torch.zeros(2))
+
+
+def test_ppo_acts_as_was_shown():
+    """The inversion and PPO's own `env_act` are one another's inverse, inside the bounds."""
+    agent = make_agent()
+    shown = torch.tensor(np.random.default_rng(0).uniform([0.1, -2.9], [4.9, 2.9], (50, 2)))
+    act = bc.as_batch(agent, Demos(torch.ones(50, 3), shown.float())).act
+    of_ppo = ppo.Agent(VECTOR, BOX, ppo.Config())
+    for each in (agent, of_ppo):
+        np.testing.assert_allclose(each.env_act(act), shown, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ACTS)
+def test_a_batch_is_what_the_policy_gets_when_it_acts(kind):
+    agent = make_agent(kind)
+    demos = make_demos(agent)
+    batch = bc.as_batch(agent, demos)
+    close(batch.obs, (demos.obs - 3) / 2)
+    act = agent.act(demos.obs, deterministic=True)
+    out = agent.best(batch.obs)
+    assert torch.equal(act, out.argmax(-1) if kind == "discrete" else out)
+    assert batch.act.shape == act.shape and batch.act.dtype == act.dtype
+
+
+# ---- Held-out pairs
+
+@pytest.mark.parametrize("count,share,held", [(10, 0.3, 3), (40, 0.3, 12), (2, 0.3, 1), (2, 0.9, 1),
+                                              (3, 0.01, 1), (3, 0.9, 2)])
+def test_every_pair_is_trained_on_or_held_out(count, share, held):
+    demos = Demos(torch.arange(count).float()[:, None], torch.arange(count))
+    train, test = bc.split(demos, share, seed=1)
+    assert len(test.obs) == len(test.act) == held
+    assert sorted([*train.act.tolist(), *test.act.tolist()]) == list(range(count))
+    for each in (train, test):
+        assert torch.equal(each.obs[:, 0].long(), each.act)      # pairs stay pairs
+
+
+def test_a_seed_is_a_split():
+    demos = Demos(torch.arange(40.0)[:, None], torch.arange(40))
+    torch.manual_seed(5)
+    first = bc.split(demos, 0.3, seed=1)[1].act.tolist()
+    assert first == bc.split(demos, 0.3, seed=1)[1].act.tolist()
+    assert first != bc.split(demos, 0.3, seed=2)[1].act.tolist()
+    assert first != sorted(first) and max(first) > 11            # not the first or last of a file
+
+
+def test_one_pair_is_refused():
+    write_demos(lengths=(1,))
+    with pytest.raises(mpi.UsageError, match="cloning needs 2"):
+        bc.train(config())
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("kind", ACTS)
+def test_the_best_held_out_loss_decides_who_acts(kind):
+    """Random actions are learned by heart, so the held-out loss soon rises."""
+    agent = make_agent(kind, lr=0.03, check_every=5)
+    demos, wrong = make_demos(agent), make_demos(agent, seed=1)
+    demos = Demos(wrong.obs, demos.act)                          # nothing to be learned
+    train, held_out = bc.split(demos, 0.3, seed=0)
+    batch, optimizer = bc.as_batch(agent, held_out), mpi.Adam(agent.policy)
+    with torch.no_grad():
+        best, weights, seen = float(bc.bc_loss(agent.best, batch)[0]), copies(agent.best), []
+    for _ in range(20):
+        metrics = bc.update(agent, optimizer, bc.as_batch(agent, train), batch, 8)
+        with torch.no_grad():
+            loss = float(bc.bc_loss(agent.policy, batch)[0])
+        assert float(metrics["held_out_loss"]) == loss
+        assert bool(metrics["improved"]) == (loss < best)
+        if loss < best:
+            best, weights = loss, copies(agent.policy)
+        assert float(metrics["best_loss"]) == pytest.approx(best, rel=1e-6)
+        assert same(copies(agent.best), weights)
+        seen.append(loss)
+    assert min(seen) < seen[-1] - 0.05                           # it did rise
+    obs = agent.normalize_obs(held_out.obs)
+    with torch.no_grad():
+        out = agent.best(obs)
+        assert not torch.equal(out, agent.policy(obs))
+    expected = out.argmax(-1) if kind == "discrete" else out
+    assert torch.equal(agent.act(held_out.obs, deterministic=True), expected)
+
+
+def test_stochastic_actions_have_the_deviation_of_the_best_policy():
+    agent = make_agent()
+    agent.best.log_std.data = vec(math.log(2), math.log(0.1))
+    act = agent.act(torch.zeros(20000, 3))
+    close(act.std(0), vec(2, 0.1), rtol=0.03)
+    discrete = make_agent("discrete")
+    discrete.best.actor[-1].bias.data = vec(0, math.log(3), math.log(4))
+    discrete.best.actor[-1].weight.data.zero_()
+    shares = torch.bincount(discrete.act(torch.zeros(20000, 3))) / 20000
+    close(shares, vec(1 / 8, 3 / 8, 4 / 8), atol=0.015)
+
+
+def test_held_out_pairs_are_never_learned_from(monkeypatch):
+    agent, seen = make_agent("discrete", check_every=200), []
+    train, held_out = bc.split(make_demos(agent), 0.3, seed=0)
+    plain = mpi.Optimizer.minimize
+
+    def note(optimizer, loss_fn, policy, batch, **settings):
+        seen.append(batch)
+        return plain(optimizer, loss_fn, policy, batch, **settings)
+
+    monkeypatch.setattr(mpi.Optimizer, "minimize", note)
+    learn(agent, train, held_out)
+    rows_seen = {tuple(row) for batch in seen for row in batch.obs.tolist()}
+    assert rows_seen == {tuple(row) for row in bc.as_batch(agent, train).obs.tolist()}
+    acts = dict(zip(map(tuple, bc.as_batch(agent, train).obs.tolist()), train.act.tolist()))
+    for batch in seen:
+        assert len(batch.obs) == 8
+        assert [acts[tuple(row)] for row in batch.obs.tolist()] == batch.act.tolist()
+
+
+@pytest.mark.parametrize("kind", ACTS)
+def test_only_the_policy_learns(kind):
+    agent = make_agent(kind)
+    before = copies(agent)
+    train, held_out = bc.split(make_demos(agent), 0.3, seed=0)
+    learn(agent, train, Demos(held_out.obs, held_out.act), checks=1)
+    assert {name.partition(".")[0] for name in moved(before, agent)} <= {"policy", "best"}
+    policy = {name for name in before if name.startswith("policy.")}
+    assert policy <= moved(before, agent)
+
+
+# ---- Whole runs
+
+def right(obs):
+    """An expert on CartPole's observations."""
+    return int(obs[2] + 0.5 * obs[3] > 0)
+
+
+def test_statistics_are_those_of_the_pairs_it_trains_on():
+    arrays = write_demos(lengths=(10, 10))
+    agent = bc.train(config())
+    demos = Demos(torch.tensor(arrays["obs"]), torch.tensor(arrays["act"]))
+    train, _ = bc.split(demos, 0.3, seed=1)
+    close(agent.obs_stats.mean, train.obs.double().mean(0))
+    close(agent.obs_stats.var, train.obs.double().var(0, correction=0))
+
+
+def test_an_expert_is_cloned_in_states_that_it_did_not_show():
+    write_demos(lengths=(400,), expert=right)
+    agent = bc.train(config(total_steps=1000, batch_size=64, lr=3e-3, check_every=100))
+    obs = np.random.default_rng(1).normal(size=(500, 4)).astype(np.float32)
+    acts = np.array([agent.predict(row) for row in obs])
+    assert np.mean(acts == [right(row) for row in obs]) > 0.93
+
+
+def test_an_expert_with_a_box_of_actions_is_cloned():
+    """Pendulum's bounds are -2 and 2. The expert is at a bound in a third of all states."""
+    expert = lambda obs: np.clip(1.5 * obs[:1] + obs[1:2], -2, 2)  # noqa: E731
+    write_demos(env="Pendulum-v1", lengths=(600,), expert=expert)
+    agent = bc.train(config(env="Pendulum-v1", total_steps=1500, batch_size=64, lr=3e-3,
+                            hidden=(32,), check_every=100))
+    obs = np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32)
+    errors = [abs(agent.predict(row) - expert(row)).item() for row in obs]
+    assert np.mean(errors) < 0.25
+
+
+def test_images_are_cloned():
+    write_demos(env="tests.envs:Bright-v0", lengths=(30,))
+    agent = bc.train(config(env="tests.envs:Bright-v0", total_steps=10))
+    assert agent.images and agent.predict(IMAGES.sample()[:36, :36]) in (0, 1)
+
+
+def test_a_seed_is_a_run_and_steps_are_gradient_steps():
+    """How often one evaluates changes no training row."""
+    write_demos(lengths=(20,))
+    runs = []
+    for number, (seed, every) in enumerate([(1, 0), (1, 20), (2, 0)]):
+        bc.train(config(seed=seed, eval_every=every, run_dir=f"run{number}"))
+        runs.append(rows(f"run{number}"))
+    plain = [{k: v for k, v in row.items() if "eval" not in k} for row in runs[1]]
+    assert plain == runs[0] != runs[2]
+    assert [int(row["step"]) for row in runs[1]] == [10, 20, 30, 40]
+    assert [bool(row["eval_ret_mean"]) for row in runs[1]] == [False, True, False, True]
+    assert not rows("run0", "episodes.csv")
+
+
+def test_a_resumed_run_is_the_whole_run():
+    write_demos(lengths=(20,))
+    bc.train(config(total_steps=40, run_dir="whole"))
+    bc.train(config(total_steps=20, run_dir="run"))
+    bc.train(bc.Config(run_dir="run", resume=True, total_steps=40))
+    assert rows("run") == rows("whole")
+    assert same(saved("run"), saved("whole"))
+
+
+def test_what_is_played_is_what_was_evaluated():
+    write_demos(lengths=(20,))
+    agent = bc.train(config(eval_every=20, env_kwargs='{"max_episode_steps": 30}'))
+    assert same(load_agent("run").state_dict(), agent.state_dict())
+    returns = play(Play("run", episodes=10))
+    assert float(rows("run")[-1]["eval_ret_mean"]) == returns.mean()
+
+
+def test_init_from_brings_weights_and_statistics():
+    write_demos(lengths=(20,))
+    first = bc.train(config())
+    write_demos("others.npz", lengths=(30,), obs=np.float32(5 + np.random.randn(30, 4)))
+    second = bc.train(config(demos="others.npz", init_from="run", run_dir="other", lr=1e-9))
+    close(second.obs_stats.mean, first.obs_stats.mean)
+    close(parameters(second.policy), parameters(first.policy), atol=1e-5)
+
+
+@pytest.mark.parametrize("name,value", [
+    ("held_out", 0.0), ("held_out", 0.95), ("held_out", math.nan), ("check_every", 0), ("lr", 0.0),
+    ("batch_size", 0), ("std_init", 0.0),
+])
+def test_refused_settings(name, value):
+    assert f"--{name.replace('_', '-')} is {value}" in refused(partial(config, **{name: value}))
+
+
+@pytest.mark.parametrize("obs,act,message", [
+    (Box(-1, 1, (2, 2)), Discrete(2), "observation space"),
+    (VECTOR, Box(-np.inf, np.inf, (2,), np.float32), "action space"),
+])
+def test_refused_spaces(obs, act, message):
+    with pytest.raises(mpi.UsageError, match=message):
+        bc.Agent(obs, act, config())
+
+
+# ---- Other processes
+
+def step_of_share(folder):
+    """One gradient step on this rank's half of the pairs, on all of them if it is alone."""
+    agent = make_agent()
+    batch = bc.as_batch(agent, make_demos(agent))
+    idx = torch.arange(40).chunk(mpi.size())[mpi.rank()]
+    part = bc.Batch(batch.obs[idx], batch.act[idx])
+    optimizer = mpi.Adam(agent.policy)
+    for _ in range(3):
+        optimizer.minimize(bc.bc_loss, agent.policy, part, lr=1e-2)
+    torch.save(parameters(agent), Path(folder, f"{mpi.rank()}of{mpi.size()}.pt"))
+    return parameters(agent)
+
+
+def test_two_ranks_equal_one(tmp_path):
+    two_ranks(__file__, tmp_path)
+    first, second = (torch.load(tmp_path / f"{k}of2.pt") for k in (0, 1))
+    assert torch.equal(first, second)
+    close(first, step_of_share(tmp_path), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(first, parameters(make_agent()), atol=1e-3)
+
+
+def test_each_process_takes_its_share_of_a_batch(monkeypatch):
+    taken = []
+    write_demos(lengths=(20,))
+    monkeypatch.setattr(bc, "update", lambda *args: taken.append(args[4]) or {})
+    bc.train(config(batch_size=6, total_steps=10))
+    assert taken == [6]
+
+
+if __name__ == "__main__":
+    step_of_share(copy.copy(sys.argv[1]))

@@ -1,0 +1,447 @@
+"""algos/gail.py, where it is not algos/ppo.py: the discriminator, its inputs and the reward.
+
+Data, statistics, resume and PPO's own update are tested for it in test_onpolicy.py, the file of
+demonstrations in test_demos.py. Run as a program, this file is one of the processes that
+`test_two_ranks_equal_one` starts.
+"""
+import copy
+import json
+import math
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Discrete
+
+from algos import gail, ppo
+from tests import helpers
+from tests.envs import HIGH, LOW
+from tests.helpers import (
+    DISCRETE,
+    LOG_2PI,
+    SPACES,
+    close,
+    copies,
+    gradients,
+    learn_with,
+    moved,
+    onpolicy_agent,
+    onpolicy_config,
+    onpolicy_optimizer,
+    parameters,
+    refused,
+    rows,
+    same,
+    two_ranks,
+    vec,
+    write_demos,
+)
+from utils import mpi
+from utils.demos import Demos
+from utils.play import load_agent
+
+make_agent = partial(onpolicy_agent, gail)
+make_rollout = partial(helpers.make_rollout, gail)
+every_kind = pytest.mark.parametrize("kind", SPACES)
+
+
+def make_demos(kind="box", count=20, seed=1):
+    """Return random pairs as a file would hold them: raw, and as `env.step` takes actions."""
+    rng = np.random.default_rng(seed)
+    obs_space, act_space = SPACES[kind]
+    if kind == "images":
+        obs = torch.tensor(rng.integers(256, size=(count, *obs_space.shape)), dtype=torch.uint8)
+    else:
+        obs = torch.tensor(rng.normal(3, 2, (count, 3)), dtype=torch.float32)
+    if kind == "box":
+        return Demos(obs, torch.tensor(rng.uniform(LOW, HIGH, (count, 2)), dtype=torch.float32))
+    return Demos(obs, torch.tensor(rng.integers(4, size=count)))
+
+
+def played(agent, rollout):
+    """Return what the discriminator should see of a rollout, computed here."""
+    obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten(0, 1)
+    sees = obs.movedim(-1, -3) / 255 if agent.images else (obs - 3) / 2
+    if agent.discrete:
+        return gail.Pairs(sees, torch.eye(4)[act])
+    return gail.Pairs(sees, act.tanh())
+
+
+# ---- Equations
+
+@pytest.mark.eq("gail", 13)
+def test_discriminator_loss_by_hand():
+    """D is 3/4 and 1/4 on the expert's pairs; 1/2, 4/5 and 1/2 on the policy's."""
+    loss, by_expert, by_policy = gradients(
+        gail.discriminator_loss, vec(math.log(3), -math.log(3)), vec(0, math.log(4), 0))
+    close(loss, (math.log(4 / 3) + math.log(4)) / 2 + (2 * math.log(2) + math.log(5)) / 3)
+    close(by_expert, vec(-1 / 8, -3 / 8))                       # (D - 1) / 2
+    close(by_policy, vec(1 / 6, 4 / 15, 1 / 6))                 # D / 3
+
+
+@pytest.mark.eq("gail", 14)
+def test_imitation_reward_by_hand():
+    logit = vec(0, math.log(3), -math.log(3), 80, -80)
+    reward = gail.imitation_reward(logit)
+    close(reward, vec(math.log(2), math.log(4), math.log(4 / 3), 80, 0))
+    assert (reward > 0).all()
+
+
+@pytest.mark.parametrize("logit", [-200.0, 200.0])
+def test_loss_and_reward_are_finite_where_the_discriminator_is_sure(logit):
+    loss, *grads = gradients(gail.discriminator_loss, vec(logit), vec(logit))
+    assert loss.isfinite() and all(grad.isfinite().all() for grad in grads)
+    assert gail.imitation_reward(vec(logit)).isfinite().all()
+
+
+@pytest.mark.eq("gail", 8)
+def test_normalize_advantages_by_hand():
+    high = math.sqrt(1.5)
+    close(gail.normalize_advantages(vec((1, 2, 3), (10, 30, 20))),
+          vec((-high, 0, high), (-high, high, 0)))
+
+
+@pytest.mark.eq("gail", 9, 10)
+def test_clipped_policy_loss_by_hand():
+    logp_old, adv = torch.linspace(-3, 2, 4), vec(1, 1, -1, -1)
+    loss, by_logp = gradients(lambda logp: gail.clipped_policy_loss(logp, logp_old, adv, 0.2),
+                              logp_old + vec(1.5, .5, 1.5, .5).log())
+    close(loss, 0.15)
+    close(by_logp, vec(0, -0.125, 0.375, 0))
+
+
+@pytest.mark.eq("gail", 12)
+def test_approx_kl_by_hand():
+    logp_old = vec(-1, 2)
+    close(gail.approx_kl(logp_old + vec(2, .5).log(), logp_old).mean(), 0.25)
+
+
+@pytest.mark.eq("gail", 11)
+def test_whole_loss_by_hand():
+    space = Box(-1, 1, (1,), np.float32)
+    agent = gail.Agent(space, space, gail.Config(hidden=(1,), vf_coef=0.5, ent_coef=0.1))
+    for param in agent.parameters():
+        param.data.zero_()
+    agent.actor[-1].bias.data.fill_(1), agent.log_std.data.fill_(math.log(2))
+    agent.critic[-1].bias.data.fill_(2)
+    logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)               # 0 and 2 deviations off
+    batch = gail.Minibatch(vec((3,), (4,)), vec((1,), (5,)), logp - vec(1.5, 1).log(), vec(1, -2),
+                           vec(5, 1))
+    close(gail.ppo_loss(agent, batch)[0].detach(),
+          0.4 + 0.5 * 5 - 0.1 * (math.log(2) + LOG_2PI / 2 + 0.5))
+
+
+# ---- What the discriminator sees
+
+def test_actions_are_one_hot_or_between_minus_1_and_1_by_hand():
+    """The bounds of each dimension are its own: [0, 5] and [-3, 3]."""
+    pairs = make_agent().pairs(vec((5, 3, 1), (3, 3, 3)), vec((5, -3), (2.5, 1.5)))
+    close(pairs.obs, vec((1, 0, -1), (0, 0, 0)))                # mean 3, deviation 2
+    close(pairs.act, vec((1, -1), (0, 0.5)))
+    pairs = make_agent("discrete").pairs(vec((3, 3, 3), (3, 3, 3)), torch.tensor([2, 0]))
+    close(pairs.act, vec((0, 0, 1, 0), (1, 0, 0, 0)))
+
+
+@every_kind
+def test_expert_and_policy_look_alike_if_they_do_the_same(kind):
+    """The pairs of a rollout, written down as demonstrations, are the same inputs."""
+    agent = make_agent(kind)
+    rollout = make_rollout(agent)
+    demos = Demos(rollout.obs.flatten(0, 1),
+                  torch.as_tensor(agent.env_act(rollout.act.flatten(0, 1))))
+    ours, expected = agent.pairs(demos.obs, demos.act), played(agent, rollout)
+    close(ours.obs, expected.obs)
+    close(ours.act, expected.act)
+
+
+class Spy:
+    """A loss that keeps what it was given."""
+
+    def __init__(self):
+        self.calls = []
+        self.plain = gail.disc_loss
+
+    def __call__(self, disc, expert, policy):
+        self.calls.append((expert, policy))
+        return self.plain(disc, expert, policy)
+
+
+def row_numbers(pairs, every):
+    """Return which rows of `every` the pairs are; each must be one of them, as a whole."""
+    def flat(x):
+        return torch.cat([x.obs.flatten(1), x.act], 1)
+
+    near = (flat(pairs)[:, None] - flat(every)).abs().amax(-1)
+    assert (near.amin(1) < 1e-5).all()
+    return near.argmin(1).tolist()
+
+
+@every_kind
+def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch):
+    agent, spy = make_agent(kind, minibatch_size=8, disc_epochs=4), Spy()
+    monkeypatch.setattr(gail, "disc_loss", spy)
+    rollout, demos = make_rollout(agent), make_demos(kind, count=12)
+    gail.imitate(agent, mpi.Adam(agent.disc), rollout, demos)
+    sees = gail.Pairs(demos.obs.movedim(-1, -3) / 255 if agent.images else (demos.obs - 3) / 2,
+                      2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
+                      if kind == "box" else torch.eye(4)[demos.act])
+    assert len(spy.calls) == 4 * 3
+    shown = [row_numbers(expert, sees) for expert, _ in spy.calls]
+    done = [row_numbers(policy, played(agent, rollout)) for _, policy in spy.calls]
+    assert {len(idx) for idx in (*shown, *done)} == {8}
+    assert {i for idx in shown for i in idx} == set(range(12))
+    for epoch in range(4):
+        assert sorted(sum(done[3 * epoch:3 * epoch + 3], [])) == list(range(24))
+    assert done[:3] != done[3:6]
+
+
+# ---- The reward
+
+@every_kind
+def test_the_reward_is_that_of_the_trained_discriminator_at_every_step(kind):
+    agent = make_agent(kind, minibatch_size=8)
+    rollout = make_rollout(agent)
+    before = copies(agent)
+    learned, metrics = gail.imitate(agent, mpi.Adam(agent.disc), rollout, make_demos(kind))
+    with torch.no_grad():
+        logit = agent.disc(played(agent, rollout))
+    expected = -torch.log(1 - torch.sigmoid(logit)).view_as(rollout.rew)
+    close(learned.rew, expected, rtol=1e-4)
+    close(metrics["imit_rew"], expected.flatten(), rtol=1e-4)
+    assert learned.rew.std() > 0
+    assert all(name.startswith("disc.") for name in moved(before, agent))
+    assert len(moved(before, agent)) == len(list(agent.disc.parameters()))
+    for name, kept in vars(rollout).items():
+        assert name == "rew" or getattr(learned, name) is kept
+    assert not any(x.requires_grad for x in (learned.rew, *metrics.values()))
+
+
+@pytest.mark.parametrize("kind", ["box", "discrete"])
+def test_the_expert_is_rewarded_more_than_who_does_otherwise(kind):
+    agent = make_agent(kind, disc_lr=1e-2, disc_epochs=40)
+    rollout = make_rollout(agent)
+    demos = make_demos(kind)
+    demos = Demos(demos.obs + 4, demos.act)                     # elsewhere
+    learned, metrics = gail.imitate(agent, mpi.Adam(agent.disc), rollout, demos)
+    with torch.no_grad():
+        expert = gail.imitation_reward(agent.disc(agent.pairs(demos.obs, demos.act)))
+    assert expert.mean() > 2 * learned.rew.mean()
+    assert metrics["disc_loss"][-1] < metrics["disc_loss"][0]
+    assert metrics["d_expert"][-1] > 0.7 and metrics["d_policy"][-1] < 0.3
+
+
+def test_at_a_half_the_reward_is_log_2():
+    agent = make_agent()
+    for param in agent.disc.parameters():
+        param.data.zero_()
+    pairs = agent.pairs(torch.randn(5, 3), torch.rand(5, 2))
+    close(gail.imitation_reward(agent.disc(pairs)).detach(), torch.full((5,), math.log(2)))
+
+
+class Idle(mpi.Adam):
+    """An optimizer that takes no step."""
+
+    def minimize(self, *args, **kwargs):
+        return {}
+
+
+@every_kind
+def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
+    """To the bit, through two updates, whatever the environment pays."""
+    results = []
+    for algo in (gail, ppo):
+        torch.manual_seed(0)
+        agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, minibatch_size=8, epochs=2))
+        optimizer = onpolicy_optimizer(algo, agent)
+        idle = Idle(agent.disc) if algo is gail else None
+        for seed in range(2):
+            rollout = helpers.make_rollout(algo, agent, seed)
+            if algo is gail:
+                for param in agent.disc.parameters():
+                    param.data.zero_()
+                rollout, _ = gail.imitate(agent, idle, rollout, make_demos(kind))
+            else:
+                rollout = replace(rollout, rew=torch.full_like(rollout.rew, math.log(2)))
+            torch.manual_seed(seed)
+            learn_with(algo, agent, optimizer, rollout)
+            agent.update_stats(rollout)
+        state = {k: v for k, v in agent.state_dict().items() if not k.startswith("disc.")}
+        results.append([state, agent.discounted_reward_sum])
+    assert same(*results)
+
+
+@pytest.mark.parametrize("policy", [(1, 1, 1, 1), (1, 4, 4, 1), (4, 1, 1, 4)])
+def test_the_best_discriminator_is_the_share_of_the_expert(policy):
+    """Trained to the end on two states and two actions: D = p_E / (p_E + p_pi)."""
+    torch.manual_seed(0)
+    agent = gail.Agent(Box(-1, 1, (1,), np.float32), Discrete(2),
+                       gail.Config(hidden=(16,), norm_obs=False))
+    obs, act = vec((-1,), (-1,), (1,), (1,)), torch.tensor([0, 1, 0, 1])
+    counts = torch.tensor([1, 2, 3, 4]), torch.tensor(policy)
+    expert, own = (agent.pairs(obs.repeat_interleave(n, 0), act.repeat_interleave(n, 0))
+                   for n in counts)
+    optimizer = mpi.Adam(agent.disc)
+    for _ in range(1500):
+        optimizer.minimize(gail.disc_loss, agent.disc, expert, own, lr=1e-2)
+    p_expert, p_own = (n / n.sum() for n in counts)
+    with torch.no_grad():
+        logit = agent.disc(agent.pairs(obs, act))
+    close(logit.sigmoid(), p_expert / (p_expert + p_own), atol=0.01, rtol=0)
+    close(gail.imitation_reward(logit), torch.log1p(p_expert / p_own), atol=0.03, rtol=0)
+
+
+# ---- Whole runs
+
+def config(**settings):
+    return onpolicy_config(gail, **{"env": "CartPole-v1", "total_steps": 72, "run_dir": "run"}
+                           | settings)
+
+
+def test_the_rewards_of_the_environment_are_never_learned_from():
+    """A million times as large, they change what is logged, and nothing else."""
+    states = []
+    for factor in (1.0, 1e6):
+        settings = {"env": "CartPole-v1", "factor": factor}
+        agent = gail.train(config(env="utils.tasks:Scaled-v0", env_kwargs=json.dumps(settings),
+                                  total_steps=96, run_dir=f"{factor}"))
+        states.append((agent.state_dict(), [row["ep_len"] for row in rows(f"{factor}",
+                                                                           "episodes.csv")]))
+    assert same(*states)
+    returns = [float(row["ep_ret"]) for row in rows("1000000.0", "episodes.csv")]
+    assert returns == [1e6 * float(length) for length in states[0][1]] and returns
+
+
+def test_statistics_are_of_what_is_learned_from(monkeypatch):
+    """Observations are those of the policy alone, and rewards those of the discriminator."""
+    seen = []
+    plain = gail.Agent.update_stats
+    monkeypatch.setattr(gail.Agent, "update_stats",
+                        lambda agent, rollout: seen.append(rollout) or plain(agent, rollout))
+    agent = gail.train(config())
+    obs = torch.cat([rollout.obs for rollout in seen]).flatten(0, 1).double()
+    close(agent.obs_stats.mean, obs.mean(0))
+    close(agent.obs_stats.count, 72.0)
+    assert all(0 < rollout.rew.min() and rollout.rew.max() != 1 for rollout in seen)
+
+
+def test_the_discriminator_learns_before_the_policy(monkeypatch):
+    calls = []
+    for name in ("imitate", "update"):
+        monkeypatch.setattr(gail, name, helpers.noted(calls, getattr(gail, name)))
+    gail.train(config())
+    assert calls == ["imitate", "update"] * 3
+
+
+def test_resume_goes_on_with_the_discriminator(monkeypatch):
+    """To the bit: its weights, and what its optimizer remembers."""
+    known = []
+    plain = gail.imitate
+
+    def note(agent, optimizer, *rest):
+        known.append(copy.deepcopy([agent.disc.state_dict(), optimizer.state_dict()]))
+        result = plain(agent, optimizer, *rest)
+        known.append(copy.deepcopy([agent.disc.state_dict(), optimizer.state_dict()]))
+        return result
+
+    monkeypatch.setattr(gail, "imitate", note)
+    gail.train(config(total_steps=48))
+    gail.train(gail.Config(run_dir="run", resume=True, total_steps=72))
+    assert len(known) == 6 and same(known[3], known[4])
+    assert known[3][1]["square"].any() and not same(known[3], known[5])
+    assert known[0][1]["steps"] == 0 and known[3][1]["steps"] > 0
+
+
+def test_a_loaded_run_has_the_discriminator_too():
+    agent = gail.train(config(env="Pendulum-v1"))
+    loaded = load_agent("run")
+    assert same(loaded.state_dict(), agent.state_dict())
+    obs = np.float32([1, 0, 0])
+    np.testing.assert_array_equal(loaded.predict(obs), agent.predict(obs))
+
+
+class Copy(gym.Env):
+    """Ten steps with observations of -1 or 1. The environment pays for the wrong action."""
+
+    observation_space = Box(-1, 1, (1,), np.float32)
+
+    def __init__(self, box=False):
+        self.action_space = Box(-1, 4, (1,), np.float32) if box else DISCRETE
+
+    @staticmethod
+    def right(obs):
+        return 3 if obs[0] > 0 else 1
+
+    def observe(self):
+        self.obs = np.float32([self.np_random.choice([-1, 1])])
+        return self.obs
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe(), {}
+
+    def step(self, act):
+        self.time += 1
+        rew = float(np.abs(act - self.right(self.obs)).sum())
+        return self.observe(), rew, False, self.time == 10, {}
+
+
+gym.register("Copy-v0", Copy, disable_env_checker=True)
+
+
+@pytest.mark.parametrize("box", [False, True])
+def test_it_learns_what_the_expert_does_though_it_is_paid_for_the_opposite(box):
+    rng = np.random.default_rng(0)
+    obs = np.float32(rng.choice([-1, 1], (40, 1)))
+    spread = 0.3 * rng.normal(size=40) if box else 0    # of an expert that is not deterministic
+    act = np.array([Copy.right(row) for row in obs]) + spread
+    kwargs = {"env": "Copy-v0", "env_kwargs": json.dumps({"box": box})}
+    write_demos(lengths=4 * (10,), obs=obs, act=np.float32(act)[:, None] if box else act, **kwargs)
+    agent = gail.train(gail.Config(
+        **kwargs, demos="demos.npz", subsample=1, total_steps=8192, rollout_steps=256, num_envs=8,
+        minibatch_size=64, epochs=4, lr=5e-3, gamma=0.5, hidden=(32,), disc_lr=1e-2, disc_epochs=4,
+        device="cpu", run_dir="run"))
+    acts = [float(np.squeeze(agent.predict(np.float32([seen])))) for seen in (-1, 1)]
+    assert np.allclose(acts, [1, 3], atol=0.5 if box else 0)
+
+
+@pytest.mark.parametrize("name,value", [("disc_lr", 0.0), ("disc_lr", math.nan),
+                                        ("disc_epochs", 0)])
+def test_refused_settings(name, value):
+    assert f"--{name.replace('_', '-')} is {value}" in refused(
+        partial(gail.Config, **{name: value}))
+
+
+# ---- Other processes
+
+def step_of_share(folder):
+    """Steps of the discriminator on this rank's half of both kinds of pairs."""
+    agent = make_agent()
+    expert, own = (agent.pairs(each.obs, each.act) for each in (make_demos(), make_demos(seed=2)))
+    idx = torch.arange(20).chunk(mpi.size())[mpi.rank()]
+    optimizer = mpi.Adam(agent.disc)
+    for _ in range(3):
+        metrics = optimizer.minimize(
+            gail.disc_loss, agent.disc, gail.Pairs(expert.obs[idx], expert.act[idx]),
+            gail.Pairs(own.obs[idx], own.act[idx]), lr=1e-2)
+    result = {"flat": parameters(agent.disc), "grad_norm": metrics["grad_norm"]}
+    torch.save(result, Path(folder, f"{mpi.rank()}of{mpi.size()}.pt"))
+    return result
+
+
+def test_two_ranks_equal_one(tmp_path):
+    two_ranks(__file__, tmp_path)
+    first, second = (torch.load(tmp_path / f"{k}of2.pt") for k in (0, 1))
+    assert same(first, second)
+    one = step_of_share(tmp_path)
+    for key in one:
+        close(first[key], one[key], rtol=1e-4, atol=1e-5)
+
+
+if __name__ == "__main__":
+    step_of_share(sys.argv[1])

@@ -1,0 +1,347 @@
+"""`utils.play --record` and `utils.demos`: what is written, what is read again, what is refused."""
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+
+from algos import bc, gail, ppo, ppo_lstm
+from tests.envs import Counter
+from tests.helpers import onpolicy_config, refused, script, snapshot, write_demos
+from utils import demos, play
+from utils.envs import evaluate, make_envs
+from utils.mpi import UsageError
+
+SMALL = {"total_steps": 256, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2,
+         "hidden": (16,), "device": "cpu"}
+LIMIT = '{"max_episode_steps": 40}'
+
+
+def trained(algo=ppo, env="CartPole-v1", env_kwargs=LIMIT, run_dir="run"):
+    """Make a short run and return its Config."""
+    settings = SMALL if algo is ppo else {"hidden": (16,), "total_steps": 48}
+    cfg = onpolicy_config(algo, env=env, env_kwargs=env_kwargs, run_dir=run_dir, **settings)
+    algo.train(cfg)
+    return cfg
+
+
+def opened(file="demos.npz"):
+    with np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def load(env="CartPole-v1", algo=gail, env_kwargs="{}", **settings):
+    """Return what an algorithm would learn from."""
+    cfg = algo.Config(env=env, env_kwargs=env_kwargs, **{"demos": "demos.npz", "subsample": 1}
+                      | settings)
+    return demos.load_demos(cfg, make_envs(cfg, 1))
+
+
+# ---- What is recorded
+
+@pytest.mark.parametrize("algo", [ppo, ppo_lstm], ids=lambda algo: algo.__name__)
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_recorded_episodes_are_those_that_play_plays(algo, env, capsys):
+    """To the bit, and playing the recorded actions again gives the recorded steps."""
+    cfg = trained(algo, env)
+    returns = play.main(play.Play("run", episodes=3))
+    recorded = play.main(play.Play("run", episodes=3, record="demos.npz"))
+    assert np.array_equal(returns, recorded)
+    arrays = opened()
+    assert "demos.npz: " in capsys.readouterr().out
+    assert np.array_equal(arrays["ret"], returns)
+    assert (str(arrays["env"]), str(arrays["env_kwargs"])) == (env, LIMIT)
+    ends = np.flatnonzero(arrays["terminated"] | arrays["truncated"]) + 1
+    assert len(ends) == 3 and ends[-1] == len(arrays["obs"])
+    copy, start = gym.make(env, max_episode_steps=40), 0
+    for number, end in enumerate(ends):
+        obs, _ = copy.reset(seed=demos.mpi.seed(cfg.seed, 2) + number)
+        total = 0.0
+        for i in range(start, end):
+            assert np.array_equal(obs, arrays["obs"][i]) and obs.dtype == arrays["obs"].dtype
+            obs, rew, terminated, truncated, _ = copy.step(arrays["act"][i])
+            assert (rew, terminated, truncated) == (
+                arrays["rew"][i], arrays["terminated"][i], arrays["truncated"][i])
+            total += rew
+        np.testing.assert_allclose(total, returns[number], rtol=1e-5)
+        start = end
+
+
+def test_an_agent_that_remembers_starts_afresh_and_then_goes_on():
+    cfg = trained(ppo_lstm)
+    agent = play.load_agent("run")
+    expected, _ = demos.record_demos(agent, cfg, "demos.npz", 3, seed=1)
+    agent.act(np.ones((3, 4), np.float32))  # as many environments
+    before = agent.memory.clone()
+    returns, _ = demos.record_demos(agent, cfg, "again.npz", 3, seed=1)
+    assert np.array_equal(returns, expected) and torch.equal(agent.memory, before)
+    assert np.array_equal(opened("again.npz")["obs"], opened()["obs"])
+
+
+def test_rows_are_as_scripted():
+    """Also where an episode ends by both, and where others are shorter. Nothing is overwritten."""
+    cfg = ppo.Config(env="tests.envs:Counter-v0", hidden=(8,))
+    envs = make_envs(cfg, 1)
+    agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    Counter.made.clear()
+    returns, lengths = demos.record_demos(agent, cfg, "demos.npz", 3, seed=1)
+    sent = [np.array(env.acts) for env in Counter.made]
+    arrays = opened()
+    assert lengths.tolist() == [3, 7, 1]
+    rows, ended = zip(*(script(number, 7) for number in range(3)))
+    expected = [row for number in range(3) for row in rows[number][:lengths[number]]]
+    assert np.array_equal(arrays["obs"], [row[0] for row in expected])
+    assert np.array_equal(arrays["rew"], [row[1] for row in expected])
+    assert np.array_equal(arrays["terminated"], [row[3] for row in expected])
+    done = arrays["terminated"] | arrays["truncated"]
+    assert np.array_equal(done, [row[4] for row in expected])
+    assert arrays["truncated"].sum() == 2               # one of them also terminated
+    assert np.array_equal(arrays["act"], np.concatenate(
+        [acts[:length] for acts, length in zip(sent, lengths)]))
+    assert np.array_equal(arrays["ret"], [ends[0][2] for ends in ended])
+    Counter.made.clear()
+    assert np.array_equal(returns, evaluate(agent, cfg, 3, seed=1)[0])
+
+
+def test_a_stochastic_expert_is_recorded_as_it_is_played():
+    trained()
+    returns = play.main(play.Play("run", episodes=3, stochastic=True))
+    recorded = play.main(play.Play("run", episodes=3, stochastic=True, record="demos.npz"))
+    assert np.array_equal(returns, recorded)
+    first = opened()["act"]
+    play.main(play.Play("run", episodes=3, record="other.npz"))
+    assert not np.array_equal(first[:9], opened("other.npz")["act"][:9])
+
+
+def test_atari_is_recorded_with_its_true_rewards():
+    pytest.importorskip("ale_py")
+    cfg = ppo.Config("ALE/MsPacman-v5", '{"max_num_frames_per_episode": 600}', device="cpu")
+    envs = make_envs(cfg, 1)
+    agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    returns, _ = demos.record_demos(agent, cfg, "demos.npz", 1, seed=1, deterministic=False)
+    arrays = opened()
+    assert arrays["obs"].dtype == np.uint8 and arrays["obs"].shape[1:] == (4, 84, 84)
+    assert arrays["rew"].max() >= 10 and arrays["rew"].sum() == returns[0]
+    assert not np.array_equal(arrays["obs"][0], arrays["obs"][-1])
+
+
+def test_a_recording_serves_both_algorithms():
+    trained(env="Pendulum-v1")
+    play.main(play.Play("run", episodes=2, record="demos.npz"))
+    for algo, more in ((bc, {"total_steps": 100}), (gail, SMALL)):
+        algo.train(algo.Config(env="Pendulum-v1", env_kwargs=LIMIT, demos="demos.npz",
+                               subsample=2, run_dir=algo.__name__, **more))
+        assert play.main(play.Play(algo.__name__, episodes=2)).shape == (2,)
+
+
+# ---- What --record refuses, before anything is played
+
+@pytest.mark.parametrize("file,more,message", [
+    ("demos.txt", {}, "--record demos.txt: the name must end in .npz"),
+    ("nowhere/demos.npz", {}, "nowhere is no directory to write in"),
+    ("folder.npz", {"overwrite": True}, "folder.npz: this is a directory"),
+    ("old.npz", {}, "--record old.npz: this file exists; --overwrite replaces it"),
+])
+def test_refused_record(file, more, message, monkeypatch):
+    trained()
+    Path("folder.npz").mkdir()
+    Path("old.npz").write_text("precious")
+    monkeypatch.setattr(play, "record_demos", lambda *args: pytest.fail("it was played"))
+    assert message in refused(play.main, play.Play("run", record=file, **more))
+
+
+@pytest.mark.parametrize("settings,message", [
+    ({"record": "demos.npz", "video": "run.gif"}, "--record and --video exclude each other"),
+    ({"overwrite": True}, "--overwrite is for --record"),
+])
+def test_refused_combinations(settings, message):
+    with pytest.raises(UsageError, match=message):
+        play.Play("run", **settings)
+
+
+def test_overwrite_replaces_a_file_whole_or_not_at_all(monkeypatch):
+    trained()
+    Path("old.npz").write_text("precious")
+    with pytest.raises(UsageError, match="--max-steps is 3, but 2 of 2 episodes"):
+        play.main(play.Play("run", 2, record="old.npz", overwrite=True, max_steps=3))
+    assert Path("old.npz").read_text() == "precious"
+    play.main(play.Play("run", 2, record="old.npz", overwrite=True))
+    assert len(opened("old.npz")["ret"]) == 2
+    assert sorted(path.name for path in Path().glob("*.npz*")) == ["old.npz"]
+
+
+def test_the_command_line_records():
+    trained()
+    done = subprocess.run([sys.executable, "-m", "utils.play", "run", "--record", "demos.npz",
+                           "--episodes", "2"], text=True, capture_output=True)
+    assert done.returncode == 0 and "demos.npz: " in done.stdout, done.stderr
+    assert len(opened()["ret"]) == 2
+
+
+# ---- What is read
+
+def test_pairs_are_read_as_they_were_shown():
+    arrays = write_demos()
+    shown = load()
+    assert np.array_equal(shown.obs, arrays["obs"]) and shown.obs.dtype == torch.float32
+    assert np.array_equal(shown.act, arrays["act"]) and shown.act.dtype == torch.int64
+
+
+def test_wide_numbers_become_narrow_and_narrow_ones_wide():
+    write_demos(act=np.array([0, 1, 1, 0, 1, 0, 0, 1], np.uint8))
+    assert load().act.tolist() == [0, 1, 1, 0, 1, 0, 0, 1] and load().act.dtype == torch.int64
+    write_demos(env="HalfCheetah-v4")
+    shown = load("HalfCheetah-v4")
+    assert shown.obs.dtype == shown.act.dtype == torch.float32
+    assert opened()["obs"].dtype == np.float64
+
+
+def test_images_stay_bytes():
+    env = {"env": "tests.envs:Bright-v0"}
+    arrays = write_demos(**env)
+    assert np.array_equal(load(**env).obs, arrays["obs"]) and load(**env).obs.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
+@pytest.mark.parametrize("count,rows", [(0, 8), (1, 3), (2, 7), (3, 8)])
+def test_so_many_episodes_are_taken_from_the_start(algo, count, rows):
+    """Whether they were terminated or cut by a time limit; the second and the last are cut."""
+    arrays = write_demos(lengths=(3, 4, 1))
+    assert np.array_equal(load(algo=algo, num_trajectories=count).obs, arrays["obs"][:rows])
+
+
+def test_a_time_limit_ends_an_episode():
+    arrays = write_demos(lengths=(3, 4), terminated=np.zeros(7, bool),
+                         truncated=np.isin(np.arange(7), [2, 6]))
+    assert np.array_equal(load(num_trajectories=1).obs, arrays["obs"][:3])
+
+
+def test_every_kth_pair_of_an_episode_from_an_offset_of_its_own():
+    lengths = 40 * (23,)
+    arrays = write_demos(lengths=lengths)
+    numbers = {tuple(row): i for i, row in enumerate(arrays["obs"])}
+    offsets = []
+    for seed in (1, 2):
+        shown = load(subsample=7, seed=seed)
+        rows = np.array([numbers[tuple(row)] for row in shown.obs.numpy()])
+        assert np.array_equal(shown.act, arrays["act"][rows])
+        episodes = [rows[rows // 23 == k] % 23 for k in range(40)]
+        for steps in episodes:
+            assert steps[0] < 7 and set(np.diff(steps)) == {7} and steps[-1] + 7 >= 23
+        offsets.append([steps[0] for steps in episodes])
+        assert set(offsets[-1]) == set(range(7))
+    assert offsets[0] != offsets[1]
+    again = load(subsample=7, seed=1)
+    assert again.obs.tolist() == load(subsample=7, seed=1).obs.tolist()
+
+
+def test_an_episode_shorter_than_the_spacing_gives_one_pair():
+    write_demos(lengths=(3, 1, 5))
+    assert len(load(subsample=20).obs) == 3
+
+
+# ---- What is refused
+
+class Evil:
+    def __reduce__(self):
+        return open, ("executed", "w")
+
+
+N = 8                                                           # rows of the file
+NOTHING = {name: [] for name in ("obs", "act", "rew", "terminated", "truncated", "ret")}
+BAD = {
+    "missing": (lambda: Path("demos.npz").unlink(), "--demos: there is no demos.npz"),
+    "empty": (lambda: Path("demos.npz").write_bytes(b""), "is no .npz file of plain arrays"),
+    "a text": (lambda: Path("demos.npz").write_text("obs"), "is no .npz file of plain arrays"),
+    "a directory": (lambda: (Path("demos.npz").unlink(), Path("demos.npz").mkdir()),
+                    "is no .npz file"),
+    "one array": (lambda: np.save(open("demos.npz", "wb"), np.ones(3)), "is no .npz file"),
+    "a pickle": (lambda: pickle.dump(Evil(), open("demos.npz", "wb")), "is no .npz file"),
+    "objects": (lambda: write_demos(ret=np.array([Evil(), Evil()])), "is no .npz file"),
+    "cut off": (lambda: Path("demos.npz").write_bytes(Path("demos.npz").read_bytes()[:-300]),
+                "or damaged"),
+    "a flipped bit": (lambda: flip_bit("demos.npz"), "or damaged"),
+    "a checkpoint": (lambda: torch.save({"obs": torch.ones(3)}, "demos.npz"), "lacks the arrays"),
+    **{f"no {name}": (lambda name=name: write_demos(without=name), f"lacks the arrays {name}")
+       for name in demos.ARRAYS},
+    "no steps": (lambda: write_demos(lengths=(), **NOTHING), "is empty: it has no steps"),
+    "another length": (lambda: write_demos(act=np.zeros(N + 1, int)), "arrays differ in length"),
+    "rows of rewards": (lambda: write_demos(rew=np.zeros((N, 1))), "arrays differ in length"),
+    "ends that are numbers": (lambda: write_demos(terminated=np.zeros(N)), "must be arrays [n] of"),
+    "no end": (lambda: write_demos(truncated=np.zeros(N, bool)), "the last step does not end"),
+    "a return too many": (lambda: write_demos(ret=np.ones(3)), "2 episodes end, but ret has the"),
+    "obs nan": (lambda: write_demos(obs=np.full((N, 4), np.nan, np.float32)), "obs holds NaN"),
+    "obs inf": (lambda: write_demos(obs=np.full((N, 4), np.inf, np.float32)), "or infinity"),
+    "rew nan": (lambda: write_demos(rew=np.full(N, np.nan)), "rew holds NaN"),
+    "ret nan": (lambda: write_demos(ret=np.full(2, np.nan)), "ret holds NaN"),
+    "texts": (lambda: write_demos(act=np.full(N, "left")), "act is <U4, not numbers"),
+    "obs of another size": (lambda: write_demos(obs=np.zeros((N, 3), np.float32)),
+                            "obs is float32 [8, 3], which does not fit --env CartPole-v1"),
+    "obs of another kind": (lambda: write_demos(obs=np.zeros((N, 4))), "obs is float64 [8, 4]"),
+    "act of another size": (lambda: write_demos(act=np.zeros((N, 1), int)), "act is int64 [8, 1]"),
+    "act of another kind": (lambda: write_demos(act=np.zeros(N, np.float32)), "act is float32 [8]"),
+    "act too large": (lambda: write_demos(act=np.full(N, 2)), "act is out of the bounds of --env"),
+    "act below 0": (lambda: write_demos(act=np.full(N, -1)), "act is out of the bounds of --env"),
+    "of another environment": (lambda: write_demos(env="Pendulum-v1"), "does not fit --env"),
+}
+
+
+def flip_bit(file):
+    data = bytearray(Path(file).read_bytes())
+    data[data.index(b"obs.npy") + 200] ^= 1
+    Path(file).write_bytes(data)
+
+
+@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
+@pytest.mark.parametrize("case", BAD)
+def test_refused(algo, case):
+    spoil, message = BAD[case]
+    write_demos()
+    spoil()
+    before = snapshot()
+    with pytest.raises(UsageError) as caught:
+        algo.train(algo.Config(env="CartPole-v1", demos="demos.npz", run_dir="run", device="cpu"))
+    assert message in str(caught.value.args[0]) and caught.value.code == 2
+    assert "\n" not in str(caught.value.args[0])
+    assert snapshot() == before and not Path("executed").exists()
+
+
+@pytest.mark.parametrize("act,fits", [((-2.0,), True), ((2.0,), True), ((2.01,), False),
+                                      ((-2.01,), False), ((np.nan,), False)])
+def test_bounds_of_a_box(act, fits):
+    write_demos(env="Pendulum-v1", act=np.float32(N * [act]))
+    if fits:
+        load("Pendulum-v1")
+    else:
+        with pytest.raises(UsageError, match="out of the bounds|NaN"):
+            load("Pendulum-v1")
+
+
+@pytest.mark.parametrize("settings,message", [
+    ({"demos": ""}, "--demos needs a file: python -m utils.play RUN --record demos.npz writes one"),
+    ({"num_trajectories": 3}, "--num-trajectories is 3, but demos.npz has 2"),
+])
+def test_refused_settings(settings, message):
+    write_demos()
+    with pytest.raises(UsageError) as caught:
+        load(**settings)
+    assert message in str(caught.value.args[0])
+
+
+@pytest.mark.parametrize("name,value", [("num_trajectories", -1), ("subsample", 0)])
+@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
+def test_settings_out_of_range(algo, name, value):
+    assert f"--{name.replace('_', '-')} is {value}" in refused(
+        lambda: algo.Config(**{name: value}))
+
+
+def test_the_format_is_written_down():
+    """The docstring names every array, and no other opens with a file."""
+    assert all(name in demos.__doc__ for name in demos.ARRAYS)
+    trained()
+    play.main(play.Play("run", episodes=1, record="demos.npz"))
+    assert set(opened()) == set(demos.ARRAYS) and opened()["obs"].dtype == np.float32

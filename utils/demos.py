@@ -1,0 +1,186 @@
+"""Demonstrations: episodes of a trained policy, in a file that imitation learning reads.
+
+    python -m utils.play RUN --record demos.npz --episodes 10
+
+The file holds plain arrays, so `np.load(file, allow_pickle=False)` opens it and it can run no code.
+n counts the steps of all episodes, one episode after the other:
+
+    obs [n, ...]              what the agent saw, as the environment gave it
+    act [n, ...]              what `env.step` received
+    rew [n]                   the environment's reward for the step
+    terminated, truncated [n] how the step ended the episode; False where it went on
+    ret [episodes]            the return of each episode
+    env, env_kwargs           the environment's id and its keyword arguments (JSON), two texts
+"""
+
+import copy
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from utils import files, mpi
+from utils.envs import forget, make_envs, stack_steps
+from utils.mpi import UsageError
+
+PER_STEP = ("obs", "act", "rew", "terminated", "truncated")
+ARRAYS = (*PER_STEP, "ret", "env", "env_kwargs")
+
+
+@dataclass(frozen=True)
+class Demos:
+    """Pairs that an expert showed. Images are uint8, discrete actions int64, all else float32."""
+
+    obs: torch.Tensor  # raw, [n, ...]
+    act: torch.Tensor  # as `env.step` takes them, [n, ...]
+
+    def to(self, device: torch.device) -> "Demos":
+        return Demos(self.obs.to(device), self.act.to(device))
+
+    def take(self, rows: torch.Tensor) -> "Demos":
+        return Demos(self.obs[rows], self.act[rows])
+
+
+# ---- writing
+
+
+def prepare_record(file: str, overwrite: bool) -> None:
+    """UsageError if no demonstrations can be written to `file`."""
+    folder = Path(file).parent
+    if not file.endswith(".npz"):
+        raise UsageError(f"--record {file}: the name must end in .npz")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"--record {file}: {folder} is no directory to write in")
+    if os.path.isdir(file):
+        raise UsageError(f"--record {file}: this is a directory; it takes a file")
+    if os.path.exists(file) and not overwrite:
+        raise UsageError(f"--record {file}: this file exists; --overwrite replaces it")
+
+
+def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic: bool = True,
+                 max_steps: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+    """Play as `evaluate` does, write the episodes to `file`, and return (returns, lengths).
+
+    UsageError: an episode exceeds `max_steps`.
+    """
+    agent = copy.deepcopy(agent)
+    forget(agent)
+    envs = make_envs(cfg, episodes)
+    envs.clip_rewards = False  # only a learner needs clipped ones
+    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # the initial states of `evaluate`
+    steps = []
+    returns, lengths = np.zeros(episodes), np.zeros(episodes, int)
+    while not lengths.all():
+        if len(steps) >= max_steps:
+            raise UsageError(f"--max-steps is {max_steps}, but {sum(lengths == 0)} of {episodes} "
+                             f"episodes of {cfg.env} did not end within it")
+        before = np.copy(obs)  # Atari overwrites the array
+        act = agent.env_act(agent.act(obs, deterministic))
+        obs, rew, terminated, truncated, infos = envs.step(act)
+        steps.append((before, act, rew, terminated, truncated))
+        first = (terminated | truncated) & (lengths == 0)  # later episodes are not kept
+        if first.any():
+            returns[first] = infos["episode"]["r"][first]
+            lengths[first] = len(steps)
+    envs.close()
+    columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
+    arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])
+              for name, column in columns.items()}
+    with files.whole(file) as target:
+        np.savez_compressed(target, **arrays, ret=returns, env=cfg.env, env_kwargs=cfg.env_kwargs)
+    return returns, lengths
+
+
+# ---- reading
+
+
+def load_demos(cfg, envs: gym.vector.VectorEnv) -> Demos:
+    """Return the pairs of `cfg.demos` that a run learns from; `envs` are its environments.
+
+    They are those of the first `cfg.num_trajectories` episodes, or of all if it is 0. Of each
+    episode every `cfg.subsample`-th pair is kept, from a random offset (Ho & Ermon 2016). The
+    same seed keeps the same pairs, in all processes. UsageError says what is wrong with the file.
+    """
+    arrays = read_demos(cfg.demos)
+    check_space(cfg, "obs", arrays["obs"], envs.single_observation_space)
+    check_space(cfg, "act", arrays["act"], envs.single_action_space)
+    ends = np.flatnonzero(arrays["terminated"] | arrays["truncated"]) + 1  # a time limit too
+    wanted = cfg.num_trajectories or len(ends)
+    if wanted > len(ends):
+        raise UsageError(f"--num-trajectories is {wanted}, but {cfg.demos} has {len(ends)}")
+    rng = np.random.default_rng(cfg.seed)
+    kept = []
+    for start, end in zip([0, *ends], ends[:wanted]):
+        offset = rng.integers(min(cfg.subsample, end - start))  # at least one pair per episode
+        kept.append(np.arange(start + offset, end, cfg.subsample))
+    rows = np.concatenate(kept)
+    mpi.say(f"demonstrations: {len(rows)} pairs of {wanted} episodes of {arrays['env']} with mean "
+            f"return {arrays['ret'][:wanted].mean():.1f}")
+    pairs = {"obs": arrays["obs"][rows], "act": arrays["act"][rows]}
+    if pairs["act"].dtype.kind in "ui":
+        pairs["act"] = pairs["act"].astype(np.int64)  # of any width
+    return Demos(**{name: column[0] for name, column
+                    in stack_steps([pairs], torch.device("cpu")).items()})
+
+
+def read_demos(file: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a file. UsageError: it is not what `record_demos` writes."""
+    if not file:
+        raise UsageError("--demos needs a file: python -m utils.play RUN --record demos.npz "
+                         "writes one")
+    try:
+        with np.load(file, allow_pickle=False) as opened:
+            missing = [name for name in ARRAYS if name not in opened]
+            if missing:
+                raise UsageError(f"--demos {file} lacks the arrays {', '.join(missing)}")
+            arrays = {name: opened[name] for name in ARRAYS}
+    except FileNotFoundError:
+        raise UsageError(f"--demos: there is no {file}") from None
+    except Exception as error:  # a damaged file can fail in any way; so does one that holds code
+        raise UsageError(f"--demos {file} is no .npz file of plain arrays, or damaged: "
+                         f"{error}") from None
+    check_arrays(file, arrays)
+    return arrays
+
+
+def check_arrays(file: str, arrays: dict[str, np.ndarray]) -> None:
+    """UsageError unless the arrays of a file fit together."""
+    lengths = {name: arrays[name].shape[:1] for name in PER_STEP}
+    if len(set(lengths.values())) > 1 or lengths["rew"] != arrays["rew"].shape:
+        raise UsageError(f"--demos {file}: arrays differ in length: {lengths}")
+    if not arrays["rew"].size:
+        raise UsageError(f"--demos {file} is empty: it has no steps")
+    ends = [arrays[name] for name in ("terminated", "truncated")]
+    if any(end.dtype != bool or end.ndim != 1 for end in ends):
+        raise UsageError(f"--demos {file}: terminated and truncated must be arrays [n] of bool")
+    done = ends[0] | ends[1]
+    if not done[-1]:
+        raise UsageError(f"--demos {file}: the last step does not end an episode")
+    if arrays["ret"].shape != (done.sum(),):
+        raise UsageError(f"--demos {file}: {done.sum()} episodes end, but ret has the shape "
+                         f"{list(arrays['ret'].shape)}")
+    for name in ("obs", "act", "rew", "ret"):
+        if arrays[name].dtype.kind not in "buif":
+            raise UsageError(f"--demos {file}: {name} is {arrays[name].dtype}, not numbers")
+        if not np.isfinite(arrays[name]).all():
+            raise UsageError(f"--demos {file}: {name} holds NaN or infinity")
+
+
+def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:
+    """UsageError unless the rows [n, ...] of an array lie in a space of the environment."""
+    if isinstance(space, gym.spaces.Discrete):
+        fits = rows.ndim == 1 and rows.dtype.kind in "ui"
+        inside = fits and ((rows >= space.start) & (rows < space.start + space.n)).all()
+    else:
+        fits = rows.shape[1:] == space.shape and rows.dtype == space.dtype
+        inside = fits and ((rows >= space.low) & (rows <= space.high)).all()
+    if not fits:
+        raise UsageError(f"--demos {cfg.demos}: {name} is {rows.dtype} {list(rows.shape)}, which "
+                         f"does not fit --env {cfg.env}, whose space is {space}")
+    if not inside and name == "act":  # environments may break the bounds of their observations
+        raise UsageError(f"--demos {cfg.demos}: act is out of the bounds of --env {cfg.env}, "
+                         f"whose space is {space}")
