@@ -57,12 +57,13 @@ by differentiating the number v^T grad KL. A few steps of conjugate gradients
 give a useful x, though not an exact one. The root in m solves m^2 x^T D x / 2
 = max_kl; damping makes D invertible and the true KL smaller.
 
-`max_step_size` is not in the paper. The root scales x until KL is about
-max_kl, even if g is nothing but noise. Once a task is solved, advantages are
-tiny, the root grows from 2 to 20 and more, and random steps of full length
-eventually ruin the policy (benchmarks/NOTES.md, "InvertedPendulum"). ACKTR
-limits its steps in the same way (Wu et al. 2017). Advantages are not
-normalised: their size shows how much there is to gain.
+`max_step_size` is not in the paper, and is off by default. The root scales x
+until KL is about max_kl, even if g is nothing but noise. Once a task is
+solved, advantages are tiny, the root grows from 2 to 20 and more, and random
+steps of full length may ruin the policy (benchmarks/NOTES.md,
+"InvertedPendulum"). A limit of 2 prevents it, as in ACKTR (Wu et al. 2017),
+but can slow learning. Advantages are not normalised: their size shows how much
+there is to gain.
 
 After the policy's step the critic takes `v_steps` steps on (5), each with a
 random minibatch. It must not train an encoder that both share, because that
@@ -119,7 +120,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
-    max_step_size: float = 2.0  # largest m in Eq. (12); 0: no limit (1 to 5)
+    max_step_size: float = 0.0  # largest m in Eq. (12) (1 to 5); 0: no limit
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
