@@ -74,8 +74,7 @@ rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (paper: 50,000
 or more), `cg_steps` is 15 (paper: 10), and D v uses the whole batch. Updating
 the statistics of (6) also changes the policy, which the constraint ignores.
 Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh depends only on the action, not on the weights, so it cancels
-in (8), (9).
+Jacobian of tanh does not depend on the weights, so it cancels in (8), (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
 step and 80 critic steps. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
