@@ -183,19 +183,20 @@ def row_numbers(pairs, every):
 
 @every_kind
 def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch):
-    agent, spy = make_agent(kind, minibatch_size=8, disc_epochs=4), Spy()
+    """The expert's are drawn from the whole file, which is longer than the rollout's 24 steps."""
+    agent, spy = make_agent(kind, minibatch_size=8, disc_epochs=20), Spy()
     monkeypatch.setattr(gail, "disc_loss", spy)
-    rollout, demos = make_rollout(agent), make_demos(kind, count=12)
+    rollout, demos = make_rollout(agent), make_demos(kind, count=40)
     gail.imitate(agent, mpi.Adam(agent.disc), rollout, demos)
     sees = gail.Pairs(demos.obs.movedim(-1, -3) / 255 if agent.images else (demos.obs - 3) / 2,
                       2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
                       if kind == "box" else torch.eye(4)[demos.act])
-    assert len(spy.calls) == 4 * 3
+    assert len(spy.calls) == 20 * 3
     shown = [row_numbers(expert, sees) for expert, _ in spy.calls]
     done = [row_numbers(policy, played(agent, rollout)) for _, policy in spy.calls]
     assert {len(idx) for idx in (*shown, *done)} == {8}
-    assert {i for idx in shown for i in idx} == set(range(12))
-    for epoch in range(4):
+    assert {i for idx in shown for i in idx} == set(range(40))
+    for epoch in range(20):
         assert sorted(sum(done[3 * epoch:3 * epoch + 3], [])) == list(range(24))
     assert done[:3] != done[3:6]
 
