@@ -10,9 +10,10 @@
 
 Runs are found at any depth below the folders given: run directories, and files
 result.json, which python -m utils.sweep --results writes. Skipped runs are
-named, with the reason. Each panel of the figure shows one environment. A line
-is named after the settings that differ between lines; values that most lines
-have are left out. Intervals are 95% percentile bootstraps over seeds, which are
+named, with the reason. Each panel of the figure shows one environment; runs
+more than five times as long as others have a panel of their own. A line is
+named after the settings that differ between lines; values that most lines have
+are left out. Intervals are 95% percentile bootstraps over seeds, which are
 resampled in each environment separately. Columns of the table:
 
     train100    mean return of the last 100 training episodes
@@ -22,7 +23,8 @@ resampled in each environment separately. Columns of the table:
 --compare estimates the probability that a seed of the first line beats a seed
 of the second, averaged over environments (Agarwal et al. 2021). --anchors ranks
 train100 among published training returns and eval among published evaluations,
-if the numbers of steps differ by less than 10%.
+if the numbers of steps differ by less than 10%. If there are more than ten
+lines, the figure then shows one per algorithm, that nearest to the defaults.
 """
 import csv
 import difflib
@@ -45,7 +47,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.curves import RunData, differing, load, note, spell
+from utils.curves import RunData, changed, differing, load, note, spell
 from utils.flags import read_command
 from utils.mpi import UsageError
 
@@ -63,7 +65,8 @@ PANEL = {1: (6, 3.8), 2: (4.2, 3)}  # columns of the figure -> size of a panel i
 CROWDED = 6                         # a panel with more lines than this shows no single seeds
 LONG = 32                           # longest setting in a legend, in characters
 FEW = 5                             # seeds on each side that a comparison needs
-UNEVEN = 4                          # longest over shortest run: more than this is noted
+UNEVEN = 5                          # longest over shortest run that share a panel
+STORED = 5                          # points of a stored curve that are averaged
 POINTS = 100                        # points per curve
 RESAMPLES = 10_000                  # of a bootstrap; a fifth of that at each point of a curve
 TAUS = np.linspace(0, 1, 101)       # x-axis of a performance profile
@@ -174,6 +177,38 @@ def merge(groups: Groups, name: str) -> Groups:
         setting = f" {name}={spell(runs[0], name)}"
         merged[panel.replace(setting, "")][line.replace(setting, "")] += runs
     return merged
+
+
+def by_budget(groups: Groups) -> Groups:
+    """Return the groups with short and long runs of an environment in panels of their own."""
+    split = {}
+    for panel, lines in groups.items():
+        budget = {line: max(run.budget for run in runs) for line, runs in lines.items()}
+        parts = []              # of lines that share a panel, the shortest runs first
+        for line in sorted(budget, key=budget.get):
+            if not parts or budget[line] > UNEVEN * budget[parts[-1][0]]:
+                parts.append([])
+            parts[-1].append(line)
+        for part in parts:
+            steps = EngFormatter(sep="")(float(f"{budget[part[-1]]:.2g}"))      # 1M
+            name = panel if len(parts) == 1 else f"{panel}, {steps} steps"
+            split[name] = {line: runs for line, runs in lines.items() if line in part}
+    return split
+
+
+def nearest_default(groups: Groups) -> Groups:
+    """Return the groups with one line per algorithm in each panel: the nearest to the defaults.
+
+    Of lines that are equally near, the one with most seeds is kept.
+    """
+    kept = []
+    for lines in by_budget(groups).values():
+        nearest = {}
+        for seeds in sorted(lines.values(), key=lambda runs: (changed(runs[0]), -len(runs))):
+            nearest.setdefault(seeds[0].algo, seeds)
+        kept += [run for seeds in nearest.values() for run in seeds]
+    note(f"the figure shows {len(kept)} runs: one line per algorithm, nearest to the defaults")
+    return group(kept)
 
 
 def natural(text: str) -> list[str | float]:
@@ -425,7 +460,7 @@ def draw(groups: Groups, plot: Plot, compared: dict, others: list = ()) -> Figur
             draw_against(ax, lines, looks, plot, panel)
         else:
             windows[panel] = draw_curves(ax, lines, looks, plot, panel)
-            mark_published(ax, panel, looks, plot, others)
+            mark_published(ax, lines, looks, plot, others)
         in_thousands(ax)
         ax.set_title(textwrap.fill(label(panel), int(11 * width)))
         if k % columns:                 # the panel to its left has the same
@@ -461,6 +496,7 @@ def looks_of(groups: Groups) -> dict[str, dict]:
 
 def label(text: str) -> str:
     """Return the name of a line or panel as the figure shows it: 100k for 100000, and shorter."""
+    text = re.sub(r"\b[\w.]+:(?=\w+-v\d)", "", text)                # the module of an environment
     text = re.sub(r"{([^{}]+)}", r"\1", text.replace('"', ""))      # of a JSON object
     text = re.sub(r"(?<=\d)000\b", "k", re.sub(r"(?<=\d)000000\b", "M", text))
     return " ".join(word if len(word) <= LONG else f"{word[:LONG // 2]}...{word[3 - LONG // 2:]}"
@@ -471,27 +507,29 @@ def draw_curves(ax, lines: dict, looks: dict, plot: Plot, panel: str) -> int:
     """Draw all lines of a panel. Return the number of rows over which they are smoothed.
 
     That is --smooth, or 10 or 1 if a run has fewer than four times as many rows. It is 0 if all
-    runs are stored ones, which are not smoothed.
+    runs are stored ones, which have one row per 1% of the steps.
     """
     lengths = [len(run.y) for runs in lines.values() for run in runs if not run.stored]
     window = max([1, *(w for w in (10, plot.smooth) if 4 * w <= min(lengths, default=0)
                        and w <= plot.smooth)])
     for line, runs in lines.items():
-        runs = [run if run.stored else smoothed(run, window) for run in runs]
+        runs = [smoothed(run, stored_window(plot) if run.stored else window) for run in runs]
         draw_line(ax, runs, line, looks[line], plot.aggregate, f"{panel}, {line}",
                   len(lines) > CROWDED)
-    steps = [run.steps for runs in lines.values() for run in runs if run.whole]
-    if steps and plot.x == "steps" and max(steps) > UNEVEN * min(steps):
-        note(f"{panel}: runs of {min(steps):,} to {max(steps):,} steps share the x-axis; folders "
-             "of one budget show more of the short ones")
     ax.set(xlabel=X_AXES[plot.x], ylabel=Y_AXES.get(plot.y, plot.y), xlim=(0, None))
     return window if lengths else 0
 
 
 def smoothed(run: RunData, window: int) -> RunData:
     """Return the run with means of `window` successive values. Each stands at the last of them."""
+    window = min(window, len(run.y))
     means = np.lib.stride_tricks.sliding_window_view(run.y, window).mean(-1)
     return run._replace(x=run.x[window - 1:], y=means)
+
+
+def stored_window(plot: Plot) -> int:
+    """Return the number of points of a stored curve that are averaged."""
+    return STORED if plot.smooth > 1 else 1
 
 
 def in_thousands(ax) -> None:
@@ -526,11 +564,13 @@ def draw_line(ax, runs: list, name: str, look: dict, how: str, gid: str, crowded
         ax.update_datalim([(start, max(low.min(), y.min())), (end, min(high.max(), y.max()))])
 
 
-def mark_published(ax, panel: str, looks: dict, plot: Plot, others: list) -> None:
+def mark_published(ax, lines: dict, looks: dict, plot: Plot, others: list) -> None:
     """Mark published training returns at their number of steps, in the colour of our line."""
-    for where, line, _, rows in others:
+    line_of = {run.path: line for line, runs in lines.items() for run in runs}
+    for _, _, runs, rows in others:
         rows = [row for row in rows if of_training(row)]
-        if rows and where == panel and (plot.x, plot.y) == ("steps", "ep_ret"):
+        line = line_of.get(runs[0].path)
+        if rows and line and (plot.x, plot.y) == ("steps", "ep_ret"):
             ax.plot([float(row["budget_steps"]) for row in rows],
                     [float(row["mean"]) for row in rows], "D", markersize=4, alpha=0.8,
                     color=looks[line]["color"], markerfacecolor="none", label=PUBLISHED)
@@ -599,7 +639,7 @@ def explain(groups: Groups, plot: Plot, windows: dict[str, int]) -> str:
         few = f" (too few for {plot.smooth}{where})" if window < plot.smooth else ""
         points.append((f"mean of {window} {row}s" if window > 1 else f"one {row}") + few)
     if any(run.stored for _, _, runs in flat(groups) for run in runs):
-        points.append("mean of 1% of the steps")
+        points.append(f"mean of {stored_window(plot)}% of the steps")
     parts += [f"each point: {' or '.join(points)}"] * bool(points)
     return "; ".join(parts)
 
@@ -694,6 +734,10 @@ def main(plot: Plot) -> None:
         groups, compared = done, {}
         if len({spell(run, plot.against) for _, _, runs in flat(done) for run in runs}) < 2:
             raise UsageError(f"--against {plot.against}: finished runs have no two values of it")
+    elif plot.x == "steps":
+        many = len({line for _, line, _ in flat(groups)}) > len(COLOURS)
+        few = others and many and not (plot.by or compared)
+        groups = by_budget(nearest_default(groups) if few else groups)
     save(draw(groups, plot, compared, others), plot.out)
     note(f"{plot.out}: {sum(len(runs) for _, _, runs in flat(groups))} runs")
 

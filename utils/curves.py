@@ -40,6 +40,11 @@ class RunData(NamedTuple):
     eval: float | None
     stored: bool  # read from a result.json, without the run directory
 
+    @property
+    def budget(self) -> float:
+        """The steps that the run has made, or will have made once it is finished."""
+        return self.steps if self.whole else float(self.settings["total_steps"])
+
 
 class Skip(Exception):
     """Raised with the reason why a run is skipped."""
@@ -187,3 +192,10 @@ def spell(run: RunData, name: str) -> str:
     if isinstance(value, (list, tuple)):
         return "-".join(map(str, value))
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def changed(run: RunData) -> int:
+    """Return how many settings of a run differ from the defaults of its algorithm file."""
+    usual = run._replace(settings=defaults(run.algo))
+    names = run.settings.keys() & usual.settings.keys() - PLACE - {"total_steps"}
+    return sum(spell(run, name) != spell(usual, name) for name in names)

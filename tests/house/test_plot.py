@@ -827,9 +827,10 @@ def test_labels_say_what_a_point_is():
     assert legend(figure(y="kl", smooth=10))[1] == "each point: mean of 10 rows"
     write_result("runs/b", env="Walker2d-v4")
     assert legend(figure(smooth=10))[1] == (
-        "each point: mean of 10 episodes or mean of 1% of the steps")
+        "each point: mean of 10 episodes or mean of 5% of the steps")
     shutil.rmtree("runs/a")
-    assert legend(figure(smooth=100))[1] == "each point: mean of 1% of the steps"
+    assert legend(figure(smooth=100))[1] == "each point: mean of 5% of the steps"
+    assert legend(figure(smooth=1))[1] == "each point: mean of 1% of the steps"
 
 
 @pytest.mark.parametrize("how, band", [("mean", "one standard deviation"),
@@ -978,13 +979,72 @@ def test_a_comparison_leaves_the_folder_alone():
     assert plot.parse(["--compare", "ppo", "sac", "runs"]).runs == ("runs",)
 
 
-@pytest.mark.parametrize("steps,noted", [(4000, False), (4010, True)])
-def test_runs_of_uneven_length_are_noted(steps, noted, capsys):
+@pytest.mark.parametrize("steps,panels", [
+    (5000, {"Hopper-v4": ["ppo", "sac", "trpo"]}),
+    (5010, {"Hopper-v4, 2k steps": ["ppo", "sac"], "Hopper-v4, 5k steps": ["trpo"]})])
+def test_short_runs_have_a_panel_of_their_own(steps, panels):
+    """A run more than five times as long as the shortest would squeeze it."""
     write_run("runs/short", returns=range(100), total_steps=1000)
-    write_run("runs/long", returns=range(steps // 10), total_steps=steps)
-    figure()
-    said = capsys.readouterr().err
-    assert (f"Hopper-v4: runs of 1,000 to {steps:,} steps share the x-axis" in said) == noted
+    write_run("runs/middle", algo="sac", returns=range(200), total_steps=2000)
+    write_run("runs/long", algo="trpo", returns=range(steps // 10), total_steps=steps)
+    groups = plot.by_budget(read())
+    assert {panel: list(lines) for panel, lines in groups.items()} == panels
+    assert [panel for panel, *_ in plot.flat(groups)] == [
+        panel for panel, lines in panels.items() for _ in lines]
+
+
+def test_an_unfinished_run_is_drawn_beside_runs_of_its_budget():
+    write_run("runs/a", returns=range(600), total_steps=6000)
+    write_run("runs/b", algo="sac", returns=range(50), total_steps=6000)
+    assert list(plot.by_budget(read())) == ["Hopper-v4"]
+
+
+def test_figures_of_the_command_are_split_by_budget():
+    write_run("runs/short", returns=range(100), total_steps=1000)
+    write_run("runs/long", algo="sac", returns=range(600), total_steps=6000)
+    cli("runs", "--out", "fig.svg")
+    text = Path("fig.svg").read_text()
+    assert "Hopper-v4, 1k steps" in text and "Hopper-v4, 6k steps" in text
+    cli("runs", "--x", "episodes", "--out", "fig.svg")
+    assert "k steps" not in Path("fig.svg").read_text()
+
+
+def test_beside_anchors_many_lines_become_one_per_algorithm(capsys):
+    """It is the line nearest to the defaults, then that of most seeds; a peer has its own."""
+    for k in range(1, 10):
+        write_result(f"runs/ppo{k}", env="HalfCheetah-v4", steps=1_000_000, total_steps=1_000_000,
+                     settings={"lr": k / 100, "gamma": 0.5})
+    write_result("runs/nearest", env="HalfCheetah-v4", steps=1_000_000, total_steps=1_000_000,
+                 settings={"lr": 0.5})
+    for seed in (1, 2):
+        write_result(f"runs/sac{seed}", env="HalfCheetah-v4", algo="sac", seed=seed,
+                     steps=900_000, total_steps=900_000, settings={"total_steps": 9e5})
+    write_result("runs/sac", env="HalfCheetah-v4", algo="sac", steps=1_000_000,
+                 total_steps=1_000_000)
+    write_result("runs/peer", env="HalfCheetah-v4", library="stable-baselines3",
+                 steps=1_000_000, total_steps=1_000_000)
+    kept = plot.nearest_default(read())
+    assert {line: [run.path.name for run in runs] for _, line, runs in plot.flat(kept)} == {
+        "ppo": ["nearest"], "sac": ["sac1", "sac2"], "stable-baselines3 ppo": ["peer"]}
+    cli("runs", "--anchors", "--out", "fig.svg")
+    said, text = capsys.readouterr().err, Path("fig.svg").read_text()
+    assert "the figure shows 4 runs: one line per algorithm, nearest to the defaults" in said
+    assert "lr=" not in text and "published training return" in text
+    for more in (["--by", "lr", "--anchors"], []):
+        cli("runs", *more, "--out", "fig.svg")
+        assert "lr=" in Path("fig.svg").read_text()
+
+
+def test_stored_curves_are_smoothed_over_five_points():
+    write_result("runs/a")
+    (line,) = [line for line in figure(smooth=1).axes[0].lines if "mean" in line.get_gid()]
+    assert line.get_xdata()[0] == 10 and line.get_ydata()[-1] == 100
+    (line,) = [line for line in figure(smooth=10).axes[0].lines if "mean" in line.get_gid()]
+    assert line.get_xdata()[0] == 50 and line.get_ydata()[-1] == np.mean([96, 97, 98, 99, 100])
+    shutil.rmtree("runs/a")
+    write_result("runs/a", curve=[[10, 1.0], [20, 3.0]])
+    (line,) = [line for line in figure(smooth=10).axes[0].lines if "mean" in line.get_gid()]
+    assert set(line.get_ydata()) == {2.0}
 
 
 @pytest.mark.parametrize("names", [("PPO",), ("pppo=PPO",), ("ppo=PPO", "other"), ("a", "b", "c")])
