@@ -14,17 +14,17 @@ collect data and update the weights without waiting for each other, so a
 gradient may be stale: computed with weights that have since changed.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to; at the end of an episode it is the
-last state, not the first of the next episode. `terminated` is 1 if s' is
-terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, V(s') replaces the rewards after it (we bootstrap), also
-at a time limit, where the task itself has not ended. The advantage A estimates
-how much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V(s'); lam = 1 uses
-every reward to the end of the episode or rollout, and only then V(s'). (1)
-and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
-arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
-critic, (6) and (7) normalise observations and rewards.
+s' is the state that an action leads to: at the end of an episode its final
+state, not the first one of the next episode. `terminated` is 1 if s' is
+terminal; `done` is 1 if the episode ended, by termination or by a time limit.
+Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
+also at a time limit, where the task itself has not ended. The advantage A
+estimates how much better an action was than the policy's average in that
+state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
+lam = 1 uses every reward to the end of the episode or rollout, and only then
+V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
+2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
+the critic, (6) and (7) normalise observations and rewards.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -114,13 +114,13 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (usually 8 to 64)
     report_every: int = 4000  # environment steps between reports
-    rollout_steps: int = 160  # T x N, samples per rollout, from all environments
+    rollout_steps: int = 160  # T x N, samples per rollout over all environments
     lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
+    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -145,7 +145,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The small last weights make the first policy nearly the same in every state."""
+    """With its small last weights, the actor begins nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -241,7 +241,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Call this after `update`, which must normalise by the old statistics."""
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -270,7 +270,7 @@ class Batch:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -294,7 +294,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
+    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -409,7 +409,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -280,7 +280,7 @@ def update(agent: Agent, optimizer: mpi.Adam, pairs: Batch, held_out: Batch,
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, 1)  # for its spaces: training takes no steps in it
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         demos = load_demos(cfg, envs)  # the same in all processes

@@ -106,7 +106,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
+    start_steps: int | None = None  # of random actions; default: a tenth, at most 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -237,7 +237,7 @@ class ReplayBuffer:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -333,7 +333,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

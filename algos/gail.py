@@ -1,19 +1,19 @@
 """Generative adversarial imitation learning (GAIL).  Ho & Ermon 2016,
 arXiv:1606.03476.
 
-The problem. An expert shows what it does, but there are no rewards. Cloning
-its actions (algos/bc.py) fails where a mistake leads to states that the expert
-never visited. GAIL asks for more: the policy should visit the same pairs of
-state and action as the expert, equally often.
+The problem. We have demonstrations of an expert, but no rewards. Cloning its
+actions (algos/bc.py) breaks down once a mistake leads to states that the
+expert never visited. GAIL asks for more: the policy should visit each pair of
+state and action as often as the expert does.
 
-Two networks compete. The discriminator D(s, a) is the probability that a pair
-is the expert's, not the policy's. The policy is rewarded for pairs that D
-takes for the expert's; PPO maximises that reward. It never learns from the
-environment's rewards; `ep_ret` in the log is the true return.
+Two networks compete. The discriminator D(s, a) estimates the probability that
+a pair is the expert's, not the policy's. PPO trains the policy with a reward
+for pairs that D mistakes for the expert's. Neither sees the environment's
+rewards; `ep_ret` in the log is the return that they make.
 
-algos/ppo.py explains (1) to (12); r below is the reward of (14). `terminated`
-is 1 if s' is terminal, `done` is 1 if the episode ended, also by a time limit.
-pi_old is the policy that collected the data, and c is `clip_ratio`.
+algos/ppo.py explains (1) to (12) and their symbols. r is the reward (14), which
+(7) scales before (1) uses it. In (3) and (9), a is the action before tanh; in
+(13) and (14) it is the environment's.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -29,36 +29,36 @@ pi_old is the policy that collected the data, and c is `clip_ratio`.
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-Before PPO learns from a rollout, D takes gradient steps on minibatches of the
-expert's pairs, E, and as many of the rollout's, B:
+Before PPO learns from a rollout, D takes gradient steps on minibatches of
+expert pairs, E, and equally many of the rollout's pairs, B:
 
     L_D     = -mean_E log D - mean_B log(1 - D),  D = sigmoid(logit)      (13)
     r       = -log(1 - D(s, a))                                           (14)
 
-The minimum of (13) is at D = p_E / (p_E + p_B), where p_E and p_B say how
-often expert and policy visit a pair. D must not tell them apart by how their
-pairs are prepared. So both get the same statistics in (6), those of the
-policy's rollouts, and both actions are what `env.step` received: one-hot, or
-rescaled to [-1, 1].
+The minimum of (13) is D = p_E / (p_E + p_B), where p_E and p_B are the
+frequencies of a pair for expert and policy. D must not tell them apart by how
+they are preprocessed. So the policy's statistics (6) normalise both, and both
+actions are encoded alike: as one-hot, or rescaled from the environment's
+bounds to [-1, 1].
 
-Sign and form. The paper's D is the probability that a pair is the policy's,
-and its reward is -log D. The authors' code turns D around, as we do, which
-makes it (14). (14) is positive: every further step pays, so the policy learns
-to survive, whatever it does meanwhile ("survival bias"; Kostrikov et al. 2019,
-arXiv:1809.02925). In CartPole that solves the task even if D knows nothing.
-The other form, log D, is negative: the policy learns to end episodes soon. The
-authors' code uses it where success ends an episode (MountainCar, Acrobot);
-(14) fails there. Their sum, log D - log(1 - D), is the logit and takes both
-signs (AIRL; Fu et al. 2018, arXiv:1710.11248).
+Choice of reward. The paper's D is the probability that a pair is the policy's,
+and its reward is -log D. The authors' code swaps the labels, as we do; the
+reward then becomes (14). It is positive, so every further step adds reward and
+the policy learns to survive, however it behaves (survival bias; Kostrikov et
+al. 2019, arXiv:1809.02925). In CartPole that is enough, even with a constant D.
+The other form, log D, is negative: the policy learns to end episodes early.
+The authors' code uses log D where success ends an episode (MountainCar,
+Acrobot) and (14) would fail. Their sum, log D - log(1 - D), is the logit, which
+can have either sign (AIRL; Fu et al. 2018, arXiv:1710.11248).
 
-Departures, besides those of algos/ppo.py. PPO replaces TRPO. D takes many
-minibatch steps per rollout; the authors' code takes one, on all pairs.
-ent_coef is the paper's lambda, 0 in most of its tasks.
+Departures, besides those of algos/ppo.py: PPO replaces TRPO; D takes many
+minibatch steps per rollout, not one on all pairs; D's learning rate stays
+constant. `ent_coef` is lambda in the GAIL paper, 0 in most of its tasks.
 
-Defaults: as in algos/ppo.py; disc_epochs = 1 gives D 32 gradient steps per
-rollout. `d_expert` and `d_policy`, the means of D over both kinds of pairs,
-should stay between 0.1 and 0.9 and approach 1/2. At 1 and 0 D has won, and the
-policy's rewards are all nearly 0.
+Defaults: as in algos/ppo.py; D takes 32 gradient steps per rollout, each on 64
+pairs of either kind. `d_expert` and `d_policy`, the mean D of both kinds,
+should stay between 0.1 and 0.9 and approach 1/2. Near 1 and 0, D separates the
+two and no longer ranks the policy's pairs: lower `disc_lr`.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/gail.py
 Record and try:
@@ -98,19 +98,19 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     disc_lr: float = 3e-4  # its learning rate in Adam, constant (1e-4 to 1e-3)
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
+    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
+    target_kl: float = 0.0  # end an update once KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths (with images: of D alone)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
@@ -133,7 +133,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The small last weights make the first policy nearly the same in every state."""
+    """With its small last weights, the actor begins nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -162,7 +162,7 @@ class RunningStats(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """The logit of D for normalised observations and actions as in `Pairs`."""
+    """Maps normalised observations and actions, `Pairs`, to the logit of D."""
 
     def __init__(self, obs_space: gym.Space, act_size: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -257,7 +257,7 @@ class Agent(nn.Module):
         return Pairs(self.normalize_obs(obs), act.float())
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Call this after `update`, which must normalise by the old statistics."""
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -293,7 +293,7 @@ class Pairs:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -317,7 +317,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
+    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -415,8 +415,8 @@ def disc_loss(disc: Discriminator, expert: Pairs, policy: Pairs) -> tuple[Scalar
 
 
 @torch.no_grad()  # only `minimize` computes gradients
-def imitate(agent: Agent, optimizer: mpi.Adam, rollout: Rollout,
-            demos: Demos) -> tuple[Rollout, dict]:
+def update_disc(agent: Agent, optimizer: mpi.Adam, rollout: Rollout,
+                demos: Demos) -> tuple[Rollout, dict]:
     """Train D. Return the rollout with the rewards of D, Eq. (14), and metrics."""
     cfg = agent.cfg
     obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
@@ -515,7 +515,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         demos = load_demos(cfg, envs).to(run.device)  # the same in all processes
@@ -528,7 +528,7 @@ def train(cfg: Config) -> Agent:
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
-            rollout, disc_metrics = imitate(agent, optimizers.disc, rollout, demos)
+            rollout, disc_metrics = update_disc(agent, optimizers.disc, rollout, demos)
             metrics = update(agent, optimizers.policy, rollout, lr)
             agent.update_stats(rollout)
             step += cfg.rollout_steps

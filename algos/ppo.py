@@ -3,21 +3,21 @@
 The problem. The policy gradient is an expectation under the current policy, so
 a batch of data is strictly valid for only one gradient step. PPO takes many
 gradient steps on each batch. Its loss compares the new policy with the one
-that collected the data, and stops rewarding a change in an action's
-probability once the ratio of new to old leaves a fixed interval.
+that collected the data. Once an action's probability has changed by a fixed
+factor in the direction that the advantage favours, more change earns nothing.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to; at the end of an episode it is the
-last state, not the first of the next episode. `terminated` is 1 if s' is
-terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, V(s') replaces the rewards after it (we bootstrap), also
-at a time limit, where the task itself has not ended. The advantage A estimates
-how much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V(s'); lam = 1 uses
-every reward to the end of the episode or rollout, and only then V(s'). (1)
-and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
-arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
-critic, (6) and (7) normalise observations and rewards.
+s' is the state that an action leads to: at the end of an episode its final
+state, not the first one of the next episode. `terminated` is 1 if s' is
+terminal; `done` is 1 if the episode ended, by termination or by a time limit.
+Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
+also at a time limit, where the task itself has not ended. The advantage A
+estimates how much better an action was than the policy's average in that
+state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
+lam = 1 uses every reward to the end of the episode or rollout, and only then
+V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
+2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
+the critic, (6) to (8) normalise observations, rewards and advantages.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -30,7 +30,7 @@ critic, (6) and (7) normalise observations and rewards.
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
 R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts. G sums raw rewards, and A and R use scaled ones. In PPO's own
+rollouts. G sums raw rewards; A and R use scaled ones. In PPO's own
 equations, pi_old collected the data and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
@@ -39,11 +39,11 @@ equations, pi_old collected the data and c is `clip_ratio`:
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 At pi = pi_old the gradient of mean(ratio A) is the policy gradient. Near
-pi_old, mean(ratio A) estimates how much better pi is; farther away it is
-unreliable, because the states still come from pi_old. The effect of (10):
+pi_old, mean(ratio A) estimates by how much pi improves on it; farther away it
+is unreliable, because the states still come from pi_old. The effect of (10):
 
-    A > 0, ratio > 1 + c   already likely enough: no gradient
-    A < 0, ratio < 1 - c   already unlikely enough: no gradient
+    A > 0, ratio > 1 + c   already raised enough: no gradient
+    A < 0, ratio < 1 - c   already lowered enough: no gradient
     A > 0, ratio < 1 - c   moved the wrong way: not clipped
     A < 0, ratio > 1 + c   moved the wrong way: not clipped
 
@@ -69,8 +69,8 @@ in (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
 32 minibatches make 320 gradient steps. After a healthy update `kl` is 0.005 to
-0.05 and `clip_frac`, the share of ratios outside, 0.05 to 0.3; both fall as
-the learning rate is annealed.
+0.05 and `clip_frac`, the share of ratios outside [1 - c, 1 + c], 0.05 to 0.3;
+both fall as the learning rate is annealed.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
@@ -101,15 +101,15 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
+    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
+    target_kl: float = 0.0  # end an update once KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -135,7 +135,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The small last weights make the first policy nearly the same in every state."""
+    """With its small last weights, the actor begins nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -231,7 +231,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Call this after `update`, which must normalise by the old statistics."""
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -261,7 +261,7 @@ class Minibatch:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -285,7 +285,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
+    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -439,7 +439,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

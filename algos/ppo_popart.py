@@ -81,15 +81,15 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout, from all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.95  # GAE's lambda: lower, more bias; higher, more variance
+    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop after an epoch whose KL (12) exceeds this; 0: off
+    target_kl: float = 0.0  # end an update once KL (12) exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -115,7 +115,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The small last weights make the first policy nearly the same in every state."""
+    """With its small last weights, the actor begins nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -247,7 +247,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Call this after `update`, which must normalise by the old statistics."""
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
@@ -274,7 +274,7 @@ class Minibatch:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -439,7 +439,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

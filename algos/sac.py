@@ -8,25 +8,25 @@ It maximises reward plus alpha times the entropy H of the policy,
     J = E sum_t gamma^t [r_t + alpha H(pi(. | s_t))],   H = -E log pi,
 
 so the policy stays random where randomness costs little reward and becomes
-nearly deterministic where it costs a lot. Values that include the entropy are
-called soft. The temperature alpha is adjusted throughout training to keep the
-mean entropy near a target.
+nearly deterministic where it costs a lot. Values that count rewards and future
+entropy are called soft. The temperature alpha is adjusted throughout training
+to keep the mean entropy near a target.
 
-Notation. s' is the state that follows s, and V(s') its soft value.
-`terminated` is 1 if s' is terminal. At a time limit it is 0: rewards would
-have followed, so we still bootstrap from V(s'). Every transition goes into a
-replay buffer, and every update uses a random batch from it. Earlier policies
-collected most of these transitions. That is valid ("off-policy"): given s and
-a, the environment alone decides r and s', and V(s') in (1) uses the present
-actor, not the policy that chose a. The targets y use slowly moving copies of
-the critics, marked `targ`, so y changes only a little per update. w stands for
-the critics' weights, and `mean` is over the batch.
+Notation. s' is the state that follows s, and V(s') its soft value, estimated
+by (6). `terminated` is 1 if s' is terminal. At a time limit it is 0: rewards
+would have followed, so we still bootstrap from V(s'). Every transition goes
+into a replay buffer, and every update uses a random batch from it. Earlier
+policies collected most of these transitions. That is valid ("off-policy"):
+given s and a, the environment alone decides r and s', and V(s') in (1) uses
+the current actor, not the policy that chose a. The targets y use slowly moving
+copies of the critics (subscript `targ`), so y changes only a little per
+update. w stands for the critics' weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-What is specific to SAC. The actor outputs mu(s) and log sigma(s). d is the
+Specific to SAC. The actor outputs mu(s) and log sigma(s). d is the
 number of action dimensions, eps a standard normal sample in d dimensions:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
@@ -45,8 +45,8 @@ can be differentiated through the sampled action and log pi with respect to
 mu and sigma. This is the reparameterisation trick.
 (5) Change of variables: the density of a is that of u divided by
 |da/du| = 1 - tanh(u)^2, per dimension. Without this correction we would reward
-the entropy of u, which grows with sigma even when that merely pushes a
-towards -1 and 1.
+the entropy of u, which a larger sigma always raises, even once it merely
+pushes a towards -1 and 1.
 (6) Q(s, a) does not count the entropy in s, because a is already given; V(s)
 does. a' comes from the current policy, not from the buffer, because V is the
 value of the current policy. A policy trained to maximise a learned Q seeks out
@@ -54,20 +54,20 @@ its overestimates. As in TD3, we take the minimum of two critics, which differ
 in their initial weights.
 (7) Actions with high Q become more likely. One nat of entropy is worth alpha
 units of Q. This loss updates only the actor; the critics are held fixed.
-(8) If the mean of -log pi exceeds target_entropy, alpha falls; otherwise it
-rises. The default target is -1 nat per dimension: the entropy of a uniform
-distribution on an interval of length exp(-1) = 0.37, where the whole range has
-length 2. This is the authors' heuristic.
+(8) If the entropy, estimated by the mean of -log pi, exceeds target_entropy,
+alpha falls; otherwise it rises. The default target is -1 nat per dimension:
+the entropy of a uniform distribution on an interval of length exp(-1) = 0.37,
+where the whole range has length 2. This is the authors' heuristic.
 
 Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
 environment's bounds just before `env.step`. Observations and rewards are not
 normalised.
 
 Departures from the paper. Where the paper's loss has alpha, (8) has log alpha,
-as in the authors' first code. Both rest where the entropy equals the target,
-which the paper demands only as a lower bound. Adam's learning rate is 1e-3,
-not 3e-4. (2) has no factor 1/2. Two details are in the authors' code but not
-in the paper: log sigma is clamped to [-20, 2], and the first actions are
+as in the authors' first code. Both stand still where the entropy equals the
+target; the paper states the target as a lower bound. Adam's learning rate is
+1e-3, not 3e-4. (2) has no factor 1/2. Two details are in the authors' code but
+not in the paper: log sigma is clamped to [-20, 2], and the first actions are
 uniformly random.
 
 Defaults: the first 10,000 steps take random actions, or the first tenth of
@@ -110,13 +110,13 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
+    start_steps: int | None = None  # of random actions; default: a tenth, at most 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature; its initial value if it is learned
+    alpha: float = 1.0  # temperature (with learn_alpha: its initial value)
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -267,7 +267,7 @@ class ReplayBuffer:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -387,7 +387,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

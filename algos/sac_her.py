@@ -1,20 +1,22 @@
 """Hindsight experience replay (HER) for SAC.  Andrychowicz et al. 2017,
 arXiv:1707.01495.
 
-The problem. A robot arm has to reach a goal, and every episode has another
-one. The simplest reward is sparse: 0 if the goal is reached, and -1 otherwise.
-Random actions almost never reach the goal. So all rewards are -1, and SAC has
-nothing to learn from. But the arm has arrived somewhere. If that place had
-been the goal, the episode would have been a success. So HER changes most of
-the transitions that it samples: it replaces the goal by one that the same
-episode reached later, and computes the reward again ("relabelling"). The actor
-and the critics see the goal, so what they learn about these goals carries over
-to others. Relabelling is allowed because the goal changes the reward but not
-where an action leads, and because SAC may learn from actions that another
-policy chose, here the policy for another goal. This file follows algos/sac.py,
-which explains SAC: read that file first.
+The problem. A robot arm has to reach a goal that changes from episode to
+episode. The simplest reward is sparse: 0 if the goal is reached, and -1
+otherwise. Random actions almost never reach it, so almost all rewards are -1,
+and SAC has little to learn from. But the arm always ends up somewhere, and if
+that place had been the goal, the episode would have been a success. So HER
+changes most of the transitions that it samples ("relabelling"): it replaces
+the goal by one that the same episode reached later, and computes the reward
+again. The actor and the critics take the goal as an input, so what they learn
+about relabelled goals generalises to others. Relabelling is allowed because
+the goal changes the reward but not where an action leads, and because SAC may
+learn from actions that another policy chose, here the policy for another goal.
+Where actions have random outcomes, it makes them look more reliable than they
+are, since the new goal was chosen from what happened. This file follows
+algos/sac.py, which explains SAC: read that file first.
 
-Notation, as in algos/sac.py, except that s now includes the goal. s' is the
+Notation is as in algos/sac.py, except that s now includes the goal. s' is the
 state that follows s, and V(s') its soft value. `terminated` is 1 if s' is
 terminal; at a time limit it is 0, and we still bootstrap from V(s'). alpha is
 the temperature, w stands for the critics' weights, `targ` marks their slowly
@@ -33,44 +35,44 @@ moving copies, eps is standard normal noise, and `mean` is over the batch.
     L(alpha) = -log(alpha) (mean [log pi(a | s)] + target_entropy)         (8)
 
 What is specific to HER. An observation has three parts: `observation` o,
-`desired_goal` g, and `achieved_goal` m(o), which says what the agent has
-reached now. The networks see s = (o, g). An episode visits o_0, o_1, ..., o_T,
-where o_T is the last one so far if the episode still runs. For the transition
-from o_t to o_{t+1}, the new goal g' is
+`desired_goal` g, and `achieved_goal` m(o), the goal that the agent has reached
+now. The networks see s = (o, g). An episode visits o_0, o_1, ..., o_T, where
+o_T is its latest observation if it still runs. For the transition from o_t to
+o_{t+1}, the new goal g' is
 
     g' = m(o_{t+1+j}),  j uniform in {0, ..., T - 1 - t}                   (9)
 
-g' replaces g in s and in s'. Two functions of the environment say what this
-transition means for the new goal. Their results replace r and `terminated`:
+g' replaces g in s and in s'. Two functions of the environment judge the
+transition by the new goal. Their results replace r and `terminated`:
 
     r = compute_reward(m(o_{t+1}), g'),
     terminated = compute_terminated(m(o_{t+1}), g')                       (10)
 
 Both take m(o_{t+1}), which the action has achieved, and not m(o_t). With
-j = 0, the new goal is m(o_{t+1}) itself, so a sparse reward becomes 0. The
-paper calls (9) the strategy "future", and found it the best of four. It stores
-her_k = 4 relabelled copies beside each original transition. Here, a fraction
-her_k / (her_k + 1) of every batch is relabelled when it is sampled. The
-mixture is the same, but it takes no memory, and a transition gets a new goal
-each time. The others keep their goals, since these are the ones that count in
-the end.
+j = 0, the new goal is m(o_{t+1}) itself, so the sparse reward becomes 0. The
+paper calls (9) the "future" strategy, and found it the best of four. It stores
+k = 4 relabelled copies beside each original transition. Here, a fraction
+her_k / (her_k + 1) of every batch is relabelled when it is sampled. On average
+the mixture is the same, but no copies are stored, and a transition gets a new
+goal each time. The other transitions keep their goals, because the agent is
+evaluated on these.
 
-The buffer is a ring of rows. Each row counts the later steps of its episode
-that are stored, which is T - 1 - t in (9). The ring overwrites its oldest rows
-first. So while a transition is stored, its later steps are stored as well.
+The buffer is a ring of rows. Each row holds the number of later steps of its
+episode in the buffer, T - 1 - t in (9). The ring overwrites its oldest rows
+first, so while a transition is stored, its later steps are stored as well.
 
 The environment must have `compute_reward` and `compute_terminated`, as
-gymnasium-robotics defines them. They get an empty `info`. Wrappers that change
-the reward have no effect on (10).
+gymnasium-robotics defines them. Both get an empty `info`. (10) bypasses
+wrappers that change the reward, so do not use any.
 
 Departures from the paper: SAC instead of DDPG, no normalisation of
-observations, and no clipping of targets. Departures of SAC from its own paper
-stand in algos/sac.py.
+observations, no clipping of targets, and an update after every step instead of
+cycles. algos/sac.py lists the departures of SAC from its own paper.
 
-Defaults: the first tenth of total_steps takes random actions. Then each
+Defaults: actions are random for the first tenth of total_steps. Then each
 environment step is followed by one update on a batch of 256, of which 205 are
 relabelled. In a healthy run `success`, the fraction of training episodes that
-are at their goal in their last step, rises towards 1. `ep_ret` follows.
+end at their goal, rises towards 1, and `ep_ret` rises with it.
 
 Read after    algos/sac.py, to see the changes:
               diff algos/sac.py algos/sac_her.py
@@ -109,14 +111,14 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random; default min(10,000, total_steps / 10)
+    start_steps: int | None = None  # of random actions; default: a tenth, at most 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     her_k: int = 4  # relabelled transitions per original one (4 or 8); 0: only SAC
-    alpha: float = 1.0  # temperature; its initial value if it is learned
+    alpha: float = 1.0  # temperature (with learn_alpha: its initial value)
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -276,20 +278,20 @@ class ReplayBuffer:
 class HindsightBuffer(ReplayBuffer):
     """A replay buffer that relabels some of the transitions that it samples.
 
-    A step of N environments fills N rows. So the rows of one environment are N apart,
-    also across the end of the ring, because its size is a multiple of N.
+    A step of N environments fills N rows, so successive steps of an environment are N
+    rows apart, also across the end of the ring, whose size is a multiple of N.
     """
 
     def __init__(self, capacity: int, obs_space: gym.Space, act_dim: int,
                  device: torch.device, num_envs: int, env: gym.Env, her_k: int):
-        """`env` computes rewards and terminations."""
+        """`env` has `compute_reward` and `compute_terminated`, for all environments."""
         capacity = capacity // num_envs * num_envs
         super().__init__(capacity, obs_space.shape[0], act_dim, device)
         self.parts = obs_space.parts
         self.num_envs = num_envs
         self.env = env
-        self.relabelled = her_k / (her_k + 1)  # this fraction of every batch
-        # How many later steps of its episode are stored, per row.
+        self.relabelled = her_k / (her_k + 1)  # fraction of every batch
+        # Per row: the number of later steps of its episode in the buffer.
         self.columns["later"] = torch.zeros(capacity, dtype=torch.int64, device=device)
         self.ep_len = np.zeros(num_envs, np.int64)  # steps so far, per running episode
 
@@ -297,20 +299,20 @@ class HindsightBuffer(ReplayBuffer):
         """Store one transition per environment; every array is [N, ...]."""
         first = self.position  # the row of environment 0
         super().add(**transition, later=torch.zeros(self.num_envs))
-        # The earlier steps of an episode get one more later step, if not overwritten.
+        # Stored earlier steps of the running episodes now have one more later step.
         stored = np.minimum(self.ep_len, self.capacity // self.num_envs - 1)
-        for env in range(self.num_envs):
-            ago = torch.arange(1, stored[env] + 1, device=self.device)
-            rows = (first + env - self.num_envs * ago) % self.capacity
+        for i in range(self.num_envs):
+            steps_back = torch.arange(1, stored[i] + 1, device=self.device)
+            rows = (first + i - self.num_envs * steps_back) % self.capacity
             self.columns["later"][rows] += 1
         self.ep_len += 1
 
     def end_episodes(self, done: np.ndarray) -> None:
-        """Call after `add`: these environments, [N], now start new episodes."""
+        """Call after `add`: `done` [N] marks the environments whose episodes ended."""
         self.ep_len[done] = 0
 
     def sample(self, batch_size: int) -> Transitions:
-        """Uniformly random transitions, with replacement; the first ones relabelled."""
+        """Uniformly random transitions, with replacement; relabel the first of them."""
         rows = torch.randint(self.num_stored, (batch_size,), device=self.device)
         batch = {name: c.index_select(0, rows) for name, c in self.columns.items()}
         later = batch.pop("later")
@@ -330,7 +332,7 @@ class HindsightBuffer(ReplayBuffer):
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -468,7 +470,7 @@ def train(cfg: Config) -> Agent:
     this process's shares of the totals in `cfg`.
     """
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

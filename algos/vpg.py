@@ -11,7 +11,7 @@ gradient with respect to the weights is
 Let x be an episode and f(x) its return. log p(x) is the sum over t of log
 pi(a_t | s_t), plus log-probabilities of the environment's transitions, which
 do not depend on the weights. So the gradient can be estimated from samples:
-act, observe the return, and raise log pi of every action in proportion to it.
+act, observe the return, and change log pi of every action in proportion to it.
 This is REINFORCE (Williams 1992, doi:10.1007/BF00992696). It is unbiased but
 noisy. Any number b that does not depend on a_t can be subtracted from the
 return without changing the mean of the gradient, because probabilities always
@@ -20,28 +20,28 @@ sum to 1:
     E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = 0.
 
 First we subtract the rewards before t, and then a baseline V(s_t), a learned
-estimate of the return from s_t. What remains has less noise, since V explains
+estimate of the return from s_t. The difference is less noisy, since V explains
 the part that depends on the state alone. It estimates the advantage: how much
 better the action turned out than expected:
 
     grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t - V(s_t)).
 
 Two more changes reduce the noise at the price of some bias. A reward k steps
-later is weighted by gamma^k. And after some steps, V stands in for the rewards
-that follow.
+later is discounted by gamma^k, and V is redefined to match. And after some
+steps, V stands in for the rewards that follow.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to; at the end of an episode it is the
-last state, not the first of the next episode. `terminated` is 1 if s' is
-terminal, `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, V(s') replaces the rewards after it (we bootstrap), also
-at a time limit, where the task itself has not ended. The advantage A estimates
-how much better an action was than the policy's average in that state. `lam`
-trades bias for variance: lam = 0 uses one reward and then V(s'); lam = 1 uses
-every reward to the end of the episode or rollout, and only then V(s'). (1)
-and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
-arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains the
-critic, (6) and (7) normalise observations and rewards.
+s' is the state that an action leads to: at the end of an episode its final
+state, not the first one of the next episode. `terminated` is 1 if s' is
+terminal; `done` is 1 if the episode ended, by termination or by a time limit.
+Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
+also at a time limit, where the task itself has not ended. The advantage A
+estimates how much better an action was than the policy's average in that
+state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
+lam = 1 uses every reward to the end of the episode or rollout, and only then
+V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
+2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
+the critic, (6) and (7) normalise observations and rewards.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -55,16 +55,15 @@ critic, (6) and (7) normalise observations and rewards.
 
 R is the critic's target. mean and var are running statistics of all earlier
 rollouts. G sums raw rewards of the past; its standard deviation stands for the
-scale of returns. All other equations use the scaled rewards.
+scale of returns. (1) uses the scaled rewards.
 
 Every update takes one step on (8) with the whole rollout, and then `v_steps`
 steps on (5), each with a random minibatch. The policy gets only one step,
 because its gradient is an expectation under the policy that collected the
-data, and after the step that is no longer the current one. Advantages are
-computed before the critic's steps: a critic that has been fitted to R has
-partly absorbed the difference R - V that they measure. They are not
-normalised: the baseline centres them roughly, and Adam is nearly invariant to
-the gradient's scale.
+data, and a step changes the policy. Advantages are computed before the
+critic's steps: fitting V to R first would shrink the difference R - V, which
+is the advantage. They are not normalised: the baseline centres them roughly,
+and Adam is nearly invariant to the gradient's scale.
 
 Observations are normalised and rewards scaled, because networks learn best
 from inputs and targets of moderate size. The statistics stay fixed from the
@@ -80,10 +79,10 @@ Departures from theory. A rollout has 64 steps per environment, often far fewer
 than an episode has, so the recursion in (2) is cut off and completed by V. The
 gradient of the discounted return would weight step t by gamma^t; we omit this,
 as nearly all implementations do. The clipping in (7) distorts very large
-rewards, most of all in the first rollout, when mean and var are still 0 and 1.
-Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh depends only on the action, not on the weights, so the
-gradient of (8) is right without it.
+rewards, most of all in the first rollout, when var is still 1. Gaussian
+actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
+tanh depends only on the action, not on the weights, so the gradient of (8) is
+right without it.
 
 Defaults: 64 steps in each of 8 environments give 512 samples for one step of
 the policy and 20 of the critic. In a healthy run on MuJoCo
@@ -121,14 +120,14 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout, from all environments
+    rollout_steps: int = 512  # T x N, samples per rollout over all environments
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's learning rate at the start (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
-    lam: float = 0.97  # GAE's lambda: lower, more bias; higher, more variance
+    lam: float = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
@@ -150,7 +149,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """The small last weights make the first policy nearly the same in every state."""
+    """With its small last weights, the actor begins nearly the same in every state."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -246,7 +245,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Call this after `update`, which must normalise by the old statistics."""
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -274,7 +273,7 @@ class Batch:
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
     """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` starts the next episode, and `final_obs` ended this one."""
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -298,7 +297,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipped: a variance from few samples can be far too small."""
+    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
@@ -429,7 +428,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
 def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of that run
+        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)

@@ -187,7 +187,7 @@ def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch)
     agent, spy = make_agent(kind, minibatch_size=8, disc_epochs=20), Spy()
     monkeypatch.setattr(gail, "disc_loss", spy)
     rollout, demos = make_rollout(agent), make_demos(kind, count=40)
-    gail.imitate(agent, mpi.Adam(agent.disc), rollout, demos)
+    gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
     sees = gail.Pairs(demos.obs.movedim(-1, -3) / 255 if agent.images else (demos.obs - 3) / 2,
                       2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
                       if kind == "box" else torch.eye(4)[demos.act])
@@ -208,7 +208,7 @@ def test_the_reward_is_that_of_the_trained_discriminator_at_every_step(kind):
     agent = make_agent(kind, minibatch_size=8)
     rollout = make_rollout(agent)
     before = copies(agent)
-    learned, metrics = gail.imitate(agent, mpi.Adam(agent.disc), rollout, make_demos(kind))
+    learned, metrics = gail.update_disc(agent, mpi.Adam(agent.disc), rollout, make_demos(kind))
     with torch.no_grad():
         logit = agent.disc(played(agent, rollout))
     expected = -torch.log(1 - torch.sigmoid(logit)).view_as(rollout.rew)
@@ -228,7 +228,7 @@ def test_the_expert_is_rewarded_more_than_who_does_otherwise(kind):
     rollout = make_rollout(agent)
     demos = make_demos(kind)
     demos = Demos(demos.obs + 4, demos.act)                     # elsewhere
-    learned, metrics = gail.imitate(agent, mpi.Adam(agent.disc), rollout, demos)
+    learned, metrics = gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
     with torch.no_grad():
         expert = gail.imitation_reward(agent.disc(agent.pairs(demos.obs, demos.act)))
     assert expert.mean() > 2 * learned.rew.mean()
@@ -265,7 +265,7 @@ def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
             if algo is gail:
                 for param in agent.disc.parameters():
                     param.data.zero_()
-                rollout, _ = gail.imitate(agent, idle, rollout, make_demos(kind))
+                rollout, _ = gail.update_disc(agent, idle, rollout, make_demos(kind))
             else:
                 rollout = replace(rollout, rew=torch.full_like(rollout.rew, math.log(2)))
             torch.manual_seed(seed)
@@ -332,16 +332,16 @@ def test_statistics_are_of_what_is_learned_from(monkeypatch):
 
 def test_the_discriminator_learns_before_the_policy(monkeypatch):
     calls = []
-    for name in ("imitate", "update"):
+    for name in ("update_disc", "update"):
         monkeypatch.setattr(gail, name, helpers.noted(calls, getattr(gail, name)))
     gail.train(config())
-    assert calls == ["imitate", "update"] * 3
+    assert calls == ["update_disc", "update"] * 3
 
 
 def test_resume_goes_on_with_the_discriminator(monkeypatch):
     """To the bit: its weights, and what its optimizer remembers."""
     known = []
-    plain = gail.imitate
+    plain = gail.update_disc
 
     def note(agent, optimizer, *rest):
         known.append(copy.deepcopy([agent.disc.state_dict(), optimizer.state_dict()]))
@@ -349,7 +349,7 @@ def test_resume_goes_on_with_the_discriminator(monkeypatch):
         known.append(copy.deepcopy([agent.disc.state_dict(), optimizer.state_dict()]))
         return result
 
-    monkeypatch.setattr(gail, "imitate", note)
+    monkeypatch.setattr(gail, "update_disc", note)
     gail.train(config(total_steps=48))
     gail.train(gail.Config(run_dir="run", resume=True, total_steps=72))
     assert len(known) == 6 and same(known[3], known[4])
