@@ -50,6 +50,10 @@ class Skip(Exception):
     """Raised with the reason why a run is skipped."""
 
 
+class NoRows(Skip):
+    """Raised for a CSV file that holds only its header."""
+
+
 # ---- reading
 
 
@@ -88,8 +92,13 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     settings, algo = dict(config["settings"]), str(config["algo"])
     env, seed, budget = str(settings["env"]), int(settings["seed"]), float(settings["total_steps"])
     names = {"step", "time", "ep_ret", y, f"{y}_mean"}
-    episodes = read_columns(folder / "episodes.csv", names)
     progress = read_columns(folder / "progress.csv", names)
+    try:
+        episodes = read_columns(folder / "episodes.csv", names)
+    except NoRows as reason:  # as behaviour cloning, which trains without episodes
+        if y == "ep_ret":
+            raise Skip(f"{reason}; --y draws a column of progress.csv, such as eval_ret") from None
+        episodes = {"step": np.array([]), "ep_ret": np.array([np.nan])}
     rows, column = find_column(y, folder, episodes, progress)
     there = np.isfinite(rows[column])  # a report may lack some quantities
     if not there.any():
@@ -162,7 +171,7 @@ def read_columns(path: Path, names: set[str]) -> dict[str, np.ndarray]:
         note(f"{path}: the half-written last line is skipped")
     columns, *rows = [line.split(",") for line in whole.split("\n")]
     if not rows:
-        raise Skip(f"{path.name} has no rows yet")
+        raise NoRows(f"{path.name} has no rows yet")
     if any(len(row) != len(columns) for row in rows):
         raise Skip(f"{path.name} is damaged: its rows differ in length")
     return {name: np.array([float(row[k] or "nan") for row in rows])

@@ -1244,6 +1244,20 @@ def test_what_cannot_be_read_is_named_and_skipped(damage, said, capsys):
     assert line.startswith("runs/bad") and line.endswith("skipped")
 
 
+def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
+    """Behaviour cloning trains without episodes. It has evaluations and losses."""
+    for seed, kl in ((1, 4.0), (2, 8.0)):
+        folder = write_run(f"runs/{seed}", algo="bc", seed=seed, returns=[], steps=1000, result=kl)
+        write("episodes.csv", "step,time,env,ep_ret,ep_len\n")(folder)
+    assert plot.load(arguments()) == []
+    assert "has no rows yet; --y draws a column of progress.csv" in capsys.readouterr().err
+    first, second = plot.load(arguments(y="kl"))
+    assert list(first.y) == [0.5, 0.25] and first.end == 1000 and np.isnan(first.train100)
+    cli("runs", "--y", "kl", "--out", "fig.svg")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "bc" in line]
+    assert line.split() == ["Hopper-v4", "bc", "1,000", "2", "-", "6.00", "-"]
+
+
 @pytest.mark.parametrize("damage", [
     write("result.json", '{"algo": "ppo"'), write("result.json", '{"loss": 3}'),
     write("result.json", '{"algo": "ppo", "env": "A", "curve": []}')])
