@@ -1,58 +1,60 @@
 """Behavioural cloning (BC).  Pomerleau 1991, Neural Computation 3(1).
 
-The problem. An expert shows how to do a task: observations s, and the action
-that it took in each. There are no rewards, and the expert cannot be asked.
-Behavioural cloning treats this as supervised learning: it maximises the
-probability of the expert's action in each state that the expert visited.
+The problem. We are given recordings of an expert: observations s, each with
+the action that the expert took. There are no rewards, and the expert cannot be
+asked for more. Behavioural cloning treats this as supervised learning: it
+maximises the probability of the expert's actions in the recorded states.
 
-This ignores that actions decide which states come next. A small mistake leads
-to a state that the expert never visited; there the clone has learned nothing,
-so it errs more. Mistakes add up over the T steps of an episode: if the clone
-errs with probability e in the expert's states, the return can be T^2 e lower
-(Ross & Bagnell 2010). algos/gail.py compares whole distributions of states and
-actions instead, at the price of steps in the environment. BC needs none, so it
-is the baseline that every imitation algorithm has to beat, and with many
-demonstrations it is hard to beat.
+This ignores the fact that actions decide which states come next. A small
+mistake leads to a state that the expert never visited. The clone has no data
+there, so it errs more often, and mistakes compound: if it errs with
+probability e in the expert's states, and rewards are between 0 and 1, the
+return of an episode of T steps can be lower by T^2 e (Ross & Bagnell 2010).
+DAgger (Ross et al. 2011) asks the expert again in the clone's states.
+algos/gail.py compares how often expert and policy visit each pair, which takes
+steps in the environment. BC takes none, so it is the baseline that every
+imitation algorithm has to beat. With many demonstrations it is hard to beat.
 
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (1)
     u       = atanh(clip(2 (a - low) / (high - low) - 1, -c, c))           (2)
     log pi  = log softmax(logits)_a, or sum_i log N(u_i; mu_i(s), sigma_i) (3)
     L       = -mean log pi                                                 (4)
 
-mean and var are those of the demonstrations' observations. The policy is that
-of algos/ppo.py, so for continuous actions it is a Gaussian before tanh. A
-demonstrated action a, between the bounds low and high, is taken back through
-tanh by (2). An action at a bound would become infinite, so it is first clipped
-to c = 0.999 of the range. For discrete actions (4) is the cross-entropy.
+mean and var come from the training pairs. The policy is that of algos/ppo.py:
+for continuous actions a Gaussian, squashed by tanh. (2) maps a demonstrated
+action a in [low, high] back to u before tanh. A bound would map to infinity,
+so actions are first clipped to c = 0.999 of the range. For discrete actions
+(4) is the cross-entropy.
 
-Why the log-likelihood, and not the squared error of the mean? It is one loss
-for both kinds of actions. For continuous ones it is a squared error in which
-each action dimension counts by its own 1 / sigma^2, and sigma is learned: it
-becomes the error that is left. The likelihood of a itself differs by the
-Jacobian of tanh, which does not depend on the weights.
+Why the log-likelihood, and not the squared error of mu? It is one loss for
+both kinds of actions. For continuous ones it weights the squared error of each
+dimension by 1 / (2 sigma^2), and sigma is learned: it converges to the root
+mean square of the remaining error. The log-likelihood of a differs from that
+of u by a term that does not depend on the weights, the Jacobian of tanh. A
+Gaussian has one peak: if the expert steers left or right around an obstacle,
+the clone learns the average.
 
-Early stopping. A share of the pairs is held out. L on these pairs falls at
-first and rises once the policy learns its pairs by heart. The policy that acts
-and is evaluated has the weights with the lowest held-out loss so far. Training
-goes on to the end all the same; `improved` is 1 where new weights became the
-best. Two warnings. `best_loss` is the smallest of many measurements, so it is
-optimistic. And held-out pairs come from the same episodes as the others. No
-loss on the expert's states tells what happens elsewhere; only the return does
-(--eval-every, or utils.play).
+The best weights. A share of the pairs is held out. L on these pairs falls at
+first, and may rise once the policy overfits the others. Training runs to the
+end, but the agent acts and is evaluated with the weights that had the lowest
+held-out loss; `improved` is 1 where that changes. `best_loss` is a minimum
+over many checks, so it is too optimistic. And training and held-out pairs come
+from the same episodes, so overfitting shows late. No loss on the expert's
+states tells how the clone does elsewhere. Only its return does (--eval-every,
+or utils.play).
 
-A step of this file is a gradient step, in `total_steps`, in --eval-every and
-on the x axis: training takes no steps in the environment. So episodes.csv
-stays empty, and plot.py, which draws episodes, skips such a run. progress.csv
-and TensorBoard have its curves.
+A step of this file is a gradient step: in `total_steps`, in --eval-every and
+on the x-axis. episodes.csv stays empty. To see curves, use TensorBoard, or
+python -m plot RUN --y eval_ret.
 
-The held-out share, the learning rate and the minibatches are those of Ho &
-Ermon 2016 (arXiv:1606.03476) and their code. So is `subsample`: neighbouring
-pairs of an episode teach nearly the same, and every 20th makes demonstrations
-scarce.
+Held-out share, learning rate and minibatch size follow Ho & Ermon 2016
+(arXiv:1606.03476) and their code. So does `subsample`: neighbouring pairs of
+an episode are nearly the same, and keeping every 20th makes data scarce, as in
+their benchmark. With demonstrations of your own, set it to 1.
 
-Defaults: 7 of 10 pairs train; 10,000 gradient steps with minibatches of 128; a
-look at the held-out loss every 100 steps. `bc_loss` should fall steadily, and
-`held_out_loss` with it, until it rises.
+Defaults: 70% of the pairs train; 10,000 gradient steps with minibatches of
+128; the held-out loss is computed every 100 steps. `bc_loss` should fall and
+level off, at the entropy of the expert's policy if it could be copied exactly.
 
 Read after    algos/ppo.py
 Record and try:
@@ -85,9 +87,9 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     demos: str = ""  # demonstrations (python -m utils.play RUN --record demos.npz)
-    num_trajectories: int = 0  # learn from the first so many episodes; 0: from all
-    subsample: int = 20  # keep every k-th pair of an episode, from a random offset
-    held_out: float = 0.3  # share of the pairs that only the held-out loss sees
+    num_trajectories: int = 0  # use only the first n episodes; 0: all
+    subsample: int = 20  # keep one pair in n, from a random offset per episode
+    held_out: float = 0.3  # share of the pairs that do not train
     total_steps: float = 1e4  # gradient steps, rounded up to whole checks
     check_every: int = 100  # gradient steps between checks of the held-out loss
     batch_size: int = 128  # pairs per gradient step (32 to 512)
@@ -209,10 +211,10 @@ class Batch:
 
 
 def split(demos: Demos, held_out: float, seed: int) -> tuple[Demos, Demos]:
-    """Return pairs to train on, and held-out ones: the same for the same seed."""
+    """Return training and held-out pairs, the same for the same seed."""
     count = len(demos.obs)
     if count < 2:
-        raise mpi.UsageError("--demos gives 1 pair; cloning needs 2: one is held out")
+        raise mpi.UsageError(f"--demos gives {count} pair; cloning needs at least 2")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     cut = min(max(round(held_out * count), 1), count - 1)  # at least one of each
     return demos.take(order[cut:]), demos.take(order[:cut])

@@ -92,8 +92,8 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     demos: str = ""  # demonstrations (python -m utils.play RUN --record demos.npz)
-    num_trajectories: int = 0  # learn from the first so many episodes; 0: from all
-    subsample: int = 20  # keep every k-th pair of an episode, from a random offset
+    num_trajectories: int = 0  # use only the first n episodes; 0: all
+    subsample: int = 20  # keep one pair in n, from a random offset per episode
     disc_epochs: int = 1  # the discriminator's passes over each rollout (1 to 5)
     disc_lr: float = 3e-4  # its learning rate in Adam, constant (1e-4 to 1e-3)
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts

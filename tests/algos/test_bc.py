@@ -170,7 +170,7 @@ def test_a_seed_is_a_split():
 
 def test_one_pair_is_refused():
     write_demos(lengths=(1,))
-    with pytest.raises(mpi.UsageError, match="cloning needs 2"):
+    with pytest.raises(mpi.UsageError, match="cloning needs at least 2"):
         bc.train(config())
     assert not Path("run").exists()
 

@@ -472,14 +472,16 @@ def test_what_is_stored_is_of_the_type_of_the_data(algo, kind):
         "terminated": torch.float32}
 
 
-def test_vectors_of_doubles_are_stored_as_floats(monkeypatch):
+@pytest.mark.parametrize("algo, name", [(dqn, "ReplayBuffer"), (dqn_per, "PrioritizedBuffer")],
+                         ids=["dqn", "dqn_per"])
+def test_vectors_of_doubles_are_stored_as_floats(algo, name, monkeypatch):
     made = []
-    buffer = dqn.ReplayBuffer
-    monkeypatch.setattr(dqn, "ReplayBuffer", lambda *args: made.append(args) or buffer(*args))
+    buffer = getattr(algo, name)
+    monkeypatch.setattr(algo, name, lambda *args: made.append(args) or buffer(*args))
     kwargs = '{"obs": "image", "act": "discrete"}'
-    dqn.train(quick(dqn, total_steps=2, run_dir="a"))
-    dqn.train(quick(dqn, total_steps=2, run_dir="b", env="tests.envs:Counter-v0",
-                    env_kwargs=kwargs))
+    algo.train(quick(algo, total_steps=2, run_dir="a"))
+    algo.train(quick(algo, total_steps=2, run_dir="b", env="tests.envs:Counter-v0",
+                     env_kwargs=kwargs))
     assert [args[1].dtype for args in made] == [torch.float32, torch.uint8]
     assert {args[2].dtype for args in made} == {torch.int64}
     assert [args[0] for args in made] == [600, 600]
