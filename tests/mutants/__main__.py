@@ -196,8 +196,8 @@ def verdict(said, status, mutant=None):
         return "killed", test
     if why.startswith("Failed: Timeout"):
         return "killed", "the time limit"
-    if mutant and mutant.crashes and why.startswith("AssertionError"):
-        return "killed", "an assertion in the file"
+    if mutant and mutant.crashes and why.startswith(("AssertionError", "KeyError")):
+        return "killed", "an error in the file"
     return "error", f"crashes by itself: {why}"
 
 
