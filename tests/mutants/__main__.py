@@ -196,7 +196,7 @@ def verdict(said, status, mutant=None):
         return "killed", test
     if why.startswith("Failed: Timeout"):
         return "killed", "the time limit"
-    if mutant and mutant.crashes and why.startswith(("AssertionError", "KeyError")):
+    if mutant and mutant.crashes and re.match("AssertionError|KeyError|ValueError", why):
         return "killed", "an error in the file"
     return "error", f"crashes by itself: {why}"
 

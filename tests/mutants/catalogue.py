@@ -9,7 +9,7 @@ An entry replaces a text that stands exactly once in the file of its module:
     wrong = "what goes wrong, in one sentence"
     found = "the codebase, paper or draft of ours that has this bug, or why it is easy to write"
     also = ["a2c", "vpg"]               # optional: other modules with the same text, once in each
-    crashes = true                      # optional: an assertion or a missing key may stop the bug
+    crashes = true                      # optional: an assertion or a check of ours may stop it
 
 Entries are never removed. If the text changes, change `old` and `new` with it. `second/` is a
 catalogue by an author who had not seen the tests.
