@@ -2,17 +2,17 @@
 arXiv:1502.05477.
 
 The problem. In the vanilla policy gradient (VPG) the learning rate controls
-how far the weights move. But a step of a given length in weight space may
-barely change the policy, or ruin it. TRPO limits the change in the policy
-itself: it maximises S, the estimated improvement over the old policy, subject
-to KL <= max_kl. KL is KL(old || new), averaged over the visited states.
+how far the weights move. But the same step length may barely change the policy
+here and ruin it there. TRPO limits the change in the policy itself: it
+maximises S, an estimate of its improvement on the old policy, subject to KL <=
+max_kl. KL is KL(old || new), averaged over the visited states.
 
 For a small change x of the weights, S is about g^T x and KL about x^T F x / 2.
-g is the gradient of S. F, the Hessian of KL at the old policy, is the Fisher
-matrix. Within the constraint, g^T x is largest in the direction of F^-1 g, the
-natural gradient. It goes further along directions that barely affect the
-policy and less far along sensitive ones. Both are local approximations, so a
-line search evaluates the actual S and KL on the batch.
+g is the gradient of S, the policy gradient. F, the Hessian of KL at the old
+policy, is the Fisher matrix. Within the constraint, g^T x is largest in the
+direction of F^-1 g, the natural gradient. It goes further along directions
+that barely affect the policy and less far along sensitive ones. Farther away
+this fails, so a line search evaluates S and KL on the batch.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
 s' is the state that an action leads to: at the end of an episode its final
@@ -45,25 +45,25 @@ equations, pi_old collected the data, and v has one entry per weight:
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
     D v     = grad (v^T grad KL) + damping v                              (10)
     D x     = g, by the conjugate gradient method; r = g - D x            (11)
-    m       = min(sqrt(2 max_kl / (x^T D x)), max_step_size)
+    m       = sqrt(2 max_kl / (x^T D x)), at most max_step_size if that is > 0
     step    = 0.8^k m x, with the smallest k < `backtracks` for which
               S > 0 and KL <= max_kl; if there is none, no step           (12)
 
 The -1 in (8) makes S zero at pi_old, so that S > 0 means an improvement.
 Gradients in (8) and (10) are taken at pi = pi_old, where grad KL vanishes but
-F does not. With P weights F would be a P x P matrix, so it is never formed:
-(11) needs only products D v, where D = F + damping I, and (10) computes them
-by differentiating the number v^T grad KL. A few steps of conjugate gradients
-give a useful x, though not an exact one. The root in m solves m^2 x^T D x / 2
-= max_kl; damping makes D invertible and the true KL smaller.
+F does not. With P weights F is a P x P matrix, too large to form: (11) needs
+only products D v, where D = F + damping I, and (10) computes them by
+differentiating the number v^T grad KL. A few steps of conjugate gradients give
+a useful x, though not an exact one. The root in m solves m^2 x^T D x / 2 =
+max_kl. Damping makes D invertible, and m x shorter.
 
 `max_step_size` is not in the paper, and is off by default. The root scales x
-until KL is about max_kl, even if g is nothing but noise. Once a task is
-solved, advantages are tiny, the root grows from 2 to 20 and more, and random
-steps of full length may ruin the policy (benchmarks/NOTES.md,
-"InvertedPendulum"). A limit of 2 prevents it, as in ACKTR (Wu et al. 2017),
-but can slow learning. Advantages are not normalised: their size shows how much
-there is to gain.
+until KL is about max_kl, even if g is nothing but noise, as it is once a task
+is solved. Advantages are then tiny, the root grows from 2 to 20 and more, and
+steps of full length in random directions may ruin the policy
+(benchmarks/NOTES.md, "InvertedPendulum"). A limit of 2 prevents it, but can
+slow learning; the idea is ACKTR's (Wu et al. 2017). With a limit, tiny
+advantages give short steps, so they are not normalised.
 
 After the policy's step the critic takes `v_steps` steps on (5), each with a
 random minibatch. It must not train an encoder that both share, because that
@@ -122,7 +122,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     max_step_size: float = 0.0  # largest m in Eq. (12) (1 to 5); 0: no limit
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
-    backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
+    backtracks: int = 10  # maximum number of step lengths that are tried (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
