@@ -132,6 +132,13 @@ def test_reports_are_due_at_multiples_of_report_every_and_at_the_end():
     assert [row["passed"] for row in rows()] == ["3.0", "5.0", "7.0"]
 
 
+def test_a_step_before_a_multiple_no_report_is_due():
+    with start(Rare(total_steps=700)) as log:
+        for steps in (249, 1, 249, 2, 199):
+            log.advance(steps)
+    assert [row["step"] for row in rows()] == ["250", "501", "700"]
+
+
 @pytest.mark.parametrize("every,report_every,expected", [
     (250, 1, [300, 500, 800, 1000]), (300, 1, [300, 600, 900, 1000]), (2000, 1, [1000]),
     (100, 1, [100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]),
