@@ -1,4 +1,4 @@
-"""What the algorithm files share. An algorithm file imports three of these, or all four:
+"""What the algorithm files share. Each imports the first three, imitation (bc, gail) also demos:
 
     mpi.py      optimizers that take one gradient step, averaged over processes
     envs.py     make_envs, evaluate, and what each kind of environment needs
@@ -12,10 +12,11 @@ Two files are commands. play.py is imported as well, since it loads runs:
                 or demonstrations
     sweep.py    many runs, their results            python -m utils.sweep --help
 
-The others stand behind all of these. launch.py starts processes and has UsageError, checks.py
-refuses bad input, rundir.py owns the run directory and config.json, source.py the copy of the
-algorithm in it, checkpoint.py saves and loads tensors, and files.py writes a file whole or not at
-all. flags.py reads every command line, and summary.py says how a run went. video.py serves play.py.
-jobs.py (runs as processes) and results.py (result.json) serve sweep.py. curves.py reads runs for
-plot.py, and tasks.py has environments for experiments.
+The others stand behind these. For run.py: launch.py starts the processes of a run with MPI and has
+UsageError, checks.py refuses bad settings and spaces, rundir.py owns the run directory and
+config.json, source.py the copy of the algorithm in it (which play.py can run), checkpoint.py saves
+and loads tensors, and summary.py prints how the run went. files.py writes a file whole or not at
+all, and flags.py reads every command line. video.py serves play.py. jobs.py (runs as processes)
+and results.py (result.json) serve sweep.py. curves.py reads runs and result.json for plot.py.
+tasks.py has environments of this project: --env utils.tasks:CartPoleNoVel-v0.
 """
