@@ -21,7 +21,8 @@ resampled in each environment separately. Columns of the table:
     4 of 6      mean train100 of the first six seeds, without the best and worst
 
 --compare estimates the probability that a seed of the first line beats a seed
-of the second, averaged over environments (Agarwal et al. 2021). --anchors ranks
+of the second, averaged over environments (Agarwal et al. 2021), if neither
+made more than twice as many steps as the other. --anchors ranks
 train100 among published training returns and eval among published evaluations,
 if the numbers of steps differ by less than 10%. If there are more than ten
 lines, the figure then shows one per algorithm, that nearest to the defaults.
@@ -383,9 +384,15 @@ def table(rows: list[dict], kind: str, most: int = 10_000) -> str:
 def compare(groups: Groups, first: str, second: str, kind: str = "text") -> dict:
     """Print how likely `first` beats `second` in panels that have both; return their profiles."""
     both = {panel: lines for panel, lines in groups.items() if {first, second} <= set(lines)}
+    for panel, lines in list(both.items()):
+        steps = {name: min(run.steps for run in lines[name]) for name in (first, second)}
+        if max(steps.values()) > 2 * min(steps.values()):
+            note(f"{panel}: not compared, since {first} has {steps[first]:,} steps and {second} "
+                 f"{steps[second]:,}")
+            del both[panel]
     if not both:
         there = ", ".join(sorted({line for _, line, _ in flat(groups)}))
-        raise UsageError(f"--compare {first} {second}: no panel has finished runs of both; "
+        raise UsageError(f"--compare {first} {second}: no panel has comparable runs of both; "
                          f"finished lines: {there or 'none'}")
     ours, theirs = ([np.array([run.train100 for run in lines[name]]) for lines in both.values()]
                     for name in (first, second))

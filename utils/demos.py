@@ -139,7 +139,8 @@ def read_demos(file: str) -> dict[str, np.ndarray]:
                 raise UsageError(f"--demos {file} lacks the arrays {', '.join(missing)}")
             arrays = {name: opened[name] for name in ARRAYS}
     except FileNotFoundError:
-        raise UsageError(f"--demos: there is no {file}") from None
+        raise UsageError(f"--demos: there is no {file}; to record a run: python -m utils.play RUN "
+                         "--record demos.npz") from None
     except Exception as error:  # a damaged file can fail in any way; so does one that holds code
         raise UsageError(f"--demos {file} is no .npz file of plain arrays, or damaged: "
                          f"{error}") from None

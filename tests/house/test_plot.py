@@ -654,6 +654,19 @@ def test_few_seeds_on_one_panel_decide_nothing_over_all(capsys):
         False, True, True]
 
 
+def test_short_runs_are_not_compared_with_long_ones(capsys):
+    for seed in range(1, 6):
+        for env, length in (("Hopper-v4", 200), ("Walker2d-v4", 201)):
+            write_run(f"runs/{env}/p{seed}", env=env, seed=seed, returns=[seed] * 100)
+            write_run(f"runs/{env}/s{seed}", env=env, algo="sac", seed=seed,
+                      returns=[9] * length, total_steps=10 * length)
+    out, err = table_of(capsys, "--compare", "ppo", "sac")
+    assert "Walker2d-v4: not compared, since ppo has 1,000 steps and sac 2,010" in err
+    assert [line.split()[0] for line in out.splitlines()[-2:]] == ["ppo", "Hopper-v4"]
+    with pytest.raises(UsageError, match="no panel has comparable runs of both"):
+        cli("runs/Walker2d-v4", "--compare", "ppo", "sac")
+
+
 def test_it_does_not_matter_which_line_is_compared_with_which(capsys):
     """Both orders use one scale: 0 is the worst seed of both lines, 1 the best."""
     for seed, (ours, theirs) in enumerate([(1, 0), (2, 5), (3, 9), (4, 2)]):
