@@ -746,7 +746,8 @@ def main(plot: Plot) -> None:
         few = others and many and not (plot.by or compared)
         groups = by_budget(nearest_default(groups) if few else groups)
     save(draw(groups, plot, compared, others), plot.out)
-    note(f"{plot.out}: {sum(len(runs) for _, _, runs in flat(groups))} runs")
+    count = sum(len(runs) for _, _, runs in flat(groups))
+    note(f"{plot.out}: {count} run{'s' * (count != 1)}")
 
 
 def parse(args: list[str]) -> Plot:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import gymnasium as gym
 from gymnasium.spaces import Discrete, MultiDiscrete
+from gymnasium.utils.env_checker import check_env
 
 from tests.helpers import steps
 from tests.house.tree import ROOT
@@ -28,6 +29,11 @@ def test_the_python_of_the_page_runs(capsys):
     assert names["steps"] == [2048, 4096] and len(names["losses"]) == 2
     assert steps("runs/mine") == [2048, 4096, 6144]
     assert Path(names["agent"].cfg.run_dir) == Path("runs/mine")
+    check_env(names["Point"](), skip_render_check=True)
+    env = gym.make("Point-v0")
+    env.reset(seed=0)
+    ends = [env.step(env.action_space.sample())[3] for _ in range(50)]
+    assert ends == [False] * 49 + [True]
     wrapped = names["OneNumber"](Echo())
     assert wrapped.action_space == Discrete(6)
     taken = [wrapped.step(act)[0].tolist() for act in range(6)]
