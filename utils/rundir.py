@@ -142,8 +142,9 @@ def refuse_taken(run_dir):
     """UsageError if a directory holds any part of a run."""
     names = ("config.json", "policy.pt", "progress.csv")
     if any(os.path.exists(run_dir / name) for name in names) or checkpoint.resume_folders(run_dir):
+        empty = "" if has_rows(run_dir) else "; it has not reported yet, so you may remove it"
         raise UsageError(f"{run_dir} holds a run already: --resume continues it, another --seed or "
-                         "--run-dir starts a new one")
+                         f"--run-dir starts a new one{empty}")
 
 
 def refuse_changed_code(cfg):

@@ -367,6 +367,7 @@ def test_a_directory_that_holds_a_run(refusal, run):
         assert "run holds a run already" in message
         for way_out in ("--resume", "--seed", "--run-dir"):
             assert way_out in message
+        assert ("you may remove it" in message) == (not (run / "progress.csv").exists())
         path = run / left
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     ppo.train(parse(ppo.Config, ppo.__doc__, (*FLAGS, "--run-dir", "run", "--total-steps", "64")))
