@@ -2,6 +2,8 @@
 
     utils.tasks:CartPoleNoVel-v0    CartPole-v1 that shows positions only
     utils.tasks:PendulumNoVel-v0    Pendulum-v1 that shows the angle only
+    utils.tasks:Recall-v0           say at the end what the first observation was: --env-kwargs
+                                    '{"delay": 20}'
     utils.tasks:Scaled-v0           rewards times a factor: --env-kwargs '{"env": "CartPole-v1",
                                     "factor": 1000}'; further keys go to the environment
     utils.tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint
@@ -24,6 +26,32 @@ def masked(env: str, keep: tuple[int, ...], **kwargs) -> gym.Env:
 def scaled(env: str = "CartPole-v1", factor: float = 1.0, **kwargs) -> gym.Env:
     """Return the environment `env` with all rewards multiplied by `factor`."""
     return gym.wrappers.TransformReward(gym.make(env, **kwargs), lambda rew: factor * rew)
+
+
+class Recall(gym.Env):
+    """The first observation is -1 or 1. After `delay` observations of 0 the action has to name it.
+
+    The last action earns 1 if it is right (0 for -1, 1 for 1), and else -1. No earlier action
+    matters. Without memory all last steps look the same, so no policy has a mean return above 0.
+    """
+
+    observation_space = gym.spaces.Box(-1, 1, (1,))
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, delay: int = 20):
+        self.delay = delay
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.sign = int(self.np_random.choice([-1, 1]))
+        self.time = 0
+        return np.float32([self.sign]), {}
+
+    def step(self, act):
+        last = self.time == self.delay
+        self.time += 1
+        rew = self.sign * (2.0 * act - 1.0) if last else 0.0
+        return np.zeros(1, np.float32), float(rew), last, False, {}
 
 
 class BitFlip(gym.Env):
@@ -75,5 +103,6 @@ CARTPOLE = {"env": "CartPole-v1", "keep": (0, 2)}
 PENDULUM = {"env": "Pendulum-v1", "keep": (0, 1)}
 gym.register("CartPoleNoVel-v0", f"{__name__}:masked", kwargs=CARTPOLE)
 gym.register("PendulumNoVel-v0", f"{__name__}:masked", kwargs=PENDULUM)
+gym.register("Recall-v0", f"{__name__}:Recall")
 gym.register("Scaled-v0", f"{__name__}:scaled")
 gym.register("BitFlip-v0", f"{__name__}:BitFlip")

@@ -444,29 +444,10 @@ def test_refused():
     assert "--lstm-size is 0" in refused(lambda: config(lstm_size=0))
 
 
-class Recall(gym.Env):
-    """The first of four observations is -1 or 1, the others 0. The last action has to tell it."""
-
-    observation_space, action_space = Box(-1, 1, (1,)), Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.sign, self.time = int(self.np_random.choice([-1, 1])), 0
-        return np.float32([self.sign]), {}
-
-    def step(self, act):
-        self.time += 1
-        end = self.time == 4
-        rew = self.sign * (2 * float(act) - 1) if end else 0.0
-        return np.float32([0]), rew, end, False, {}
-
-
-gym.register("Recall-v0", Recall)
-
-
 def test_it_learns_to_remember():
     """A policy without memory has a return of 0 on average. Rollouts end inside episodes."""
-    cfg = ppo_lstm.Config(env="Recall-v0", total_steps=9600, rollout_steps=240, lr=1e-2,
-                          lstm_size=16, hidden=(16,), epochs=4, **QUICK)
+    cfg = ppo_lstm.Config(env="utils.tasks:Recall-v0", env_kwargs='{"delay": 3}',
+                          total_steps=9600, rollout_steps=240, lr=1e-2, lstm_size=16,
+                          hidden=(16,), epochs=4, **QUICK)
     returns, _ = evaluate(ppo_lstm.train(cfg), cfg, 20, seed=1)
     assert returns.mean() == 1

@@ -33,6 +33,21 @@ def test_an_unknown_environment_inside_is_named():
         make_envs(Config(env=SCALED, env_kwargs='{"env": "Nowhere-v0", "factor": 2}'), 1)
 
 
+@pytest.mark.parametrize("delay", [0, 1, 5])
+def test_recall_pays_for_the_first_observation_at_the_end(delay):
+    env = gym.make("utils.tasks:Recall-v0", delay=delay)
+    signs = set()
+    for seed in range(8):
+        obs, _ = env.reset(seed=seed)
+        signs.add(sign := int(obs[0]))
+        for time in range(delay + 1):
+            act = (sign > 0) == (seed % 2)              # right in every second episode
+            obs, rew, terminated, truncated, _ = env.step(int(act))
+            assert obs == 0 and terminated == (time == delay) and not truncated
+            assert rew == (0 if time < delay else 1 if seed % 2 else -1)
+    assert signs == {-1, 1}
+
+
 def test_bit_flip_flips_the_bit_of_the_largest_number():
     env = gym.make("utils.tasks:BitFlip-v0", bits=4)
     obs, info = env.reset(seed=1)
