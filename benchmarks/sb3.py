@@ -1,4 +1,4 @@
-"""Run a peer of the published figures: stable-baselines3, or sb3-contrib's TRPO.
+"""Run a peer of the published figures: stable-baselines3, or sb3-contrib.
 
     python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out DIR
 
@@ -12,6 +12,9 @@ observations and rewards (VecNormalize). The off-policy peers normalise nothing.
            otherwise its defaults
     trpo   8 environments x 256 steps, otherwise RL Zoo's tuned settings for
            MuJoCo (20 epochs of the value function)
+    ppo_lstm    sb3-contrib's RecurrentPPO with one LSTM of 128 for actor and
+           critic, 8 environments x 64 steps, minibatches of 128 samples, 10
+           epochs, learning rate 1e-3 -> 0; it has no layer before the LSTM
     ddpg, td3, sac    our sizes and update rates; learning rate 1e-3, unless
            --lr changes it
     dqn    our settings, without Double DQN and the dueling network, which the
@@ -38,8 +41,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecNormalize
 
-NUM_ENVS = {"ppo": 8, "trpo": 8, "a2c": 16}         # the others have one
+NUM_ENVS = {"ppo": 8, "ppo_lstm": 8, "trpo": 8, "a2c": 16}     # the others have one
 NORMALIZED = tuple(NUM_ENVS)
+CONTRIB = ("trpo", "ppo_lstm")                      # from sb3-contrib
 SCALED_KL = {"HalfCheetah-v4": 0.04}                # RL Zoo's target_kl; 0.01 for the others
 
 
@@ -71,6 +75,13 @@ def make_peer(algo, env, seed, num_envs=None, **given):
                    learning_rate=lambda left: 3e-4 * left, gae_lambda=0.95, ent_coef=0.0,
                    vf_coef=0.5, max_grad_norm=0.5)
         return stable_baselines3.PPO("MlpPolicy", envs, **common | own | given)
+    if algo == "ppo_lstm":
+        own = dict(n_steps=512 // num_envs, batch_size=128, n_epochs=10, clip_range=0.2,
+                   learning_rate=lambda left: 1e-3 * left, gae_lambda=0.95, ent_coef=0.0,
+                   vf_coef=0.5, max_grad_norm=0.5,
+                   policy_kwargs=dict(lstm_hidden_size=128, net_arch=[64], shared_lstm=True,
+                                      enable_critic_lstm=False))
+        return sb3_contrib.RecurrentPPO("MlpLstmPolicy", envs, **common | own | given)
     if algo == "a2c":
         own = dict(n_steps=80 // num_envs, gae_lambda=0.95, learning_rate=lambda left: 7e-4 * left)
         return stable_baselines3.A2C("MlpPolicy", envs, **common | own | given)
@@ -122,7 +133,8 @@ def curve(rows: list[list], total: int) -> list[list]:
 def main():
     parser = argparse.ArgumentParser(prog="python benchmarks/sb3.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", required=True, help="ppo, a2c, trpo, ddpg, td3, sac or dqn")
+    parser.add_argument("--algo", required=True,
+                        help="ppo, ppo_lstm, a2c, trpo, ddpg, td3, sac or dqn")
     parser.add_argument("--env", required=True, help="Gymnasium id")
     parser.add_argument("--seed", type=int, default=1, help="seed (default: 1)")
     parser.add_argument("--total-steps", type=float, default=1e6, help="environment steps")
@@ -141,8 +153,8 @@ def main():
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / "episodes.csv", "w", newline="") as file:
         csv.writer(file).writerows([["step", "time", "env", "ep_ret", "ep_len"], *log.rows])
-    library = stable_baselines3 if args.algo != "trpo" else sb3_contrib
-    result = dict(library="stable-baselines3" if args.algo != "trpo" else "sb3-contrib",
+    library = sb3_contrib if args.algo in CONTRIB else stable_baselines3
+    result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
                   settings={name: value for name in ("num_envs", "lr")
                             if (value := getattr(args, name)) is not None},

@@ -3,6 +3,7 @@
     python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
     python benchmarks/speed.py --algo sac --num-envs 1 --steps 20000
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
+    python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
     python benchmarks/speed.py --num-envs 8 --profile    # where the time goes
     python benchmarks/speed.py --scaling      # one process against two
     python benchmarks/speed.py --start        # time to the first report, memory
@@ -222,7 +223,8 @@ def start(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python benchmarks/speed.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", default="ppo", help="ppo, a2c, trpo, ddpg, td3, sac or dqn")
+    parser.add_argument("--algo", default="ppo",
+                        help="ppo, ppo_lstm, a2c, trpo, ddpg, td3, sac or dqn")
     parser.add_argument("--env", default=ENV, help="Gymnasium id")
     parser.add_argument("--num-envs", type=int, default=8, help="environments (1 to 16)")
     parser.add_argument("--pairs", type=int, default=5, help="repetitions (3 to 5)")
