@@ -42,7 +42,7 @@ TESTS = {
     "dqn_atari": "dqn_atari dqn replay",
     "dqn_per": "dqn_per dqn replay",
     "logger": "logger saving run",
-    "run": "saving mpi logger summary run bad_input onpolicy a2c play",
+    "run": "saving mpi logger summary run checks bad_input onpolicy a2c play",
     "checkpoint": "checkpoint saving run bad_input",
     "files": "checkpoint saving run",
     "mpi": "mpi saving onpolicy a2c ddpg run",
