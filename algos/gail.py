@@ -33,7 +33,7 @@ Before PPO learns from a rollout, D takes gradient steps on minibatches of
 expert pairs, E, and equally many of the rollout's pairs, B:
 
     L_D     = -mean_E log D - mean_B log(1 - D),  D = sigmoid(logit)      (13)
-    r       = -log(1 - D(s, a))                                           (14)
+    r       = -log(1 - D(s, a)),  or log D(s, a)                          (14)
 
 The minimum of (13) is D = p_E / (p_E + p_B), where p_E and p_B are the
 frequencies of a pair for expert and policy. D must not tell them apart by how
@@ -43,17 +43,16 @@ bounds to [-1, 1].
 
 Choice of reward. The paper's D is the probability that a pair is the policy's,
 and its reward is -log D. The authors' code swaps the labels, as we do; the
-reward then becomes (14). It is positive, so every further step adds reward and
+reward is then -log(1 - D). It is positive, so each further step adds reward and
 the policy learns to survive, however it behaves (survival bias; Kostrikov et
 al. 2019, arXiv:1809.02925). In CartPole that is enough, even with a constant D.
-The other form, log D, is negative: the policy learns to end episodes early.
-The authors' code uses log D where success ends an episode (MountainCar,
-Acrobot) and (14) would fail. Their sum, log D - log(1 - D), is the logit, which
-can have either sign (AIRL; Fu et al. 2018, arXiv:1710.11248).
+Where success ends the episode (MountainCar, Acrobot), (14) must be negative, so
+that early ends pay: the authors' code then uses log D (`--no-positive-rew`).
+Their sum, log D - log(1 - D), is the logit, which can have either sign (AIRL;
+Fu et al. 2018, arXiv:1710.11248).
 
 Departures, besides those of algos/ppo.py: PPO replaces TRPO; D takes many
-minibatch steps per rollout, not one on all pairs; D's learning rate stays
-constant. `ent_coef` is lambda in the GAIL paper, 0 in most of its tasks.
+minibatch steps per rollout, not one. `ent_coef` is lambda in the GAIL paper.
 
 Defaults: as in algos/ppo.py; D takes 32 gradient steps per rollout, each on 64
 pairs of either kind. `d_expert` and `d_policy`, the mean D of both kinds,
@@ -96,6 +95,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     subsample: int = 20  # keep one pair in n, from a random offset per episode
     disc_epochs: int = 1  # the discriminator's passes over each rollout (1 to 5)
     disc_lr: float = 3e-4  # its learning rate in Adam, constant (1e-4 to 1e-3)
+    positive_rew: bool = True  # -log(1 - D) in Eq. (14); else log D, if success ends it
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
     rollout_steps: int = 2048  # T x N, samples per rollout over all environments
@@ -399,9 +399,9 @@ def discriminator_loss(expert_logit: Float32[Tensor, "E"],
     return softplus(-expert_logit).mean() + softplus(policy_logit).mean()
 
 
-def imitation_reward(logit: PerSample) -> PerSample:
-    """Eq. (14): -log(1 - D). It grows without bound as D approaches 1."""
-    return softplus(logit)
+def imitation_reward(logit: PerSample, positive: bool) -> PerSample:
+    """Eq. (14): -log(1 - D), at least 0, or log D, at most 0."""
+    return softplus(logit) if positive else -softplus(-logit)
 
 
 # ======================================= update =======================================
@@ -434,7 +434,7 @@ def update_disc(agent: Agent, optimizer: mpi.Adam, rollout: Rollout,
             for name, value in step_metrics.items():
                 metrics.setdefault(name, []).append(value)
     metrics = {name: torch.stack(values) for name, values in metrics.items()}
-    rew = imitation_reward(agent.disc(agent.pairs(obs, env_act)))
+    rew = imitation_reward(agent.disc(agent.pairs(obs, env_act)), cfg.positive_rew)
     return replace(rollout, rew=rew.view_as(rollout.rew)), metrics | {"imit_rew": rew}
 
 

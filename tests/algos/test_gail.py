@@ -87,16 +87,20 @@ def test_discriminator_loss_by_hand():
 @pytest.mark.eq("gail", 14)
 def test_imitation_reward_by_hand():
     logit = vec(0, math.log(3), -math.log(3), 80, -80)
-    reward = gail.imitation_reward(logit)
+    reward = gail.imitation_reward(logit, True)
     close(reward, vec(math.log(2), math.log(4), math.log(4 / 3), 80, 0))
     assert (reward > 0).all()
+    reward = gail.imitation_reward(logit, False)
+    close(reward, vec(math.log(1 / 2), math.log(3 / 4), math.log(1 / 4), 0, -80))
+    assert (reward <= 0).all()
 
 
 @pytest.mark.parametrize("logit", [-200.0, 200.0])
 def test_loss_and_reward_are_finite_where_the_discriminator_is_sure(logit):
     loss, *grads = gradients(gail.discriminator_loss, vec(logit), vec(logit))
     assert loss.isfinite() and all(grad.isfinite().all() for grad in grads)
-    assert gail.imitation_reward(vec(logit)).isfinite().all()
+    for positive in (True, False):
+        assert gail.imitation_reward(vec(logit), positive).isfinite().all()
 
 
 @pytest.mark.eq("gail", 8)
@@ -230,18 +234,29 @@ def test_the_expert_is_rewarded_more_than_who_does_otherwise(kind):
     demos = Demos(demos.obs + 4, demos.act)                     # elsewhere
     learned, metrics = gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
     with torch.no_grad():
-        expert = gail.imitation_reward(agent.disc(agent.pairs(demos.obs, demos.act)))
+        expert = gail.imitation_reward(agent.disc(agent.pairs(demos.obs, demos.act)), True)
     assert expert.mean() > 2 * learned.rew.mean()
     assert metrics["disc_loss"][-1] < metrics["disc_loss"][0]
     assert metrics["d_expert"][-1] > 0.7 and metrics["d_policy"][-1] < 0.3
 
 
-def test_at_a_half_the_reward_is_log_2():
+def test_at_a_half_the_size_of_the_reward_is_log_2():
     agent = make_agent()
     for param in agent.disc.parameters():
         param.data.zero_()
     pairs = agent.pairs(torch.randn(5, 3), torch.rand(5, 2))
-    close(gail.imitation_reward(agent.disc(pairs)).detach(), torch.full((5,), math.log(2)))
+    for positive, sign in ((True, 1), (False, -1)):
+        reward = gail.imitation_reward(agent.disc(pairs), positive).detach()
+        close(reward, torch.full((5,), sign * math.log(2)))
+
+
+@pytest.mark.parametrize("positive", [True, False])
+def test_the_setting_decides_the_sign_of_the_rewards(positive):
+    agent = make_agent(positive_rew=positive)
+    rollout = make_rollout(agent)
+    learned, metrics = gail.update_disc(agent, mpi.Adam(agent.disc), rollout, make_demos())
+    assert (learned.rew > 0).all() if positive else (learned.rew < 0).all()
+    assert torch.equal(metrics["imit_rew"].view_as(learned.rew), learned.rew)
 
 
 class Idle(mpi.Adam):
@@ -293,7 +308,7 @@ def test_the_best_discriminator_is_the_share_of_the_expert(policy):
     with torch.no_grad():
         logit = agent.disc(agent.pairs(obs, act))
     close(logit.sigmoid(), p_expert / (p_expert + p_own), atol=0.01, rtol=0)
-    close(gail.imitation_reward(logit), torch.log1p(p_expert / p_own), atol=0.03, rtol=0)
+    close(gail.imitation_reward(logit, True), torch.log1p(p_expert / p_own), atol=0.03, rtol=0)
 
 
 # ---- Whole runs
