@@ -90,7 +90,20 @@ def read_command(config_class, doc, prog, args=None, hint=None):
     else:
         for given, values in words_of(args):
             check_words(config_class, given, values, hint)
+        args = spelled_out(config_class, args)
     return tyro.cli(config_class, description="", args=args, prog=prog)
+
+
+def spelled_out(config_class, args):
+    """Return a command line with its whole numbers in digits: 1e4 is 10000. tyro wants them so."""
+    flags, _ = flags_of(config_class)
+    words = []
+    for given, values in words_of(args):
+        kind = flags.get(setting_of(given, flags))
+        if int in (kind, *get_args(kind)):
+            values = [str(whole(value)) if is_whole(value) else value for value in values]
+        words += [given, *values] if given else values
+    return words
 
 
 def words_of(args):
@@ -202,10 +215,19 @@ def what_it_takes(kind, text):
         return "" if text == "None" else what_it_takes(parts[0], text)
     if kind is float and not reads(float, text):
         return "a number, such as 0.01 or 1e6"
-    if kind is int and not reads(int, text):
-        whole = reads(float, text) and float(text).is_integer()
-        return f"a whole number: {float(text):.0f}" if whole else "a whole number"
+    if kind is int and not is_whole(text):
+        return "a whole number"
     return ""
+
+
+def is_whole(text):
+    """Return whether a text is a whole number, such as 10000 or 1e4."""
+    return reads(float, text) and float(text).is_integer()
+
+
+def whole(text):
+    """Return the whole number that a text is. 2^53 and more keep all digits if they are given."""
+    return int(text) if reads(int, text) else int(float(text))
 
 
 def reads(kind, text):

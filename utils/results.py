@@ -23,6 +23,7 @@ from utils.envs import evaluate
 from utils.mpi import UsageError
 from utils.rundir import read_config
 from utils.source import PARSING, code_hash
+from utils.summary import rounded
 
 ROOT = Path(__file__).resolve().parent.parent
 ARITHMETIC = ("utils/mpi.py", "utils/envs.py")  # helpers that take part in the numbers of a run
@@ -72,7 +73,7 @@ def write_result(run: Path, result: dict) -> None:
 def headline(run_dir: Path) -> str:
     """Return the two main figures of a run's result as text."""
     result = json.loads((run_dir / "result.json").read_text())
-    return f"train100 {result['train100']}, eval {np.mean(result['eval']):.1f}"
+    return f"train100 {result['train100']}, eval {rounded(np.mean(result['eval']))}"
 
 
 # ---- making it

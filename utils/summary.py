@@ -45,7 +45,7 @@ def last_returns(path: Path) -> str:
     if not returns:
         return "no episode has ended"
     mean = sum(returns) / len(returns)
-    return f"{mean:.1f}, mean return of the last {len(returns)} training episodes"
+    return f"{rounded(mean)}, mean return of the last {len(returns)} training episodes"
 
 
 def evaluations(path: Path) -> str:
@@ -57,5 +57,10 @@ def evaluations(path: Path) -> str:
         return ""
     last, step = found[-1]
     best, best_step = max(found, key=lambda pair: pair[0])
-    return (f"{last:.1f} at step {step:,}; best {best:.1f} at step {best_step:,} "
+    return (f"{rounded(last)} at step {step:,}; best {rounded(best)} at step {best_step:,} "
             "(utils.play RUN --best)")
+
+
+def rounded(ret: float) -> str:
+    """Return a mean return as text, with at least three digits and one decimal."""
+    return f"{ret:.1f}" if abs(ret) >= 10 else f"{ret:#.3g}"

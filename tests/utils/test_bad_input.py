@@ -137,7 +137,7 @@ def test_a_batch_that_does_not_divide(refusal, flags, of, by):
 @pytest.mark.parametrize("flags,said", [
     ("--num-envs eight", "--num-envs is eight; it takes a whole number"),
     ("--num-envs 8.5", "--num-envs is 8.5; it takes a whole number"),
-    ("--rollout-steps 1e3", "--rollout-steps is 1e3; it takes a whole number: 1000"),
+    ("--rollout-steps 1e-3", "--rollout-steps is 1e-3; it takes a whole number"),
     ("--seed 1.5", "--seed is 1.5; it takes a whole number"),
     ("--lr fast", "--lr is fast; it takes a number, such as"),
     ("--total-steps 1M", "--total-steps is 1M; it takes a number, such as 0.01 or 1e6"),

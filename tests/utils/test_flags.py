@@ -9,14 +9,31 @@ from typing import Literal
 import pytest
 import tyro
 
-from algos import a2c, bc, ddpg, dqn, dqn_atari, dqn_per, gail, ppo, sac, sac_her, td3, trpo, vpg
+from algos import (
+    a2c,
+    bc,
+    ddpg,
+    dqn,
+    dqn_atari,
+    dqn_per,
+    gail,
+    ppo,
+    ppo_lstm,
+    ppo_popart,
+    sac,
+    sac_her,
+    td3,
+    trpo,
+    vpg,
+)
 from tests.helpers import ROOT, name_of, run
 from utils import flags, play
 from utils.flags import read_command
 from utils.mpi import UsageError
 from utils.run import parse
 
-ALGOS = [vpg, a2c, ppo, gail, bc, trpo, ddpg, td3, sac, sac_her, dqn, dqn_atari, dqn_per]
+ALGOS = [vpg, a2c, ppo, ppo_popart, ppo_lstm, gail, bc, trpo, ddpg, td3, sac, sac_her, dqn,
+         dqn_atari, dqn_per]
 MODULES = ["algos.ppo", "utils.play", "utils.sweep", "tests.probe", "tests.mutants"]
 SCRIPTS = ["plot.py", *(f"benchmarks/{name}.py" for name in
                         ("sb3", "scaling", "show", "speed", "table"))]
@@ -113,7 +130,7 @@ def test_what_play_does_not_have(given, said):
 @pytest.mark.parametrize("args,said", [
     ("--lr x", "--lr is x; it takes a number, such as 0.01 or 1e6"),
     ("--lr=", "--lr is ; it takes a number"),
-    ("--number 1e3", "--number is 1e3; it takes a whole number: 1000"),
+    ("--number 1e-3", "--number is 1e-3; it takes a whole number$"),
     ("--number 1.5", "--number is 1.5; it takes a whole number$"),
     ("--number inf", "--number is inf; it takes a whole number$"),
     ("--smooth 5", "--smooth is 5; it takes 1 or 10"),
@@ -127,6 +144,17 @@ def test_what_play_does_not_have(given, said):
 def test_what_is_wrong_is_named(args, said):
     with pytest.raises(UsageError, match=f"^{said}"):
         read(*args.split())
+
+
+@pytest.mark.parametrize("given,meant", [
+    ("1e3", 1000), ("2.5e1", 25), ("-1e1", -10), ("7", 7), (f"{2**60 + 1}", 2**60 + 1),
+])
+def test_whole_numbers_may_be_written_with_an_exponent(given, meant):
+    for words in (["--number", given], [f"--number={given}"]):
+        number = read("--lr", "1e-3", *words, "--widths", given, "2").number
+        assert number == meant and type(number) is int
+    assert read("--widths", given, "2").widths == (meant, 2)
+    assert read("--pair", given, "2").pair == (given, "2")
 
 
 def test_any_number_of_widths():

@@ -184,6 +184,16 @@ def test_table_on_standard_output(capsys):
     assert err == ""
 
 
+@pytest.mark.parametrize("titles,shown", [
+    ("step kl", "step kl"), ("explained_variance", "explained"),
+    ("improvement improvement_expected", "improveme imp_expec"),
+    ("critic_loss critic_grad_norm", "critic_lo critic_gr"),
+    ("critic_grad critic_grad_norm", "critic_gr cri_norm"),
+])
+def test_no_two_heads_are_alike(titles, shown):
+    assert logger.heads(titles.split()) == shown.split()
+
+
 def test_the_table_shows_the_last_known_value(log, capsys):
     """progress.csv has only what each report measured."""
     log.advance(100, loss=1.0)

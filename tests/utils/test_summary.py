@@ -13,7 +13,7 @@ from tests.helpers import PATIENCE, mpiexec, rows, run, saved
 from tests.toy import Config, Stop, start, train
 from utils import summary as words
 from utils.run import parse
-from utils.summary import evaluations, last_returns, summary
+from utils.summary import evaluations, last_returns, rounded, summary
 
 
 def said(out):
@@ -37,7 +37,7 @@ def test_train100_is_the_mean_of_the_last_hundred_episodes(count):
     path = write("episodes.csv", ["step,time,env,ep_ret,ep_len",
                                   *(f"{k},0.5,0,{ret},9" for k, ret in enumerate(returns))])
     last = returns[-100:]
-    expected = f"{last.mean():.1f}, mean return of the last {len(last)} training episodes"
+    expected = f"{rounded(last.mean())}, mean return of the last {len(last)} training episodes"
     assert last_returns(path) == expected
 
 
@@ -49,7 +49,7 @@ def test_a_run_without_an_episode():
 def test_the_last_and_the_best_evaluation():
     path = write("progress.csv", ["step,eval_ret_mean", "1000,5.0", "2000,30.0", "3000,30.0",
                                   "4000,", "5000,-7.0", "6000,"])
-    assert evaluations(path).startswith("-7.0 at step 5,000; best 30.0 at step 2,000 ")
+    assert evaluations(path).startswith("-7.00 at step 5,000; best 30.0 at step 2,000 ")
     assert evaluations(write("progress.csv", ["step,loss", "1000,5.0"])) == ""
     assert evaluations(write("progress.csv", ["step,eval_ret_mean", "1000,"])) == ""
 
@@ -63,7 +63,7 @@ def test_the_end_of_a_run(capsys):
     assert found["done"].startswith("800 of 800 steps in 0:00:0")
     returns = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
     assert len(returns) == 16
-    assert found["train100"].startswith(f"{np.mean(returns):.1f}, mean return of the last 16 ")
+    assert found["train100"].startswith(f"{rounded(np.mean(returns))}, mean return of the last 16 ")
     assert found["files"] == "run"
     assert found["resume"].endswith("--run-dir run --resume --total-steps 1600")
 
@@ -153,3 +153,11 @@ def test_the_command_line_of_a_resume_needs_no_other_setting():
     resume = said(summary(Config(), "algos.ppo", 1, 1.0))["resume"]
     cfg = parse(ppo.Config, "", shlex.split(resume)[3:])
     assert cfg.given == {"run_dir", "resume"}
+
+
+@pytest.mark.parametrize("ret,text", [
+    (4467.23, "4467.2"), (-137.84, "-137.8"), (-1.6583, "-1.66"), (0.0123, "0.0123"), (0, "0.00"), (-7, "-7.00"),
+    (10, "10.0"), (200_000, "200000.0"),
+])
+def test_small_returns_have_digits_too(ret, text):
+    assert rounded(ret) == text
