@@ -94,7 +94,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_trajectories: int = 0  # use only the first n episodes; 0: all
     subsample: int = 20  # keep one pair in n, from a random offset per episode
     disc_epochs: int = 1  # the discriminator's passes over each rollout (1 to 5)
-    disc_lr: float = 3e-4  # its learning rate in Adam, constant (1e-4 to 1e-3)
+    disc_lr: float = 3e-5  # its learning rate in Adam, constant (1e-5 to 3e-4)
     positive_rew: bool = True  # -log(1 - D) in Eq. (14); else log D, if success ends it
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
