@@ -24,6 +24,8 @@ steps. Other kinds of tables:
     published          figures published by others
     standing           how many of those are lower than ours
     trimmed            beside Vel, in Vel's protocol
+    scaled             rewards times a factor (utils.tasks:Scaled-v0); its
+                       figure is made by: scaled-curves factor.svg
 
 `python -m utils.sweep --results` writes the result file of a run, and
 benchmarks/sb3.py those of the peer. Brackets hold 95% percentile bootstraps
@@ -43,6 +45,8 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
@@ -128,20 +132,28 @@ def table(groups: dict[Key, list[dict]]) -> str:
     """Return one row per group: train100 and eval of each seed, and their means."""
     rows = []
     for key, results in groups.items():
-        train = np.array([result["train100"] for result in results])
+        train = np.array([result["train100"] for result in results], float)     # None is NaN
         final = np.array([np.mean(result["eval"]) for result in results])
         rows.append({
             "environment": key[0], "algorithm": key[2], "library": key[1],
             "settings": key[3] or "default", "steps": steps(results),
             "seeds": " ".join(str(result["seed"]) for result in results),
-            "train100 of each": " ".join(f"{value:.0f}" for value in train),
-            "train100": mean(train), "eval of each": " ".join(f"{value:.0f}" for value in final),
+            "train100 of each": each(train), "train100": mean(train), "eval of each": each(final),
             "eval": mean(final), "code": code(key, results)})
     return plot.table(rows, "markdown")
 
 
+def each(values: np.ndarray) -> str:
+    """Return the values of all seeds as one cell, small ones with decimals; "-" for none."""
+    if np.isnan(values).all():
+        return "-"
+    return " ".join(f"{x:.0f}" if abs(x) >= 20 or x == 0 else f"{x:.3g}" for x in values)
+
+
 def mean(values: np.ndarray) -> str:
     """Return the mean as a cell, with its interval if there are at least three seeds."""
+    if np.isnan(values).all():
+        return "-"
     few = len(values) < 3 or np.ptp(values) == 0        # no interval for equal values either
     return plot.cell(float(values.mean()) if few else plot.estimate(values, np.mean))
 
@@ -275,6 +287,58 @@ def trimmed(groups: dict[Key, list[dict]]) -> str:
     return plot.table(rows, "markdown") if rows else "Vel published nothing for these."
 
 
+# ---- Rewards times a factor
+
+def by_factor(groups: dict[Key, list[dict]]) -> dict[tuple[str, str], dict[float, list[dict]]]:
+    """Group runs of utils.tasks:Scaled-v0: (environment inside, algorithm) -> factor -> runs."""
+    found = defaultdict(dict)
+    for (_, _, algo, _), results in groups.items():
+        settings = results[0]["settings"]
+        inside = json.loads(settings["env_kwargs"])
+        name = algo if settings.get("scale_rew", True) else f"{algo}, rewards not scaled"
+        found[inside["env"], name][inside["factor"]] = results
+    return {key: dict(sorted(found[key].items())) for key in sorted(found)}
+
+
+def scaled(groups: dict[Key, list[dict]]) -> str:
+    """Return the geometric mean over seeds of train100 / factor, and the largest ratio of two."""
+    rows = []
+    for (env, name), factors in by_factor(groups).items():
+        row, means = {"environment": env, "algorithm": name}, []
+        for factor, results in factors.items():
+            train = np.array([result["train100"] for result in results]) / factor
+            means.append(float(np.exp(np.log(train).mean())))
+            row[f"rewards times {factor:g}"] = f"{means[-1]:.0f} ({each(train)})"
+        rows.append(row | {"largest over smallest": f"{max(means) / min(means):.2f}"})
+    return plot.table(rows, "markdown")
+
+
+def scaled_curves(groups: dict[Key, list[dict]], path: Path) -> str:
+    """Draw mean curves of return / factor: a row per environment, a column per algorithm."""
+    found = by_factor(groups)
+    envs, names = (sorted({key[i] for key in found}) for i in (0, 1))
+    figure = Figure((4 * len(names), 2.8 * len(envs)), layout="constrained")
+    panels = figure.subplots(len(envs), len(names), sharex="row", sharey="row", squeeze=False)
+    for (env, name), factors in found.items():
+        axes = panels[envs.index(env), names.index(name)]
+        axes.set_title(f"{env}, {name}", fontsize=9)
+        axes.set_xlabel("environment steps")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))        # 20k
+        for style, (factor, results) in zip(("-", "--", ":"), factors.items()):
+            at = np.linspace(0.02, 1, 50) * steps(results)
+            drawn = [np.interp(at, *np.transpose(result["curve"])) / factor for result in results]
+            axes.plot(at, np.mean(drawn, axis=0), style, label=f"rewards times {factor:g}",
+                      gid=f"{env}, {name}, {factor:g}")
+    for row in panels:
+        row[0].set_ylabel("return / factor")
+    panels[0, 0].legend(fontsize=8)
+    path.parent.mkdir(exist_ok=True)
+    plot.save(figure, str(path))
+    return f"![Learning curves with rewards times a factor]({path.parent.name}/{path.name})"
+
+
+# ---- The README
+
 def curves(groups: dict[Key, list[dict]], path: Path, x: str = "steps", by: str = "") -> str:
     """Write a figure and return the line of the README that shows it."""
     path.parent.mkdir(exist_ok=True)
@@ -286,7 +350,7 @@ def curves(groups: dict[Key, list[dict]], path: Path, x: str = "steps", by: str 
 def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     """Return the text that belongs under the marker `order`."""
     kind, *words = order.split()
-    name = words.pop(0) if kind == "curves" else ""
+    name = words.pop(0) if kind.endswith("curves") else ""
     flags = dict(word.split("=") for word in words if "=" in word)
     folder = flags.pop("from", "")
     budget = flags.pop("budget", None)
@@ -297,10 +361,11 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
         chosen = {key: found for key, found in chosen.items() if steps(found) == int(budget)}
     if not chosen:
         return "Not run yet."
-    if kind == "curves":
-        return curves(chosen, figures / name, **flags)
+    if kind.endswith("curves"):
+        draw = {"curves": curves, "scaled-curves": scaled_curves}[kind]
+        return draw(chosen, figures / name, **flags)
     return {"table": table, "ablation": ablation, "difference": difference, "published": published,
-            "standing": standing, "trimmed": trimmed,
+            "standing": standing, "trimmed": trimmed, "scaled": scaled,
             "eval-difference": partial(difference, figure="eval")}[kind](chosen)
 
 

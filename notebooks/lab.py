@@ -13,7 +13,6 @@ import numpy as np
 import algos
 
 ROOT = Path(algos.__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "plainrl"
 
 
 def run(algo, **settings):
@@ -40,13 +39,13 @@ def columns(path):
             for i, name in enumerate(header)}
 
 
-def stored(env, algo):
+def stored(env, algo, folder="results/plainrl"):
     """Return the published runs of an algorithm (by name) on an environment, one dict per seed.
 
     `run["curve"]` has rows of (step, mean return). benchmarks/README.md explains `run["train100"]`
     and `run["eval"]`; `run["seconds"]` is the duration.
     """
-    paths = (RESULTS / env.replace("/", "-") / algo).glob("**/result.json")
+    paths = (ROOT / "benchmarks" / folder / env.replace("/", "-") / algo).glob("**/result.json")
     runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     return sorted(runs, key=lambda run: run["seed"])
 

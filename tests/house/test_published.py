@@ -144,7 +144,8 @@ def test_figures_of_the_readme_are_in_the_tables():
 
 def write(folder, train100, **more):
     result = {"algo": "ppo", "env": "Hopper-v4", "seed": 1, "settings": {}, "total_steps": 1000,
-              "steps": 1024, "train100": train100, "eval": [train100 + 1, train100 + 3],
+              "steps": 1024, "train100": train100,
+              "eval": [train100 + 1, train100 + 3] if train100 is not None else [],
               "curve": [[10, 1.0], [1000, 2.0]], "sources": sources("ppo"),
               "git_commit": "0123456789"} | more
     Path(folder).mkdir(parents=True)
@@ -169,6 +170,48 @@ def test_table_and_its_marks():
         ["Hopper-v4", "ppo", "plainrl", "lr=0.1", "1,000", "1", "7", "7.00", "9", "9.00", ours],
         ["Walker2d-v4", "ppo", "plainrl", "default", "1,000", "1 2", "5 5", "5.00", "7 7", "7.00",
          f"{ours}, earlier version (commit abcdef01-dirty)"]]
+
+
+def test_a_run_without_training_episodes_and_small_returns():
+    write("r/a", None, algo="bc", eval=[-1.6583, -1.6583])
+    write("r/b", 0.0, algo="gail", eval=[-137.6])
+    rows = [[cell.strip() for cell in line.split("|")[7:11]]
+            for line in table.table(table.read(Path("r"))).splitlines()[2:]]
+    assert rows == [["-", "-", "-1.66", "-1.66"], ["0", "0.00", "-138", "-138"]]
+
+
+def write_scaled():
+    for algo, returns in (("ppo_popart", (4.0, 9.0)), ("ppo", (1.0, 16.0))):
+        for factor, gain in ((1000, 1 if algo == "ppo" else 2), (0.001, 1)):
+            for seed, ret in enumerate(returns, 1):
+                kwargs = json.dumps({"env": "CartPole-v1", "factor": factor})
+                write(f"r/{algo}{factor}{seed}", gain * factor * ret, algo=algo, seed=seed,
+                      env="utils.tasks:Scaled-v0",
+                      settings={"env_kwargs": kwargs, "total_steps": 1000}
+                      | ({"scale_rew": False} if algo == "ppo" else {}),
+                      curve=[[500, 0.0], [1000, gain * factor * ret]])
+    return table.read(Path("r"))
+
+
+def test_returns_with_rewards_times_a_factor_by_hand():
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]]
+            for line in table.scaled(write_scaled()).splitlines()]
+    assert rows[0][2:] == ["rewards times 0.001", "rewards times 1000", "largest over smallest"]
+    assert rows[2:] == [                                # geometric means: 4 and 6
+        ["CartPole-v1", "ppo, rewards not scaled", "4 (1 16)", "4 (1 16)", "1.00"],
+        ["CartPole-v1", "ppo_popart", "6 (4 9)", "12 (8 18)", "2.00"]]
+
+
+def test_curves_with_rewards_times_a_factor(tmp_path):
+    line = table.scaled_curves(write_scaled(), tmp_path / "figures" / "factor.svg")
+    assert line.endswith("(figures/factor.svg)")
+    drawn, texts = plotted(tmp_path / "figures" / "factor.svg")
+    assert {name.rpartition(", ")[2] for _, name in drawn} == {"0.001", "1000"} and len(drawn) == 4
+    assert "CartPole-v1, ppo_popart" in texts and "rewards times 1000" in texts
+    heights = {name: points[-1, 1] for (_, name), points in drawn.items()}     # from the top
+    assert heights["CartPole-v1, ppo_popart, 1000"] < heights["CartPole-v1, ppo_popart, 0.001"]
+    assert heights["CartPole-v1, ppo, rewards not scaled, 1000"] == pytest.approx(
+        heights["CartPole-v1, ppo, rewards not scaled, 0.001"])
 
 
 def test_a_changed_setting_is_no_default_whatever_its_budget():
