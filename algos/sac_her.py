@@ -77,8 +77,7 @@ end at their goal, rises towards 1, and `ep_ret` rises with it.
 Read after    algos/sac.py, to see the changes:
               diff algos/sac.py algos/sac_her.py
 Try           python -m algos.sac_her --env utils.tasks:BitFlip-v0
-Full run      python -m algos.sac_her    (not benchmarked yet; needs the extra
-              robotics)
+Reproduce     python -m algos.sac_her    (needs the extra robotics)
 """
 
 import copy

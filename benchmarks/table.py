@@ -301,15 +301,20 @@ def by_factor(groups: dict[Key, list[dict]]) -> dict[tuple[str, str], dict[float
 
 
 def scaled(groups: dict[Key, list[dict]]) -> str:
-    """Return the geometric mean over seeds of train100 / factor, and the largest ratio of two."""
+    """Return the geometric mean over seeds of train100 / factor, and the largest ratio of two.
+
+    A dash stands where a return is not positive.
+    """
     rows = []
     for (env, name), factors in by_factor(groups).items():
         row, means = {"environment": env, "algorithm": name}, []
         for factor, results in factors.items():
             train = np.array([result["train100"] for result in results]) / factor
-            means.append(float(np.exp(np.log(train).mean())))
-            row[f"rewards times {factor:g}"] = f"{means[-1]:.0f} ({each(train)})"
-        rows.append(row | {"largest over smallest": f"{max(means) / min(means):.2f}"})
+            means.append(float(np.exp(np.log(train).mean())) if (train > 0).all() else np.nan)
+            cell = "-" if np.isnan(means[-1]) else f"{means[-1]:.0f}"
+            row[f"rewards times {factor:g}"] = f"{cell} ({each(train)})"
+        ratio = np.max(means) / np.min(means)           # NaN if any is
+        rows.append(row | {"largest over smallest": "-" if np.isnan(ratio) else f"{ratio:.2f}"})
     return plot.table(rows, "markdown")
 
 

@@ -202,6 +202,13 @@ def test_returns_with_rewards_times_a_factor_by_hand():
         ["CartPole-v1", "ppo_popart", "6 (4 9)", "12 (8 18)", "2.00"]]
 
 
+def test_no_geometric_mean_of_negative_returns():
+    for factor, ret in ((1, -5.0), (10, 20.0)):
+        kwargs = json.dumps({"env": "Pendulum-v1", "factor": factor})
+        write(f"r/{factor}", ret, env="utils.tasks:Scaled-v0", settings={"env_kwargs": kwargs})
+    assert table.scaled(table.read(Path("r"))).endswith("| - (-5) | 2 (2) | - |")
+
+
 def test_curves_with_rewards_times_a_factor(tmp_path):
     line = table.scaled_curves(write_scaled(), tmp_path / "figures" / "factor.svg")
     assert line.endswith("(figures/factor.svg)")
