@@ -333,7 +333,7 @@ def scaled_curves(groups: dict[Key, list[dict]], path: Path) -> str:
             at = np.linspace(0.02, 1, 50) * steps(results)
             drawn = [np.interp(at, *np.transpose(result["curve"])) / factor for result in results]
             axes.plot(at, np.mean(drawn, axis=0), style, label=f"rewards times {factor:g}",
-                      gid=f"{env}, {name}, {factor:g}")
+                      gid=f"{env}, {name}, {factor:g}, mean")
     for row in panels:
         row[0].set_ylabel("return / factor")
     panels[0, 0].legend(fontsize=8)

@@ -213,6 +213,7 @@ def test_curves_with_rewards_times_a_factor(tmp_path):
     line = table.scaled_curves(write_scaled(), tmp_path / "figures" / "factor.svg")
     assert line.endswith("(figures/factor.svg)")
     drawn, texts = plotted(tmp_path / "figures" / "factor.svg")
+    drawn = {(axes, name.removesuffix(", mean")): points for (axes, name), points in drawn.items()}
     assert {name.rpartition(", ")[2] for _, name in drawn} == {"0.001", "1000"} and len(drawn) == 4
     assert "CartPole-v1, ppo_popart" in texts and "rewards times 1000" in texts
     heights = {name: points[-1, 1] for (_, name), points in drawn.items()}     # from the top
