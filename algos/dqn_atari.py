@@ -137,8 +137,8 @@ class QNetwork(nn.Module):
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Tensor) -> PerAction:
-        obs = image_to_float(obs)
-        out = self.head(self.encoder(obs.float()))
+        obs = self.encoder(image_to_float(obs))
+        out = self.head(obs.float())
         if not self.dueling:
             return out
         return dueling_q(out[:, :1], out[:, 1:])
@@ -200,7 +200,7 @@ class FrameBuffer:
         self.frame_shape = (obs_shape[0] // num_frames, *obs_shape[1:])
         self.device = device  # where batches go
         num_bytes = (int(np.prod(self.frame_shape)) + 8 + 4 + 4 + 1) * capacity
-        check_memory("--buffer-size", capacity, num_bytes, torch.device("cpu"))
+        check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         shape = (self.num_rows, num_envs)
         self.columns = {
             "frame": np.empty((*shape, *self.frame_shape), np.uint8),
@@ -211,7 +211,7 @@ class FrameBuffer:
         self.num_written = np.zeros(num_envs, np.int64)  # frames, per environment
         self.starts = np.ones(num_envs, bool)  # does the next obs start an episode?
 
-    def add(self, **transition: np.ndarray | Tensor) -> None:
+    def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
         for env in range(self.num_envs):
             if self.starts[env]:
@@ -287,7 +287,8 @@ def step_envs(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
     """Step all environments, store the transitions, return the obs to act on."""
     new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
     next_obs = true_next_obs(new_obs, terminated | truncated, infos)
-    buffer.add(obs=obs, act=act, rew=rew, next_obs=next_obs, terminated=terminated)
+    buffer.add(obs=obs, act=act.cpu().numpy(), rew=rew, next_obs=next_obs,
+               terminated=terminated)
     buffer.starts = terminated | truncated  # where new_obs starts an episode
     return new_obs
 

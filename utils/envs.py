@@ -247,16 +247,14 @@ def channels_last(shape: tuple[int, ...]) -> bool:
     return shape[2] < shape[0]  # there are fewer channels than rows of pixels
 
 
-def check_memory(setting: str, count: int, num_bytes: int, device: torch.device) -> None:
+def check_memory(setting: str, count: int, num_bytes: int) -> None:
     """UsageError if this rank's `num_bytes` for `count` samples cannot fit into memory.
 
     setting    the flag that decides the size, such as "--buffer-size"
     """
     need = num_bytes * mpi.size()
     have = math.inf  # unknown on Windows
-    if device.type == "cuda":
-        have = torch.cuda.mem_get_info(device)[0] * mpi.size()  # as if each rank had its own GPU
-    elif hasattr(os, "sysconf"):
+    if hasattr(os, "sysconf"):
         have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     total = count * mpi.size()
     mpi.say(f"replay buffer: {total:,} transitions, {need / 1e9:.2f} GB when full")

@@ -71,7 +71,7 @@ def test_stacks_are_put_together_by_hand():
     buffer.write(0, x)
     two_steps = (([a, b, c, d], 1, [b, c, d, e], False), ([b, c, d, e], 2, [c, d, e, f], True))
     for obs, rew, next_obs, terminated in two_steps:
-        buffer.add(obs=np.concatenate(obs)[None], act=torch.tensor([rew]), rew=np.array([rew]),
+        buffer.add(obs=np.concatenate(obs)[None], act=np.array([rew]), rew=np.array([rew]),
                    next_obs=np.concatenate(next_obs)[None], terminated=np.array([terminated]))
         buffer.starts = np.array([False])
     assert np.flatnonzero(buffer.columns["live"][:, 0]).tolist() == [15, 16]

@@ -3,7 +3,6 @@
 And what holds for the loops of all seven.
 """
 import json
-from contextlib import nullcontext
 
 import gymnasium as gym
 import numpy as np
@@ -22,7 +21,7 @@ from tests.helpers import (
     script,
 )
 from utils import checkpoint, launch, mpi
-from utils.envs import check_memory, evaluate, make_envs
+from utils.envs import evaluate, make_envs
 from utils.mpi import UsageError
 from utils.run import Run
 
@@ -65,7 +64,7 @@ def check(buffer, rows, acts):
         row = {name: column[k % size] for name, column in buffer.columns.items()}
         assert row["obs"].tolist() == list(obs) and row["next_obs"].tolist() == list(next_obs)
         assert row["rew"] == rew and row["terminated"] == terminated
-        assert torch.equal(row["act"], acts[k])
+        assert row["act"].tolist() == acts[k].tolist()
 
 
 # ---- Rows
@@ -108,7 +107,7 @@ def test_a_sample_is_no_view_of_the_buffer(algo):
     _, buffer, _, _ = collected(algo, 1, 5, 5)
     sample = buffer.sample(64)
     before = sample.rew.clone()
-    buffer.columns["rew"].fill_(99)
+    buffer.columns["rew"][:] = 99
     assert torch.equal(sample.rew, before)
 
 
@@ -120,8 +119,8 @@ def test_the_stored_action_is_the_policys_and_the_environment_gets_it_in_its_box
     low, high = torch.tensor(LOW), torch.tensor(HIGH)
     close(sent, (low + high) / 2 + (high - low) / 2 * acts, atol=1e-5)
     assert (sent >= LOW).all() and (sent <= HIGH).all()
-    assert torch.equal(buffer.columns["act"], acts.flatten(0, 1))
-    assert len(buffer.columns["act"].unique(dim=0)) == 90            # each environment its own
+    assert np.array_equal(buffer.columns["act"], acts.flatten(0, 1))
+    assert len(np.unique(buffer.columns["act"], axis=0)) == 90       # each environment its own
 
 
 @every_algo
@@ -135,9 +134,9 @@ def test_what_is_stored_is_float32_as_the_networks_take_it(algo):
     """Whatever the environment's own types are; an end is 1."""
     buffer = algo.ReplayBuffer(6, 4, 1, CPU)
     obs = np.arange(8, dtype=np.float64).reshape(2, 4)
-    buffer.add(obs=obs, act=torch.tensor([[0.25], [0.5]]), rew=np.float64([1, 2]),
+    buffer.add(obs=obs, act=np.float32([[0.25], [0.5]]), rew=np.float64([1, 2]),
                next_obs=(obs + 1).astype(np.float32), terminated=np.array([True, False]))
-    assert {column.dtype for column in buffer.columns.values()} == {torch.float32}
+    assert {column.dtype for column in buffer.columns.values()} == {np.dtype(np.float32)}
     sample = buffer.sample(50)
     assert set(sample.act.flatten().tolist()) == {0.25, 0.5}
     assert set(sample.terminated.tolist()) == {0, 1}
@@ -149,12 +148,12 @@ def test_what_is_stored_is_float32_as_the_networks_take_it(algo):
 def test_columns_for_rows_are_refused(algo):
     """Rewards [N, 1] would be a loss [B, B] later."""
     buffer = algo.ReplayBuffer(6, 3, 2, CPU)
-    good = {"obs": torch.zeros(1, 3), "act": torch.zeros(1, 2), "rew": torch.zeros(1),
-            "next_obs": torch.zeros(1, 3), "terminated": torch.zeros(1)}
+    good = {"obs": np.zeros((1, 3)), "act": np.zeros((1, 2)), "rew": np.zeros(1),
+            "next_obs": np.zeros((1, 3)), "terminated": np.zeros(1)}
     buffer.add(**good)
     for name in good:
         with pytest.raises(AssertionError, match=name):
-            buffer.add(**good | {name: good[name].unsqueeze(-1)})
+            buffer.add(**good | {name: good[name][..., None]})
 
 
 @every_algo
@@ -175,16 +174,6 @@ def test_memory_is_told_and_what_cannot_fit_is_refused(algo, capsys):
     with pytest.raises(UsageError):
         algo.ReplayBuffer(10**12, 3, 2, CPU)
     assert "--buffer-size is 1000000000000, which takes 40000.00 GB" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("free, fits", [(20_000, True), (19_999, False)])
-def test_on_a_gpu_each_rank_asks_for_its_part_alone(monkeypatch, free, fits, capsys):
-    """500 rows of 40 bytes on each of two ranks: 20,000 bytes of what is free on its GPU now."""
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
-    monkeypatch.setattr(launch, "_size", 2)
-    with nullcontext() if fits else pytest.raises(UsageError):
-        check_memory("--buffer-size", 500, 20_000, torch.device("cuda"))
-    assert ("--buffer-size is 1000," in capsys.readouterr().err) == (not fits)
 
 
 @every_algo
@@ -217,8 +206,8 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
     torch.save(saved, "buffer.pt")
     other.load_state_dict(torch.load("buffer.pt", weights_only=True))
     check(other, expected_rows(3, steps), acts.flatten(0, 1))
-    new = {"obs": torch.full((3, 3), 7.0), "act": torch.ones(3, 2), "rew": torch.ones(3),
-           "next_obs": torch.full((3, 3), 8.0), "terminated": torch.ones(3)}
+    new = {"obs": np.full((3, 3), 7.0), "act": np.ones((3, 2)), "rew": np.ones(3),
+           "next_obs": np.full((3, 3), 8.0), "terminated": np.ones(3)}
     for each in (buffer, other):
         each.add(**new)
     assert (buffer.num_stored, buffer.position) == (other.num_stored, other.position)
@@ -228,15 +217,6 @@ def test_a_loaded_buffer_goes_on_as_the_saved_one(algo, steps):
         samples.append(each.sample(200))
     for name in buffer.columns:
         assert torch.equal(getattr(samples[0], name), getattr(samples[1], name))
-
-
-@every_algo
-def test_what_was_saved_does_not_change_with_the_buffer(algo):
-    _, buffer, _, _ = collected(algo, 1, 5, 20)
-    saved = buffer.state_dict()
-    before = saved["columns"]["rew"].clone()
-    buffer.columns["rew"].fill_(99)
-    assert torch.equal(saved["columns"]["rew"], before)
 
 
 def test_script_has_both_at_once():

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
 
 from tests.helpers import script
@@ -382,9 +381,8 @@ def test_a_replay_buffer_that_cannot_fit_is_refused_with_its_size(monkeypatch, c
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 2_000_000}
     monkeypatch.setattr(envs.os, "sysconf", sizes.__getitem__)
     monkeypatch.setattr(envs.mpi, "size", lambda: ranks)
-    cpu = torch.device("cpu")
-    envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks, cpu)
+    envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks)
     assert f"replay buffer: {500 * ranks:,} transitions, 2.00 GB" in capsys.readouterr().out
     with pytest.raises(UsageError, match=f"--buffer-size is {500 * ranks}, which takes 2.00 GB; "
                                          "there are 2.00 GB of memory"):
-        envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks + 1, cpu)
+        envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks + 1)
