@@ -1,0 +1,575 @@
+"""Actor-Critic with Experience Replay (ACER).  Wang et al. 2017, arXiv:1611.01224.
+
+The problem. A2C (algos/a2c.py) uses a rollout for one gradient step and throws
+it away, because a policy gradient holds only for the policy that collected the
+data. Yet old rollouts are cheap and the environment may be slow. ACER keeps
+them in a replay buffer. After each step on a new rollout, it takes
+`replay_ratio` more on old ones. This works for discrete actions only.
+
+The idea. Let mu be the policy that collected a rollout, pi the current one,
+and rho = pi / mu their ratio. Weighting each sample by rho corrects for the
+difference. But a product of ratios along a sequence explodes. ACER needs none:
+
+- The critic learns Q(s, a), not V(s). Its target R, Retrace (Munos et al. 2016,
+  arXiv:1606.02647), multiplies ratios that are truncated at 1.
+- The policy gradient needs one ratio per sample, truncated at c. For actions
+  that pi likes more than c times as much as mu, an exact second term restores
+  what the truncation removed. It takes their values from Q instead of R.
+- Old data allow bad steps. So the policy's gradient is projected: it may lead
+  away from an average of recent policies only slowly.
+
+Notation. s' is the state that an action leads to: at the end of an episode its
+final state, not the first one of the next episode. `terminated` is 1 if s' is
+terminal; `done` is 1 if the episode ended, by termination or by a time limit.
+Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
+also at a time limit and at the end of a rollout. pi, V and Q are those of the
+current networks, also for old rollouts. rho_t is the ratio of the action a_t
+that was taken; avg is the average policy, w_avg its weights. (1) and (2) are
+Retrace; (6) and (7) normalise observations and rewards as in A2C.
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - Q(s_t, a_t)         (1)
+    E_t = delta_t + gamma lam (1 - done_t) min(1, rho_{t+1}) E_{t+1},
+    R_t = E_t + Q(s_t, a_t)                                                (2)
+    w_avg  <- w_avg + tau (w - w_avg)                                      (3)
+    V(s)    = sum_a pi(a | s) Q(s, a)                                      (4)
+    L_Q     = mean (Q(s, a) - R)^2                                         (5)
+    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
+
+(2) is GAE with Q in place of V and a factor more. If mu would not have been
+followed by pi, min(1, rho) is small and the sum stops early. If mu = pi and lam
+= 1, R is the n-step return. Ratios above 1 are truncated because they only add
+variance. E restarts after the end of an episode: its actions belong to another.
+
+The policy. For one state with logits x and pi = softmax(x), [a = a_t] is 1 for
+the action that was taken and 0 for all others. grad is with respect to x.
+
+    u(a)    = [a = a_t] min(c, rho_t) (R_t - V(s))
+              + pi(a | s) max(0, 1 - c / rho(a)) (Q(s, a) - V(s))          (8)
+    g       = sum_a u(a) grad log pi(a | s),
+              of which component a is u(a) - pi(a | s) sum_b u(b)          (9)
+    k       = grad KL(avg || pi) = pi - avg                               (10)
+    z       = g - max(0, (k^T g - slope) / k^T k) k                       (11)
+    L_pi    = -mean sum_a z(a) log pi(a | s), where z is a constant       (12)
+    L       = L_pi + vf_coef L_Q - ent_coef H                             (13)
+
+The mean of (8) over actions from mu is exact for every c, if R and Q are: the
+two parts have the weights min(c, rho) mu = min(c mu, pi) and max(0, pi - c mu),
+whose sum is pi. A small c relies on Q, which is biased; a large one on rho,
+which is noisy. On new data rho = 1 and the second part is 0: g is the gradient
+of A2C with the advantage R - V(s).
+
+k says in which direction the policy leaves its average: moving x by a small
+step z raises KL(avg || pi) by k^T z. (11) is the vector closest to g whose
+k^T z is at most `slope`. The paper does this for x, a few numbers per sample,
+and not for the weights, of which there are millions: that is why it is cheap.
+z sums to zero over actions, so the gradient of (12) with respect to x is -z.
+
+H is the entropy of pi(. | s), averaged over the batch. Its bonus keeps the
+policy from becoming deterministic, after which ratios would be useless. z is
+computed before it is added.
+
+A rollout keeps raw observations, raw rewards, and mu(a | s) for every action a.
+Observations and rewards are normalised anew whenever it is replayed: pi has to
+be the policy that would act now. mu stays what it was.
+
+Departures from the paper. x are logits: with probabilities, as in the paper, k
+does not vanish where pi = avg, and it is huge where pi is small. So the scale
+of `slope` differs from the paper's delta = 1. `replay_ratio` is a fixed number;
+the paper draws it from a Poisson distribution with this mean. All environments
+step together, so nothing is asynchronous. Actor and critic share no weights on
+vectors. lam, (6) and (7) are ours. The optimizer is A2C's RMSProp, and as there
+`rmsprop` selects its rule, and each detail can be switched off.
+
+Defaults: 20 steps in each of 16 environments give 320 samples for each of 5
+gradient steps: one on the rollout, 4 on as many random sequences of the last
+200 rollouts. In a healthy run `replayed_ratio_mean` is near 1, for the mean of
+pi / mu under mu is 1, and `replayed_ratio_max` is 2 to 50. `projected`, the share
+of samples that (11) changes, is below 0.2; `kl_avg` is below 0.05.
+`explained_variance` (of R by Q) rises above 0.5.
+
+Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
+Try           python -m algos.acer --total-steps 1e5
+              python -m algos.acer --total-steps 1e5 --replay-ratio 0
+Reproduce     python -m algos.acer    (learning curves: benchmarks/README.md)
+"""
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, Shaped
+from torch import Tensor, nn
+from torch.nn.functional import one_hot
+
+from utils import mpi
+from utils.envs import (
+    check_memory,
+    image_to_float,
+    is_image,
+    make_envs,
+    nature_cnn,
+    stack_steps,
+)
+from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+
+PerStep = Float32[Tensor, "T N"]  # one number per step and environment
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
+Choices = Int64[Tensor, "B"]  # indices of actions
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
+    env: str = "CartPole-v1"  # Gymnasium id
+    total_steps: float = 5e5  # environment steps, rounded up to whole rollouts
+    num_envs: int = 16  # N, parallel environments (usually 8 to 64)
+    report_every: int = 4000  # environment steps between reports
+    rollout_steps: int = 320  # T x N, samples per rollout over all environments
+    buffer_size: int = 64_000  # environment steps in the replay buffer
+    start_steps: int = 3200  # environment steps before the first replay
+    replay_ratio: int = 4  # updates on replayed data per rollout; 0: on-policy (0 to 8)
+    lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
+    rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    lam: float = 1.0  # Retrace's lambda (lower: more bias; higher: more variance)
+    max_ratio: float = 10.0  # c, where importance weights are truncated (1 to 10)
+    max_slope: float = 0.1  # largest k^T z in Eq. (11); 0: no trust region
+    tau: float = 0.01  # Polyak coefficient of the average policy, 1 - alpha in the paper
+    vf_coef: float = 0.5  # weight of the loss of Q (0.1 to 1)
+    ent_coef: float = 0.01  # weight of the entropy bonus (0 to 0.05)
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    norm_obs: bool = True  # normalise vector observations, Eq. (6)
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+
+    def __post_init__(self):
+        check_settings(self, positive="rmsprop_eps max_ratio",  # raises UsageError
+                       nonnegative="replay_ratio max_slope")
+        check_divides(self, "rollout_steps/num_envs buffer_size/rollout_steps")
+
+
+# ======================================= agent ========================================
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with tanh between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
+
+
+def init_orthogonal(agent: nn.Module) -> None:
+    """With its small last weights, the actor begins nearly the same in every state."""
+    for layer in agent.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
+
+
+class RunningStats(nn.Module):
+    """Running mean and variance of all samples seen so far, by all processes."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
+        self.count += count
+        new = count / self.count  # the weight of this batch
+        delta = mean - self.mean
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
+
+
+class Agent(nn.Module):
+    """Actor, its running average, critic and running statistics."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete")
+        self.cfg = cfg
+        self.images = is_image(obs_space)
+        num_outputs = int(act_space.n)  # a logit per action, a Q per action
+        if self.images:
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
+            sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
+        self.actor = mlp(*sizes, num_outputs)
+        self.critic = mlp(*sizes, num_outputs)
+        if cfg.orthogonal_init:
+            init_orthogonal(self)
+        self.policy_avg = copy.deepcopy(self.policy()).requires_grad_(False)
+        self.obs_stats = RunningStats(obs_space.shape)
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+
+    def policy(self) -> nn.Sequential:
+        """The networks that the average policy averages: observations -> logits."""
+        return nn.Sequential(self.encoder, self.actor)
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """All but those of the average policy."""
+        return [param for param in self.parameters() if param.requires_grad]
+
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
+        if self.images:
+            return image_to_float(obs)
+        if not self.cfg.norm_obs:
+            return obs.float()
+        return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
+
+    def forward(self, obs: Tensor) -> tuple[PerAction, PerAction]:
+        """Normalised observations [B, ...] -> logits, Q of every action."""
+        features = self.encoder(obs)
+        return self.actor(features), self.critic(features)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N]."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
+        if deterministic:
+            return actor_out.argmax(-1)
+        return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
+        return act.cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.integer:
+        """One raw observation -> the deterministic action, for use after training."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+    def update_stats(self, rollout: "Rollout") -> None:
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
+        self.reward_sum_stats.update(sums.flatten())
+        if not self.images:
+            self.obs_stats.update(rollout.obs.flatten(0, 1))
+
+
+# ======================================== data ========================================
+@dataclass(frozen=True)
+class Rollout:
+    obs: Shaped[Tensor, "T N *obs"]
+    act: Shaped[Tensor, "T N *act"]
+    rew: PerStep
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
+
+
+@dataclass(frozen=True)
+class ReplayRollout(Rollout):
+    logp_old: Float32[Tensor, "T N k"]  # log mu(a | s) of every action
+
+
+@dataclass(frozen=True)
+class Batch:
+    obs: Float32[Tensor, "B *obs"]
+    act: Choices
+    logp_old: PerAction
+    ret: PerSample
+
+
+class ReplayBuffer:
+    """A ring of `capacity` sequences, each of T steps of one environment."""
+
+    def __init__(self, capacity: int, num_steps: int, obs: Tensor, num_acts: int,
+                 device: torch.device):
+        """`obs` is an example, which gives the shape and type to store."""
+        num_bytes = 2 * obs.nbytes + 8 + 3 * 4 + 4 * num_acts  # per step
+        num_rows = capacity * num_steps
+        check_memory("--buffer-size", num_rows, num_bytes * num_rows, device)
+        self.capacity = capacity
+        self.device = device
+        number = torch.empty(capacity, num_steps, device=device)
+        self.columns = {
+            "obs": obs.new_empty(*number.shape, *obs.shape, device=device),
+            "act": torch.empty_like(number, dtype=torch.int64),
+            "rew": torch.empty_like(number),
+            "next_obs": obs.new_empty(*number.shape, *obs.shape, device=device),
+            "terminated": torch.empty_like(number),
+            "done": torch.empty_like(number),
+            "logp_old": number.new_empty(*number.shape, num_acts)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
+
+    def add(self, rollout: ReplayRollout) -> None:
+        """Store the sequence of each environment, in place of the oldest."""
+        num_envs = rollout.rew.shape[1]
+        rows = (self.position + torch.arange(num_envs)) % self.capacity
+        for name, column in self.columns.items():
+            column[rows] = getattr(rollout, name).transpose(0, 1)  # [N, T, ...]
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
+
+    def sample(self, num_sequences: int) -> ReplayRollout:
+        """Uniformly random sequences, with replacement, side by side as a rollout."""
+        rows = torch.randint(self.num_stored, (num_sequences,), device=self.device)
+        batch = {name: c[rows].transpose(0, 1) for name, c in self.columns.items()}
+        return ReplayRollout(**batch)
+
+    def state_dict(self) -> dict:
+        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
+        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
+        return {"columns": rows, "position": self.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
+        for name, column in self.columns.items():
+            column[: self.num_stored] = state["columns"][name]
+
+
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = true_next_obs(new_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # after a reset, the first of the new episode
+    return Rollout(**stack_steps(steps, act.device)), obs
+
+
+@torch.no_grad()
+def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
+    """Add log mu. Call it before weights or statistics change: mu is who acted."""
+    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
+    logp_old = agent.policy()(obs).log_softmax(-1)
+    return ReplayRollout(
+        **vars(rollout), logp_old=logp_old.unflatten(0, rollout.rew.shape))
+
+
+# ==================================== mathematics =====================================
+def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
+    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
+
+
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    sums = []
+    for rew, done in zip(rollout.rew, rollout.done):
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
+
+
+def pick(values: PerAction, act: Choices) -> PerSample:
+    """The number that belongs to the action taken, for each sample."""
+    return values.gather(-1, act.unsqueeze(-1)).squeeze(-1)
+
+
+def state_value(log_pi: PerAction, q: PerAction) -> PerSample:
+    assert log_pi.shape == q.shape
+    return (log_pi.exp() * q).sum(-1)  # Eq. (4)
+
+
+def compute_retrace(rollout: Rollout, q: PerStep, next_val: PerStep, ratio: PerStep,
+                    gamma: float, lam: float) -> PerStep:
+    """Retrace: return R. The recursion restarts at the end of every episode."""
+    delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - q  # Eq. (1)
+    decay = gamma * lam * (1 - rollout.done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    trace = ratio.clamp(max=1).cpu().numpy()
+    error = np.zeros_like(delta)
+    next_error = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        error[t] = delta[t] + decay[t] * next_error  # Eq. (2)
+        next_error = trace[t] * error[t]  # step t - 1 weights it by rho_t, not its own
+    return torch.as_tensor(error, device=q.device) + q
+
+
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
+    return (val - ret).square().mean()  # Eq. (5)
+
+
+def action_weights(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choices,
+                   ret: PerSample, max_ratio: float) -> PerAction:
+    """Eq. (8): the weight of grad log pi(a | s) for every action a."""
+    assert log_pi.shape == q.shape == ratio.shape and act.shape == ret.shape
+    val = state_value(log_pi, q)
+    truncated = pick(ratio, act).clamp(max=max_ratio) * (ret - val)
+    taken = one_hot(act, q.shape[-1]) * truncated.unsqueeze(-1)
+    correction = (1 - max_ratio / ratio).clamp(min=0)
+    return taken + log_pi.exp() * correction * (q - val.unsqueeze(-1))
+
+
+def logit_gradient(weight: PerAction, log_pi: PerAction) -> PerAction:
+    """Eq. (9), since log pi(a) has the gradient [a = b] - pi(b) in logit b."""
+    assert weight.shape == log_pi.shape
+    return weight - log_pi.exp() * weight.sum(-1, keepdim=True)
+
+
+def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
+    """Eq. (11) for each sample. Where k = 0 there is nothing to leave, and z = g."""
+    assert g.shape == k.shape
+    excess = (k * g).sum(-1, keepdim=True) - max_slope
+    return g - (excess / (k.square().sum(-1, keepdim=True) + 1e-10)).clamp(min=0) * k
+
+
+def weighted_policy_loss(log_pi: PerAction, weight: PerAction) -> Scalar:
+    assert log_pi.shape == weight.shape
+    return -(weight * log_pi).sum(-1).mean()  # Eq. (12)
+
+
+def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
+    """Eq. (3), in place: move the target's weights towards the source's."""
+    for w_targ, w in zip(target.parameters(), source.parameters()):
+        w_targ.lerp_(w, tau)  # w_targ + tau (w - w_targ)
+
+
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
+# ======================================= update =======================================
+@torch.no_grad()
+def policy_direction(agent: Agent, batch: Batch, log_pi: PerAction,
+                     q: PerAction) -> tuple[PerAction, dict]:
+    """Return z of Eq. (11), a constant, and metrics."""
+    cfg = agent.cfg
+    ratio = (log_pi - batch.logp_old).exp()
+    weight = action_weights(log_pi, q, ratio, batch.act, batch.ret, cfg.max_ratio)
+    g = logit_gradient(weight, log_pi)
+    log_avg = agent.policy_avg(batch.obs).log_softmax(-1)
+    k = log_pi.exp() - log_avg.exp()  # Eq. (10)
+    z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
+    kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1)
+    projected = (z != g).any(-1).float()
+    return z, {"ratio": pick(ratio, batch.act), "kl_avg": kl_avg.mean(),
+               "projected": projected.mean()}
+
+
+def acer_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
+    """Eq. (13). No gradient flows through z and the targets of Q."""
+    cfg = agent.cfg
+    actor_out, q = agent(batch.obs)
+    log_pi = actor_out.log_softmax(-1)
+    z, metrics = policy_direction(agent, batch, log_pi, q)
+    pi_loss = weighted_policy_loss(log_pi, z)
+    q_loss = value_loss(pick(q, batch.act), batch.ret)
+    ent = -(log_pi.exp() * log_pi).sum(-1).mean()
+    loss = pi_loss + cfg.vf_coef * q_loss - cfg.ent_coef * ent  # Eq. (13)
+    return loss, metrics | {"q_loss": q_loss, "entropy": ent}
+
+
+def compute_q_targets(agent: Agent, rollout: ReplayRollout) -> tuple[PerStep, PerStep]:
+    """Q(s_t, a_t) and its target R, from the current networks."""
+    act = rollout.act.flatten()
+    actor_out, q = agent(rollout.obs.flatten(0, 1))
+    log_pi = actor_out.log_softmax(-1)
+    val = state_value(log_pi, q).view_as(rollout.rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    ends = rollout.done.bool()
+    ends[-1] = True  # ... unless the episode or the rollout ends
+    actor_out, next_q = agent(rollout.next_obs[ends])
+    next_val[ends] = state_value(actor_out.log_softmax(-1), next_q)
+    ratio = pick((log_pi - rollout.logp_old.flatten(0, 1)).exp(), act).view_as(val)
+    q = pick(q, act).view_as(val)
+    cfg = agent.cfg
+    return q, compute_retrace(rollout, q, next_val, ratio, cfg.gamma, cfg.lam)
+
+
+@torch.no_grad()  # only `minimize` computes gradients
+def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
+           lr: float) -> dict:
+    """One gradient step on a whole rollout, new or replayed. Return metrics.
+
+    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
+    there are several), clips its norm, takes one RMSProp step and returns the metrics.
+    """
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    act = rollout.act.flatten(0, 1)
+    q, ret = compute_q_targets(agent, rollout)
+    critic_metrics = {"q": q, "explained_variance": explained_variance(q, ret)}
+    batch = Batch(obs, act, rollout.logp_old.flatten(0, 1), ret.flatten())
+    metrics = optimizer.minimize(
+        acer_loss, agent, batch, lr=lr, max_grad_norm=cfg.max_grad_norm)
+    polyak_update(agent.policy_avg, agent.policy(), cfg.tau)
+    return metrics | critic_metrics
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    """Train until `total_steps`, from the start or from a checkpoint."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        tf_style = cfg.rmsprop == "tf"
+        optimizer = mpi.RMSProp(
+            agent.trained_parameters(), eps=cfg.rmsprop_eps, tf_style=tf_style)
+        num_steps = cfg.rollout_steps // cfg.num_envs  # T
+        obs_dtype = torch.uint8 if agent.images else torch.float32
+        obs_example = torch.zeros(envs.single_observation_space.shape, dtype=obs_dtype)
+        buffer = ReplayBuffer(run.buffer_size // num_steps, num_steps, obs_example,
+                              int(envs.single_action_space.n), run.device)
+        # 0, or where the run stopped.
+        step = run.restore(agent, optimizer=optimizer, buffer=buffer)
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect(agent, envs, obs, num_steps)
+            rollout = keep_policy(agent, rollout)
+            metrics = update(agent, optimizer, rollout, lr)
+            buffer.add(rollout)
+            step += cfg.rollout_steps
+            for _ in range(cfg.replay_ratio if step > cfg.start_steps else 0):
+                replayed = update(agent, optimizer, buffer.sample(run.num_envs), lr)
+                run.store(**{f"replayed_{name}": x for name, x in replayed.items()})
+            agent.update_stats(rollout)
+            run.report(step, envs, lr=lr, **metrics)  # logs; saves when due
+    return agent
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)
