@@ -1,35 +1,35 @@
 """Actor-Critic with Experience Replay (ACER).  Wang et al. 2017, arXiv:1611.01224.
 
-The problem. A2C (algos/a2c.py) uses a rollout for one gradient step and throws
-it away, because a policy gradient holds only for the policy that collected the
-data. Yet old rollouts are cheap and the environment may be slow. ACER keeps
-them in a replay buffer. After each step on a new rollout, it takes
-`replay_ratio` more on old ones. This works for discrete actions only.
+The problem. A2C (algos/a2c.py) takes one gradient step on each rollout and
+discards it, because its policy gradient is valid only for the policy that
+collected the data. ACER keeps old rollouts in a replay buffer. After each step
+on a new rollout it takes `replay_ratio` steps on old ones, so it needs fewer
+environment steps. It handles discrete actions only.
 
-The idea. Let mu be the policy that collected a rollout, pi the current one,
-and rho = pi / mu their ratio. Weighting each sample by rho corrects for the
-difference. But a product of ratios along a sequence explodes. ACER needs none:
+The idea. Let mu be the policy that collected a rollout, pi the current policy,
+and rho = pi / mu the ratio of their probabilities. Weighting samples by rho
+corrects for the difference, but rho can be huge, and a product of ratios along
+a sequence is worse. ACER keeps all weights small in three ways:
 
-- The critic learns Q(s, a), not V(s). Its target R, Retrace (Munos et al. 2016,
-  arXiv:1606.02647), multiplies ratios that are truncated at 1.
-- The policy gradient needs one ratio per sample, truncated at c. For actions
-  that pi likes more than c times as much as mu, an exact second term restores
-  what the truncation removed. It takes their values from Q instead of R.
-- Old data allow bad steps. So the policy's gradient is projected: it may lead
-  away from an average of recent policies only slowly.
+- The critic learns Q(s, a) instead of V(s). Its target R, called Retrace (Munos
+  et al. 2016, arXiv:1606.02647), multiplies ratios truncated at 1.
+- The policy gradient uses one ratio per sample, truncated at c. A second term
+  restores what the truncation removes. It takes its values from Q.
+- A trust region keeps pi from moving away too fast from an average of its
+  recent weights, because a single bad step on old data can ruin it.
 
 Notation. s' is the state that an action leads to: at the end of an episode its
 final state, not the first one of the next episode. `terminated` is 1 if s' is
 terminal; `done` is 1 if the episode ended, by termination or by a time limit.
 Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-also at a time limit and at the end of a rollout. pi, V and Q are those of the
-current networks, also for old rollouts. rho_t is the ratio of the action a_t
-that was taken; avg is the average policy, w_avg its weights. (1) and (2) are
-Retrace; (6) and (7) normalise observations and rewards as in A2C.
+also at a time limit and at the end of a rollout. pi, Q and V always come from
+the current networks. rho_t is the ratio of the action a_t that was taken. avg
+is the average policy, w_avg its weights. (1) and (2) are Retrace, (5) trains
+the critic, (6) and (7) normalise observations and rewards as in A2C.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - Q(s_t, a_t)         (1)
-    E_t = delta_t + gamma lam (1 - done_t) min(1, rho_{t+1}) E_{t+1},
-    R_t = E_t + Q(s_t, a_t)                                                (2)
+    E_t     = delta_t + gamma lam (1 - done_t) min(1, rho_{t+1}) E_{t+1},
+    R_t     = E_t + Q(s_t, a_t)                                            (2)
     w_avg  <- w_avg + tau (w - w_avg)                                      (3)
     V(s)    = sum_a pi(a | s) Q(s, a)                                      (4)
     L_Q     = mean (Q(s, a) - R)^2                                         (5)
@@ -37,57 +37,56 @@ Retrace; (6) and (7) normalise observations and rewards as in A2C.
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-(2) is GAE with Q in place of V and a factor more. If mu would not have been
-followed by pi, min(1, rho) is small and the sum stops early. If mu = pi and lam
-= 1, R is the n-step return. Ratios above 1 are truncated because they only add
-variance. E restarts after the end of an episode: its actions belong to another.
+(2) is the recursion of GAE with Q for V and one more factor. If pi would hardly
+take the next action, min(1, rho) is small, and the sum stops there. On new data
+rho = 1, and with lam = 1 R is the n-step return. Truncating larger ratios to 1
+limits the variance without changing what Q converges to.
 
-The policy. For one state with logits x and pi = softmax(x), [a = a_t] is 1 for
-the action that was taken and 0 for all others. grad is with respect to x.
+The policy. Consider one state with logits x and pi = softmax(x). [a = a_t] is 1
+for the action that was taken and 0 for the others. grad is with respect to x:
 
     u(a)    = [a = a_t] min(c, rho_t) (R_t - V(s))
               + pi(a | s) max(0, 1 - c / rho(a)) (Q(s, a) - V(s))          (8)
     g       = sum_a u(a) grad log pi(a | s),
-              of which component a is u(a) - pi(a | s) sum_b u(b)          (9)
+              whose component a is u(a) - pi(a | s) sum_b u(b)             (9)
     k       = grad KL(avg || pi) = pi - avg                               (10)
-    z       = g - max(0, (k^T g - slope) / k^T k) k                       (11)
+    z       = g - max(0, (k^T g - max_slope) / k^T k) k                   (11)
     L_pi    = -mean sum_a z(a) log pi(a | s), where z is a constant       (12)
     L       = L_pi + vf_coef L_Q - ent_coef H                             (13)
 
-The mean of (8) over actions from mu is exact for every c, if R and Q are: the
-two parts have the weights min(c, rho) mu = min(c mu, pi) and max(0, pi - c mu),
-whose sum is pi. A small c relies on Q, which is biased; a large one on rho,
-which is noisy. On new data rho = 1 and the second part is 0: g is the gradient
-of A2C with the advantage R - V(s).
+Both terms of (8) together are unbiased if R and Q are right. In the mean over
+a_t from mu, the first weighs action a by min(c mu, pi), the second by max(0, pi
+- c mu), and the sum is pi. A large c trusts rho, which is noisy; a small one
+trusts Q, which is biased. On new data the second term vanishes, and g is the
+gradient of A2C with the advantage R - V(s).
 
-k says in which direction the policy leaves its average: moving x by a small
-step z raises KL(avg || pi) by k^T z. (11) is the vector closest to g whose
-k^T z is at most `slope`. The paper does this for x, a few numbers per sample,
-and not for the weights, of which there are millions: that is why it is cheap.
-z sums to zero over actions, so the gradient of (12) with respect to x is -z.
+A small step along z raises KL(avg || pi) at the rate k^T z. (11) is the vector
+closest to g for which this slope is at most `max_slope`. TRPO (algos/trpo.py)
+bounds the KL in the space of weights, with a linear system of that size. Here
+the constraint concerns only the logits of each sample, so a line of code solves
+it. (12) hands z to the weights: its gradient in the logits is -z, divided by
+the number of samples, because the components of z sum to zero.
 
-H is the entropy of pi(. | s), averaged over the batch. Its bonus keeps the
-policy from becoming deterministic, after which ratios would be useless. z is
-computed before it is added.
+H is the entropy of pi(. | s), averaged over the batch. Its bonus keeps pi from
+becoming deterministic and is not part of the trust region.
 
-A rollout keeps raw observations, raw rewards, and mu(a | s) for every action a.
-Observations and rewards are normalised anew whenever it is replayed: pi has to
-be the policy that would act now. mu stays what it was.
+The buffer keeps raw observations, raw rewards and log mu of all actions. Every
+replay normalises with the current statistics, because pi is a function of what
+the networks see now. mu is a fact about the past and is never recomputed.
 
-Departures from the paper. x are logits: with probabilities, as in the paper, k
-does not vanish where pi = avg, and it is huge where pi is small. So the scale
-of `slope` differs from the paper's delta = 1. `replay_ratio` is a fixed number;
-the paper draws it from a Poisson distribution with this mean. All environments
-step together, so nothing is asynchronous. Actor and critic share no weights on
-vectors. lam, (6) and (7) are ours. The optimizer is A2C's RMSProp, and as there
-`rmsprop` selects its rule, and each detail can be switched off.
+Departures from the paper. Its x are probabilities. For these, grad KL = -avg /
+pi does not vanish at pi = avg and is huge for rare actions. With logits it is
+bounded, so `max_slope` is smaller than the paper's delta = 1. The number of
+replays is fixed; the paper draws it from a Poisson distribution. One process
+replaces asynchronous threads. On vectors, actor and critic share no weights.
+lam, (6) and (7) are additions, RMSProp and its options are those of A2C.
 
-Defaults: 20 steps in each of 16 environments give 320 samples for each of 5
-gradient steps: one on the rollout, 4 on as many random sequences of the last
-200 rollouts. In a healthy run `replayed_ratio_mean` is near 1, for the mean of
-pi / mu under mu is 1, and `replayed_ratio_max` is 2 to 50. `projected`, the share
-of samples that (11) changes, is below 0.2; `kl_avg` is below 0.05.
-`explained_variance` (of R by Q) rises above 0.5.
+Defaults: 20 steps in each of 16 environments give 320 samples per gradient
+step. There are 5 steps per rollout, 4 of them on random ones of the last 200.
+Metrics of these begin with `replayed_`. In a healthy run `replayed_ratio_mean`
+is near 1, the mean of rho under mu; `projected`, the share of samples that
+(11) changes, is 0 to 0.2; `kl_avg` falls below 0.05; and `explained_variance`
+(of R by Q; noisy) rises above 0.5 unless all returns are equal.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
 Try           python -m algos.acer --total-steps 1e5
@@ -105,17 +104,10 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from utils import mpi
-from utils.envs import (
-    check_memory,
-    image_to_float,
-    is_image,
-    make_envs,
-    nature_cnn,
-    stack_steps,
-)
+from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
+from utils.envs import stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
@@ -134,7 +126,6 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     report_every: int = 4000  # environment steps between reports
     rollout_steps: int = 320  # T x N, samples per rollout over all environments
     buffer_size: int = 64_000  # environment steps in the replay buffer
-    start_steps: int = 3200  # environment steps before the first replay
     replay_ratio: int = 4  # updates on replayed data per rollout; 0: on-policy (0 to 8)
     lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
@@ -143,8 +134,8 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 1.0  # Retrace's lambda (lower: more bias; higher: more variance)
     max_ratio: float = 10.0  # c, where importance weights are truncated (1 to 10)
-    max_slope: float = 0.1  # largest k^T z in Eq. (11); 0: no trust region
-    tau: float = 0.01  # Polyak coefficient of the average policy, 1 - alpha in the paper
+    max_slope: float = 0.1  # limit of k^T z in Eq. (11) (0.01 to 0.5); 0: off
+    tau: float = 0.01  # Polyak coefficient of the average policy (1 - alpha)
     vf_coef: float = 0.5  # weight of the loss of Q (0.1 to 1)
     ent_coef: float = 0.01  # weight of the entropy bonus (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -255,7 +246,7 @@ class Agent(nn.Module):
         """Actions for `env.step`."""
         return act.cpu().numpy()
 
-    def predict(self, obs: np.ndarray) -> np.integer:
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
         """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
@@ -285,7 +276,7 @@ class ReplayRollout(Rollout):
 
 
 @dataclass(frozen=True)
-class Batch:
+class QBatch:
     obs: Float32[Tensor, "B *obs"]
     act: Choices
     logp_old: PerAction
@@ -293,53 +284,27 @@ class Batch:
 
 
 class ReplayBuffer:
-    """A ring of `capacity` sequences, each of T steps of one environment."""
+    """The latest `capacity` rollouts."""
 
-    def __init__(self, capacity: int, num_steps: int, obs: Tensor, num_acts: int,
-                 device: torch.device):
-        """`obs` is an example, which gives the shape and type to store."""
-        num_bytes = 2 * obs.nbytes + 8 + 3 * 4 + 4 * num_acts  # per step
-        num_rows = capacity * num_steps
-        check_memory("--buffer-size", num_rows, num_bytes * num_rows, device)
+    def __init__(self, capacity: int, device: torch.device):
         self.capacity = capacity
         self.device = device
-        number = torch.empty(capacity, num_steps, device=device)
-        self.columns = {
-            "obs": obs.new_empty(*number.shape, *obs.shape, device=device),
-            "act": torch.empty_like(number, dtype=torch.int64),
-            "rew": torch.empty_like(number),
-            "next_obs": obs.new_empty(*number.shape, *obs.shape, device=device),
-            "terminated": torch.empty_like(number),
-            "done": torch.empty_like(number),
-            "logp_old": number.new_empty(*number.shape, num_acts)}
-        self.num_stored = 0
-        self.position = 0  # the row to write next
+        self.rollouts = []  # the oldest first
 
     def add(self, rollout: ReplayRollout) -> None:
-        """Store the sequence of each environment, in place of the oldest."""
-        num_envs = rollout.rew.shape[1]
-        rows = (self.position + torch.arange(num_envs)) % self.capacity
-        for name, column in self.columns.items():
-            column[rows] = getattr(rollout, name).transpose(0, 1)  # [N, T, ...]
-        self.position = (self.position + num_envs) % self.capacity
-        self.num_stored = min(self.num_stored + num_envs, self.capacity)
+        self.rollouts = [*self.rollouts, rollout][-self.capacity :]
 
-    def sample(self, num_sequences: int) -> ReplayRollout:
-        """Uniformly random sequences, with replacement, side by side as a rollout."""
-        rows = torch.randint(self.num_stored, (num_sequences,), device=self.device)
-        batch = {name: c[rows].transpose(0, 1) for name, c in self.columns.items()}
-        return ReplayRollout(**batch)
+    def sample(self) -> ReplayRollout:
+        """One of the rollouts: T steps of all environments."""
+        return self.rollouts[torch.randint(len(self.rollouts), ())]
 
     def state_dict(self) -> dict:
-        """For checkpoints. Cloned, since torch.save writes a slice's whole storage."""
-        rows = {name: c[: self.num_stored].clone() for name, c in self.columns.items()}
-        return {"columns": rows, "position": self.position}
+        return {"rollouts": [vars(rollout) for rollout in self.rollouts]}
 
     def load_state_dict(self, state: dict) -> None:
-        self.position = state["position"]
-        self.num_stored = len(state["columns"]["rew"])
-        for name, column in self.columns.items():
-            column[: self.num_stored] = state["columns"][name]
+        self.rollouts = [
+            ReplayRollout(**{name: x.to(self.device) for name, x in columns.items()})
+            for columns in state["rollouts"]]
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
@@ -370,9 +335,8 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
     """Add log mu. Call it before weights or statistics change: mu is who acted."""
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
-    logp_old = agent.policy()(obs).log_softmax(-1)
-    return ReplayRollout(
-        **vars(rollout), logp_old=logp_old.unflatten(0, rollout.rew.shape))
+    logp_old = agent.policy()(obs).log_softmax(-1).unflatten(0, rollout.rew.shape)
+    return ReplayRollout(**vars(rollout), logp_old=logp_old)
 
 
 # ==================================== mathematics =====================================
@@ -398,7 +362,6 @@ def pick(values: PerAction, act: Choices) -> PerSample:
 
 
 def state_value(log_pi: PerAction, q: PerAction) -> PerSample:
-    assert log_pi.shape == q.shape
     return (log_pi.exp() * q).sum(-1)  # Eq. (4)
 
 
@@ -428,20 +391,18 @@ def action_weights(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choic
     assert log_pi.shape == q.shape == ratio.shape and act.shape == ret.shape
     val = state_value(log_pi, q)
     truncated = pick(ratio, act).clamp(max=max_ratio) * (ret - val)
-    taken = one_hot(act, q.shape[-1]) * truncated.unsqueeze(-1)
-    correction = (1 - max_ratio / ratio).clamp(min=0)
-    return taken + log_pi.exp() * correction * (q - val.unsqueeze(-1))
+    correction = log_pi.exp() * (1 - max_ratio / ratio).clamp(min=0)
+    weight = correction * (q - val.unsqueeze(-1))
+    return weight.scatter_add(-1, act.unsqueeze(-1), truncated.unsqueeze(-1))
 
 
 def logit_gradient(weight: PerAction, log_pi: PerAction) -> PerAction:
     """Eq. (9), since log pi(a) has the gradient [a = b] - pi(b) in logit b."""
-    assert weight.shape == log_pi.shape
     return weight - log_pi.exp() * weight.sum(-1, keepdim=True)
 
 
 def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
     """Eq. (11) for each sample. Where k = 0 there is nothing to leave, and z = g."""
-    assert g.shape == k.shape
     excess = (k * g).sum(-1, keepdim=True) - max_slope
     return g - (excess / (k.square().sum(-1, keepdim=True) + 1e-10)).clamp(min=0) * k
 
@@ -451,6 +412,7 @@ def weighted_policy_loss(log_pi: PerAction, weight: PerAction) -> Scalar:
     return -(weight * log_pi).sum(-1).mean()  # Eq. (12)
 
 
+@torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """Eq. (3), in place: move the target's weights towards the source's."""
     for w_targ, w in zip(target.parameters(), source.parameters()):
@@ -464,7 +426,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 
 # ======================================= update =======================================
 @torch.no_grad()
-def policy_direction(agent: Agent, batch: Batch, log_pi: PerAction,
+def policy_direction(agent: Agent, batch: QBatch, log_pi: PerAction,
                      q: PerAction) -> tuple[PerAction, dict]:
     """Return z of Eq. (11), a constant, and metrics."""
     cfg = agent.cfg
@@ -474,13 +436,13 @@ def policy_direction(agent: Agent, batch: Batch, log_pi: PerAction,
     log_avg = agent.policy_avg(batch.obs).log_softmax(-1)
     k = log_pi.exp() - log_avg.exp()  # Eq. (10)
     z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
-    kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1)
-    projected = (z != g).any(-1).float()
-    return z, {"ratio": pick(ratio, batch.act), "kl_avg": kl_avg.mean(),
-               "projected": projected.mean()}
+    kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1).mean()
+    projected = (z != g).any(-1).float().mean()  # the share of samples
+    ratio = pick(ratio, batch.act)
+    return z, {"ratio": ratio, "kl_avg": kl_avg, "projected": projected}
 
 
-def acer_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
+def acer_loss(agent: Agent, batch: QBatch) -> tuple[Scalar, dict]:
     """Eq. (13). No gradient flows through z and the targets of Q."""
     cfg = agent.cfg
     actor_out, q = agent(batch.obs)
@@ -530,7 +492,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
     act = rollout.act.flatten(0, 1)
     q, ret = compute_q_targets(agent, rollout)
     critic_metrics = {"q": q, "explained_variance": explained_variance(q, ret)}
-    batch = Batch(obs, act, rollout.logp_old.flatten(0, 1), ret.flatten())
+    batch = QBatch(obs, act, rollout.logp_old.flatten(0, 1), ret.flatten())
     metrics = optimizer.minimize(
         acer_loss, agent, batch, lr=lr, max_grad_norm=cfg.max_grad_norm)
     polyak_update(agent.policy_avg, agent.policy(), cfg.tau)
@@ -546,28 +508,27 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         tf_style = cfg.rmsprop == "tf"
-        optimizer = mpi.RMSProp(
-            agent.trained_parameters(), eps=cfg.rmsprop_eps, tf_style=tf_style)
-        num_steps = cfg.rollout_steps // cfg.num_envs  # T
-        obs_dtype = torch.uint8 if agent.images else torch.float32
-        obs_example = torch.zeros(envs.single_observation_space.shape, dtype=obs_dtype)
-        buffer = ReplayBuffer(run.buffer_size // num_steps, num_steps, obs_example,
-                              int(envs.single_action_space.n), run.device)
+        optimizer = mpi.RMSProp(agent.trained_parameters(), cfg.rmsprop_eps, tf_style)
+        obs_bytes = envs.single_observation_space.sample().nbytes
+        buffer = ReplayBuffer(cfg.buffer_size // cfg.rollout_steps, run.device)
+        num_bytes = 2 * obs_bytes * run.buffer_size  # the other columns are small
+        check_memory("--buffer-size", run.buffer_size, num_bytes, run.device)
         # 0, or where the run stopped.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            rollout, obs = collect(agent, envs, obs, num_steps)
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             rollout = keep_policy(agent, rollout)
             metrics = update(agent, optimizer, rollout, lr)
             buffer.add(rollout)
-            step += cfg.rollout_steps
-            for _ in range(cfg.replay_ratio if step > cfg.start_steps else 0):
-                replayed = update(agent, optimizer, buffer.sample(run.num_envs), lr)
-                run.store(**{f"replayed_{name}": x for name, x in replayed.items()})
+            for _ in range(cfg.replay_ratio):
+                replayed = update(agent, optimizer, buffer.sample(), lr)
+                run.store(**{f"replayed_{name}": replayed[name] for name in replayed})
             agent.update_stats(rollout)
-            run.report(step, envs, lr=lr, **metrics)  # logs; saves when due
+            step += cfg.rollout_steps
+            run.store(**metrics)
+            run.report(step, envs, lr=lr)  # logs; evaluates and saves when due
     return agent
 
 
