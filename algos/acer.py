@@ -125,7 +125,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     num_envs: int = 16  # N, parallel environments (usually 8 to 64)
     report_every: int = 4000  # environment steps between reports
     rollout_steps: int = 320  # T x N, samples per rollout over all environments
-    buffer_size: int = 64_000  # environment steps in the replay buffer
+    buffer_size: int = 64_000  # environment steps in the buffer, in whole rollouts
     replay_ratio: int = 4  # updates on replayed data per rollout; 0: on-policy (0 to 8)
     lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
@@ -147,7 +147,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     def __post_init__(self):
         check_settings(self, positive="rmsprop_eps max_ratio",  # raises UsageError
                        nonnegative="replay_ratio max_slope")
-        check_divides(self, "rollout_steps/num_envs buffer_size/rollout_steps")
+        check_divides(self, "rollout_steps/num_envs")
 
 
 # ======================================= agent ========================================
@@ -510,7 +510,8 @@ def train(cfg: Config) -> Agent:
         tf_style = cfg.rmsprop == "tf"
         optimizer = mpi.RMSProp(agent.trained_parameters(), cfg.rmsprop_eps, tf_style)
         obs_bytes = envs.single_observation_space.sample().nbytes
-        buffer = ReplayBuffer(cfg.buffer_size // cfg.rollout_steps, run.device)
+        capacity = max(1, cfg.buffer_size // cfg.rollout_steps)
+        buffer = ReplayBuffer(capacity, run.device)
         num_bytes = 2 * obs_bytes * run.buffer_size  # the other columns are small
         check_memory("--buffer-size", run.buffer_size, num_bytes, run.device)
         # 0, or where the run stopped.

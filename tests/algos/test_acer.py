@@ -1,0 +1,935 @@
+"""algos/acer.py: Retrace, truncated weights, the trust region, the average policy, the replay.
+
+Run as a program, this file is one of the processes that `test_two_ranks_equal_one` starts.
+"""
+import copy
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from scipy.optimize import minimize
+from torch.distributions import Categorical, kl_divergence
+
+from algos import a2c, acer
+from tests import probe
+from tests.envs import Counter
+from tests.helpers import (
+    SPACES,
+    Descent,
+    bare,
+    close,
+    column,
+    copies,
+    fitting,
+    gradients,
+    make_rollout,
+    moved,
+    noted,
+    onpolicy_agent,
+    onpolicy_config,
+    refused,
+    rows,
+    same,
+    saved,
+    script,
+    statistics,
+    steps_alone,
+    two_ranks,
+    vec,
+)
+from utils import mpi
+from utils.envs import evaluate, make_envs
+
+every_kind = pytest.mark.parametrize("kind", ["discrete", "images"])
+SMALL = {"buffer_size": 72, "replay_ratio": 2, "ent_coef": 0.1}     # three rollouts of 24 steps
+
+
+def config(**settings):
+    return onpolicy_config(acer, **SMALL | settings)
+
+
+def make_agent(kind="discrete", seed=0, **settings):
+    """A small agent whose weights and statistics, the average included, are not the initial ones.
+
+    Its logits and its Q differ from action to action, so that ratios are far from 1.
+    """
+    agent = onpolicy_agent(acer, kind, seed, **SMALL | settings)
+    for net in (agent.actor, agent.policy_avg[1], agent.critic):
+        net[-1].weight.data += 0.5 * torch.randn_like(net[-1].weight)
+    return agent
+
+
+def old_rollout(agent, seed=0):
+    """A random rollout of another policy, with the probabilities of that one."""
+    other = make_agent("images" if agent.images else "discrete", seed=seed + 7, **{
+        name: getattr(agent.cfg, name) for name in ("num_envs", "rollout_steps")})
+    return acer.keep_policy(other, make_rollout(acer, other, seed))
+
+
+def new_rollout(agent, seed=0):
+    """A random rollout of the agent itself."""
+    return acer.keep_policy(agent, make_rollout(acer, agent, seed))
+
+
+def make_optimizer(agent, make=mpi.RMSProp):
+    return (make if make is mpi.RMSProp else fitting(make))(agent.trained_parameters())
+
+
+def learn(agent, rollout, make=mpi.RMSProp, lr=1e-3):
+    return acer.update(agent, make_optimizer(agent, make), rollout, lr)
+
+
+def flat(params):
+    return torch.cat([param.detach().flatten().clone() for param in params])
+
+
+def outputs(agent, raw_obs):
+    """The policy as a distribution, Q, and the average policy, at raw observations [B, ...]."""
+    obs = agent.normalize_obs(raw_obs)
+    with torch.no_grad():
+        policy = Categorical(logits=agent.actor(agent.encoder(obs)))
+        q, average = agent.critic(agent.encoder(obs)), agent.policy_avg(obs)
+    return policy, q, Categorical(logits=average)
+
+
+def targets(agent, rollout):
+    """Q(s_t, a_t), R_t and V(s_t), [T, N], by the definition of Retrace: a sum over steps."""
+    steps, envs = rollout.rew.shape
+    policy, q, _ = outputs(agent, rollout.obs.flatten(0, 1))
+    after, next_q, _ = outputs(agent, rollout.next_obs.flatten(0, 1))
+    val, next_val = ((each.probs * value).sum(-1).view(steps, envs).double()
+                     for each, value in ((policy, q), (after, next_q)))
+    at = rollout.act.flatten()
+    mu = rollout.logp_old.flatten(0, 1).exp()[range(steps * envs), at]
+    rho = (policy.probs[range(steps * envs), at] / mu).view(steps, envs).double()
+    q = q[range(steps * envs), at].view(steps, envs).double()
+    rew = rollout.rew.double()
+    if agent.cfg.scale_rew:
+        rew = (rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10)
+    ret = double_sum(rew, q, next_val, rho, rollout.terminated, rollout.done, agent.cfg.gamma,
+                     agent.cfg.lam)
+    return q.float(), ret.float(), val.float()
+
+
+def double_sum(rew, q, next_val, rho, terminated, done, gamma, lam):
+    """Munos et al. 2016, eq. 4, for every t: Q + sum_s gamma^(s-t) c_(t+1) .. c_s delta_s."""
+    ret = q.clone()
+    for t, n in np.ndindex(*rew.shape):
+        weight = 1.0
+        for s in range(t, len(rew)):
+            if s > t:
+                weight *= gamma * lam * min(1.0, rho[s, n])
+            tail = 0.0 if terminated[s, n] else gamma * next_val[s, n]
+            ret[t, n] += weight * (rew[s, n] + tail - q[s, n])
+            if done[s, n]:
+                break
+    return ret
+
+
+# ---- Retrace
+
+def retrace(algo, rew, terminated, done, q, next_val, ratio, gamma, lam):
+    rollout = steps_alone(algo, rew, terminated, done)
+    return algo.compute_retrace(rollout, q, next_val, ratio, gamma, lam)
+
+
+@pytest.mark.eq("acer", 1, 2)
+@pytest.mark.parametrize("terminated,done,error", [
+    ((0, 0, 0, 0), (0, 0, 0, 0), (-1.0673828125, -0.26953125, -2.15625, -2.5)),
+    ((0, 0, 0, 0), (0, 1, 0, 0), (-1, 0, -2.15625, -2.5)),  # a time limit: V(s') counts
+    ((0, 1, 0, 0), (0, 1, 0, 0), (-2.25, -5, -2.15625, -2.5)),  # a death: it does not
+    ((0, 0, 0, 1), (0, 0, 0, 1), (-1.076171875, -0.3046875, -2.4375, -7)),
+])
+def test_retrace_by_hand(terminated, done, error):
+    """The ratios of the next actions are 2 (truncated at 1), 0.5 and 0.25; the first one's is 9."""
+    q, next_val = column(5, 6, 7, 8), column(6, 10, 8, 9)
+    ret = retrace(acer, column(1, 1, 1, 1), column(*terminated), column(*done), q, next_val,
+                  column(9, 2, 0.5, 0.25), 0.5, 0.5)
+    close(ret - q, column(*error))
+
+
+@pytest.mark.parametrize("lam", [1.0, 0.7])
+def test_retrace_is_its_double_sum(lam):
+    torch.manual_seed(0)
+    rew, q, next_val = torch.randn(3, 12, 5, dtype=torch.float64)
+    ratio = torch.randn(12, 5, dtype=torch.float64).exp()
+    terminated, truncated = (torch.rand(2, 12, 5) < 0.15).double()
+    done = torch.maximum(terminated, truncated)
+    got = retrace(bare(acer), rew, terminated, done, q, next_val, ratio, 0.9, lam)
+    expected = double_sum(rew, q, next_val, ratio, terminated, done, 0.9, lam)
+    close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_retrace_of_new_data_is_the_n_step_return():
+    torch.manual_seed(0)
+    rew, q, next_val = torch.randn(3, 6, 2)
+    zeros, ones = torch.zeros(6, 2), torch.ones(6, 2)
+    next_val[:-1] = 0.5 * q[1:]                                 # V and Q need not agree
+    ret = retrace(acer, rew, zeros, zeros, q, next_val, ones, 0.9, 1.0)
+    left = next_val[-1]
+    for t in reversed(range(6)):
+        left = rew[t] + 0.9 * left
+        close(ret[t], left)
+        if t:
+            left = next_val[t - 1] + left - q[t]
+
+
+@every_kind
+@pytest.mark.parametrize("lam", [1.0, 0.8])
+def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
+    """V(s') is that of the true next observation, wherever an episode or the rollout ends."""
+    agent = make_agent(kind, lam=lam)
+    rollout = old_rollout(agent)
+    assert 0 < rollout.terminated.sum() < rollout.done.sum()
+    q, ret, _ = targets(agent, rollout)
+    obs, next_obs = (agent.normalize_obs(x) for x in (rollout.obs, rollout.next_obs))
+    rew = (rollout.rew / 3).clamp(-10, 10)
+    scaled = acer.ReplayRollout(**vars(rollout) | {"obs": obs, "next_obs": next_obs, "rew": rew})
+    with torch.no_grad():
+        got_q, got = acer.compute_q_targets(agent, scaled)
+    close(got_q, q, rtol=1e-4, atol=1e-5)
+    close(got, ret, rtol=1e-4, atol=1e-5)
+
+
+# ---- Equations (3) to (7)
+
+@pytest.mark.eq("acer", 3)
+def test_polyak_by_hand():
+    target, source = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    for net, weight, bias in ((target, 1.0, -2.0), (source, 5.0, 2.0)):
+        net.weight.data.fill_(weight), net.bias.data.fill_(bias)
+    acer.polyak_update(target, source, 0.25)
+    assert (target.weight, target.bias, source.weight, source.bias) == (2, -1, 5, 2)
+
+
+@pytest.mark.eq("acer", 4)
+def test_state_value_by_hand():
+    close(acer.state_value(vec((0.5, 0.5), (0.25, 0.75)).log(), vec((1, 5), (8, -4))), vec(3, -1))
+
+
+@pytest.mark.eq("acer", 5)
+def test_value_loss_by_hand():
+    loss, by_q = gradients(lambda x: acer.value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
+    close(loss, 13 / 3)
+    close(by_q, vec(0, -4 / 3, 2))
+
+
+@pytest.mark.eq("acer", 6, 7)
+@pytest.mark.parametrize("value,mean,var,expected", [
+    (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
+])
+def test_standardize_and_reward_sums_by_hand(value, mean, var, expected):
+    close(acer.standardize(vec(value), vec(mean), vec(var)), vec(expected))
+    rollout = steps_alone(acer, column(1, 2, 3), column(0, 0, 0), column(0, 1, 0))
+    sums, last = acer.discounted_reward_sums(rollout, vec(4), 0.5)
+    close(sums, column(3, 3.5, 3))
+    close(last, vec(3))
+
+
+# ---- The policy's weights and their truncation
+
+PI, Q = (0.5, 0.25, 0.25), (3, 1, -1)                           # V = 1.5
+RATIO = (10, 0.5, 5 / 9)                                        # mu = 0.05, 0.5, 0.45
+
+
+@pytest.mark.eq("acer", 8)
+@pytest.mark.parametrize("act,max_ratio,expected", [
+    (1, 2.0, (0.5 * 0.8 * 1.5, 0.5 * 2.5, 0)),  # R - V = 2.5; of action 0, 1 - 2 / 10 is left
+    (0, 2.0, (0.5 * 0.8 * 1.5 + 2 * 2.5, 0, 0)),
+    (0, 20.0, (10 * 2.5, 0, 0)),
+    (2, 0.4, (0.5 * 0.96 * 1.5, 0.25 * 0.2 * -0.5, 0.4 * 2.5 + 0.25 * 0.28 * -2.5)),
+])
+def test_action_weights_by_hand(act, max_ratio, expected):
+    got = acer.action_weights(vec(PI).log(), vec(Q), vec(RATIO), torch.tensor([act]), vec(4),
+                              max_ratio)
+    close(got, vec(expected))
+
+
+@pytest.mark.parametrize("max_ratio", [0.3, 1.0, 2.0, 1e9])
+def test_the_mean_under_mu_is_the_policy_gradient_for_every_truncation(max_ratio):
+    """If R is Q. Without the factor 1 - c / rho, or with another policy's weights, it is not."""
+    torch.manual_seed(0)
+    log_pi, log_mu = (2 * torch.randn(2, 1, 5)).log_softmax(-1)
+    q, ratio = torch.randn(1, 5), (log_pi - log_mu).exp()
+    assert ratio.max() > 2 and ratio.min() < 0.3
+    mean = sum(p * acer.logit_gradient(acer.action_weights(
+        log_pi, q, ratio, torch.tensor([act]), q[:, act], max_ratio), log_pi)
+        for act, p in enumerate(log_mu.exp()[0]))
+    val, = gradients(lambda x: (x.softmax(-1) * q).sum(), log_pi)[1:]  # grad of E_pi Q
+    close(mean, val, rtol=1e-4)
+
+
+def test_infinite_and_vanishing_ratios_give_finite_weights():
+    log_pi = vec((0, -200, -300))
+    ratio = torch.tensor([[torch.inf, 0, 0]])
+    for act in range(3):
+        got = acer.action_weights(log_pi, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
+        assert got.isfinite().all()
+
+
+@pytest.mark.eq("acer", 9)
+def test_logit_gradient_by_hand():
+    close(acer.logit_gradient(vec((1, 3)), vec((0.25, 0.75)).log()), vec((1 - 1, 3 - 3)))
+    close(acer.logit_gradient(vec((4, 0)), vec((0.25, 0.75)).log()), vec((3, -3)))
+
+
+def test_logit_gradient_is_that_of_autograd():
+    torch.manual_seed(0)
+    logits, weight = torch.randn(2, 6, 4)
+    _, by_logits = gradients(lambda x: (weight * x.log_softmax(-1)).sum(), logits)
+    close(acer.logit_gradient(weight, logits.log_softmax(-1)), by_logits)
+
+
+# ---- The trust region
+
+@pytest.mark.eq("acer", 11)
+def test_projection_by_hand():
+    g = vec((3, 4), (3, 4), (-9, 4), (3, 4))
+    k = vec((1, 0), (1, 1), (1, 0), (0, 0))
+    # slopes 3, 7, -9, 0; what exceeds 1 is taken off along k
+    close(acer.project(g, k, 1.0), vec((1, 4), (0, 1), (-9, 4), (3, 4)))
+    close(acer.project(vec((3, 4)), vec((2, 0)), 1.0), vec((0.5, 4)))
+
+
+def test_projection_solves_its_quadratic_program():
+    """min |z - g|^2 / 2 subject to k^T z <= limit, by a solver that knows nothing of the formula."""
+    rng = np.random.default_rng(0)
+    g, k = rng.normal(size=(2, 12, 5))
+    slopes = (g * k).sum(-1)
+    assert (slopes > 0.3).any() and (slopes < 0.3).any()
+    z = acer.project(*(torch.tensor(x, dtype=torch.float32) for x in (g, k)), 0.3)
+    for row in range(len(g)):
+        found = minimize(
+            lambda x, row=row: 0.5 * np.square(x - g[row]).sum(), np.zeros(5),
+            jac=lambda x, row=row: x - g[row], method="SLSQP", options={"ftol": 1e-14},
+            constraints={"type": "ineq", "fun": lambda x, row=row: 0.3 - k[row] @ x})
+        close(z[row].double(), found.x, rtol=1e-4, atol=1e-4)
+
+
+def q_batch(agent, rollout):
+    """What `update` makes of a rollout."""
+    with torch.no_grad():
+        _, ret, _ = targets(agent, rollout)
+    return acer.QBatch(agent.normalize_obs(rollout.obs).flatten(0, 1), rollout.act.flatten(),
+                       rollout.logp_old.flatten(0, 1), ret.flatten())
+
+
+def direction(agent, batch):
+    with torch.no_grad():
+        actor_out, q = agent(batch.obs)
+    return acer.policy_direction(agent, batch, actor_out.log_softmax(-1), q)
+
+
+@pytest.mark.eq("acer", 10)
+def test_slope_by_hand(monkeypatch):
+    """pi = (0.5, 0.5), avg = (0.2, 0.8): more of action 0 leads away from avg."""
+    seen = []
+    monkeypatch.setattr(acer, "project", lambda g, k, limit: seen.append((k, limit)) or g)
+    agent = tiny_agent(logits=(0, 0), average=(np.log(0.2), np.log(0.8)), q=(0, 0), max_slope=0.3)
+    direction(agent, acer.QBatch(vec((1,)), torch.tensor([0]), vec((0.5, 0.5)).log(), vec(1)))
+    (k, limit), = seen
+    close(k, vec((0.3, -0.3)))
+    assert limit == 0.3
+
+
+def test_a_step_along_z_raises_the_divergence_from_the_average_as_slowly_as_asked():
+    """By finite differences of PyTorch's KL(avg || pi), for each sample on its own."""
+    agent = make_agent(max_slope=0.02)
+    batch = q_batch(agent, old_rollout(agent))
+    z, metrics = direction(agent, batch)
+    with torch.no_grad():
+        logits, average = agent(batch.obs)[0].double(), agent.policy_avg(batch.obs).double()
+    kl = [kl_divergence(Categorical(logits=average), Categorical(logits=logits + step * z))
+          for step in (-1e-4, 1e-4)]
+    slope = (kl[1] - kl[0]) / 2e-4
+    free, _ = direction(make_agent(max_slope=0.0), batch)
+    assert slope.max() <= 0.02 + 1e-4
+    at_limit = (slope - 0.02).abs() < 1e-4
+    changed = (z != free).any(-1)
+    assert 3 < changed.sum() < 20 and at_limit[changed].all()
+    close(metrics["projected"], changed.float().mean())
+    close(metrics["kl_avg"], kl_divergence(
+        Categorical(logits=average), Categorical(logits=logits)).mean().float(), rtol=1e-4)
+
+
+def test_the_whole_direction_from_distributions():
+    """Each step of (8) to (11), sample by sample, from PyTorch's distributions and autograd."""
+    agent = make_agent(max_slope=0.05, max_ratio=0.8)
+    rollout = old_rollout(agent)
+    batch = q_batch(agent, rollout)
+    z, metrics = direction(agent, batch)
+    policy, q, average = outputs(agent, rollout.obs.flatten(0, 1))
+    mu, c = batch.logp_old.exp(), 0.8
+    for i in range(len(z)):
+        val = (policy.probs[i] * q[i]).sum()
+
+        def gain(logits, i=i, val=val):
+            logp, pi = Categorical(logits=logits), policy.probs[i]
+            first = min(c, pi[batch.act[i]] / mu[i, batch.act[i]]) * logp.log_prob(batch.act[i])
+            second = sum(pi[a] * max(0, 1 - c * mu[i, a] / pi[a]) * (q[i, a] - val)
+                         * logp.log_prob(torch.tensor(a)) for a in range(4))
+            return first * (batch.ret[i] - val) + second
+
+        _, g = gradients(gain, policy.logits[i])
+        _, k = gradients(lambda x, i=i: kl_divergence(
+            Categorical(logits=average.logits[i]), Categorical(logits=x)), policy.logits[i])
+        excess = max(0.0, float(k @ g) - 0.05)
+        close(z[i], g - excess / (k @ k) * k, rtol=1e-3, atol=1e-4)
+    ratio = (policy.log_prob(batch.act) - batch.logp_old[range(len(z)), batch.act]).exp()
+    close(metrics["ratio"], ratio, rtol=1e-4)
+    assert (ratio > c).sum() > 3 and (policy.probs / mu > c).any(-1).sum() > (ratio > c).sum()
+
+
+# ---- The loss
+
+@pytest.mark.eq("acer", 12)
+def test_weighted_policy_loss_by_hand():
+    loss, by_log_pi = gradients(lambda x: acer.weighted_policy_loss(x, vec((1, -1), (2, 0))),
+                                vec((-1, -3), (-0.5, -9)))
+    close(loss, -((-1 + 3) + (-1 + 0)) / 2)
+    close(by_log_pi, -vec((1, -1), (2, 0)) / 2)
+
+
+def test_the_gradient_of_the_policy_loss_in_the_logits_is_z():
+    """Per sample, divided by their number. z must sum to zero, as (9) and (10) do."""
+    torch.manual_seed(0)
+    logits, weight = torch.randn(2, 6, 4)
+    z = acer.logit_gradient(weight, logits.log_softmax(-1))
+    _, by_logits = gradients(lambda x: acer.weighted_policy_loss(x.log_softmax(-1), z), logits)
+    close(by_logits, -z / 6)
+
+
+def tiny_agent(logits, q, average=(0, 0), **settings):
+    """An agent with two actions that sees nothing: all its outputs are biases."""
+    acts = acer.gym.spaces.Discrete(2)
+    space = acer.gym.spaces.Box(-1, 1, (1,), np.float32)
+    agent = acer.Agent(space, acts, config(hidden=(1,), **settings))
+    for param in agent.parameters():
+        param.data.zero_()
+    for net, values in ((agent.actor, logits), (agent.policy_avg[1], average), (agent.critic, q)):
+        net[-1].bias.data.copy_(torch.tensor(values))
+    return agent
+
+
+def loss_and_gradients(agent, batch):
+    """Loss, metrics and gradients by name."""
+    loss, metrics = acer.acer_loss(agent, batch)
+    named = {name: param for name, param in agent.named_parameters() if param.requires_grad}
+    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    return loss.detach(), metrics, dict(zip(named, grads))
+
+
+@pytest.mark.eq("acer", 13)
+def test_whole_loss_by_hand():
+    """pi = (1/4, 3/4), V = 3; action 1 was taken with mu = 1/2, so rho = 1.5, and R = 5."""
+    agent = tiny_agent(logits=(0, np.log(3)), q=(0, 4), average=(0, np.log(3)), vf_coef=0.5,
+                       ent_coef=0.1, max_ratio=1.25)
+    batch = acer.QBatch(vec((1,)), torch.tensor([1]), vec((0.5, 0.5)).log(), vec(5))
+    loss, metrics, grads = loss_and_gradients(agent, batch)
+    u = 1.25 * (5 - 3) + 0.75 * (1 - 1.25 / 1.5) * (4 - 3)      # of action 1; of action 0 it is 0
+    z = vec(-u / 4, u / 4)                                      # u (1 - 3/4); pi is avg: k = 0
+    ent = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
+    close(metrics["q_loss"], 1)
+    close(metrics["entropy"], ent)
+    close(loss, -(z[0] * np.log(0.25) + z[1] * np.log(0.75)) + 0.5 * 1 - 0.1 * ent)
+    by_ent = vec(0.25 * (-np.log(0.25) - ent), 0.75 * (-np.log(0.75) - ent))
+    close(grads["actor.2.bias"], -z - 0.1 * by_ent)
+    close(grads["critic.2.bias"], vec(0, 0.5 * 2 * (4 - 5)))    # of the action taken alone
+
+
+def test_what_the_loss_refuses():
+    agent = make_agent()
+    batch = vars(q_batch(agent, old_rollout(agent)))
+    with pytest.raises(TypeCheckError):
+        acer.acer_loss(agent, acer.QBatch(**batch | {"ret": batch["ret"][:, None]}))
+    for at in range(4):
+        args = [torch.zeros(4, 3) for _ in range(3)] + [torch.zeros(4, 1).long(), torch.zeros(4)]
+        args[at] = torch.zeros(4, 2) if at < 3 else args[at]
+        args[3] = args[3] if at == 3 else args[3].squeeze(-1)
+        with pytest.raises((AssertionError, RuntimeError)):
+            bare(acer).action_weights(*args, 2.0)
+
+
+@every_kind
+def test_on_new_data_the_gradient_is_that_of_a2c_with_q_for_a_baseline(kind):
+    """rho = 1, and far from the limit of the trust region: grad log pi (R - V)."""
+    agent = make_agent(kind, vf_coef=0.0, max_slope=1e6)
+    rollout = new_rollout(agent)
+    batch = q_batch(agent, rollout)
+    _, ret, val = targets(agent, rollout)
+    theirs = onpolicy_agent(a2c, kind, vf_coef=0.0, ent_coef=SMALL["ent_coef"])
+    for part in ("encoder", "actor"):
+        getattr(theirs, part).load_state_dict(getattr(agent, part).state_dict())
+    _, metrics, grads = loss_and_gradients(agent, batch)
+    loss, _ = a2c.a2c_loss(theirs, a2c.Batch(batch.obs, batch.act, (ret - val).flatten(),
+                                             ret.flatten()))
+    assert (metrics["ratio"] - 1).abs().max() < 1e-5
+    params = [(name, param) for name, param in theirs.named_parameters() if "critic" not in name]
+    expected = torch.autograd.grad(loss, [param for _, param in params])
+    for (name, _), grad in zip(params, expected, strict=True):
+        assert grad.any()
+        close(grads[name], grad, rtol=1e-3, atol=1e-5)
+
+
+@every_kind
+def test_the_gradient_is_a_mean_over_samples_each_with_its_own_trust_region(kind):
+    """So a batch that is repeated has the same gradient, and two halves have its mean."""
+    agent = make_agent(kind, max_slope=0.02)
+    batch = vars(q_batch(agent, old_rollout(agent)))
+    parts = [batch, {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in batch.items()},
+             {name: x[:12] for name, x in batch.items()}, {name: x[12:] for name, x in batch.items()}]
+    once, twice, first, second = (loss_and_gradients(agent, acer.QBatch(**part))[2]
+                                  for part in parts)
+    for name, grad in once.items():
+        close(twice[name], grad, rtol=1e-3, atol=1e-5)
+        close((first[name] + second[name]) / 2, grad, rtol=1e-3, atol=1e-5)
+
+
+def test_the_critic_learns_from_its_own_loss_alone_and_the_actor_from_its_own():
+    """Ratios, V and z are constants, whatever they were computed from."""
+    for vf_coef in (0.0, 1.0):
+        agent = make_agent(vf_coef=vf_coef, ent_coef=0.0, max_slope=0.02)
+        batch = q_batch(agent, old_rollout(agent))
+        _, _, grads = loss_and_gradients(agent, batch)
+        assert (grads["critic.4.bias"].abs().sum() > 0) == (vf_coef > 0)
+        z, _ = direction(agent, batch)
+        actor_out = agent.actor(batch.obs)
+        by_z = torch.autograd.grad((-z * actor_out).sum() / len(z), list(agent.actor.parameters()))
+        for grad, (name, _) in zip(by_z, agent.actor.named_parameters()):
+            close(grads[f"actor.{name}"], grad, rtol=1e-3, atol=1e-6)
+
+
+# ---- The update
+
+@every_kind
+def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
+    agent = make_agent(kind, max_grad_norm=0.0)
+    rollout, calls, plain = old_rollout(agent), [], acer.acer_loss
+    expected = q_batch(agent, rollout)
+    start = flat(agent.trained_parameters())
+
+    def loss(agent, batch):
+        calls.append(batch)
+        return plain(agent, batch)
+
+    monkeypatch.setattr(acer, "acer_loss", loss)
+    optimizer = make_optimizer(agent, Descent)
+    metrics = acer.update(agent, optimizer, rollout, 0.1)
+    (batch,) = calls
+    for name, value in vars(expected).items():
+        close(getattr(batch, name), value, rtol=1e-4, atol=1e-5)
+    assert not batch.ret.requires_grad
+    close(start - flat(agent.trained_parameters()), 0.1 * optimizer.grad, rtol=1e-3)
+    close(metrics["grad_norm"], optimizer.grad.norm())
+
+
+@every_kind
+def test_an_update_moves_all_networks_and_leaves_statistics_alone(kind):
+    agent = make_agent(kind)
+    kept, before = statistics(agent), copies(agent)
+    metrics = learn(agent, old_rollout(agent), lr=0.1)
+    assert same(statistics(agent), kept)
+    assert moved(before, agent) == {name for name, _ in agent.named_parameters()}
+    assert all(x.isfinite().all() and not x.requires_grad for x in metrics.values())
+
+
+@every_kind
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
+    agent = make_agent(kind, tau=tau)
+    old = flat(agent.policy_avg.parameters())
+    before = flat(agent.policy().parameters())
+    learn(agent, old_rollout(agent), lr=0.1)
+    new = flat(agent.policy().parameters())
+    assert len(old) == len(new) and (new - before).abs().max() > 1e-3
+    close(flat(agent.policy_avg.parameters()), old + tau * (new - old), rtol=1e-4, atol=1e-6)
+
+
+def test_the_step_sees_the_average_from_before_it(monkeypatch):
+    agent, seen, plain = make_agent(tau=1.0), [], acer.policy_direction
+
+    def look(agent, *args):
+        seen.append(flat(agent.policy_avg.parameters()))
+        return plain(agent, *args)
+
+    monkeypatch.setattr(acer, "policy_direction", look)
+    average = flat(agent.policy_avg.parameters())
+    learn(agent, old_rollout(agent), lr=0.1)
+    assert torch.equal(seen[0], average)
+
+
+@every_kind
+def test_the_average_begins_as_the_policy_and_is_not_trained(kind):
+    agent = acer.Agent(*SPACES[kind], config())
+    assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy().parameters()))
+    own = {id(param) for param in agent.policy_avg.parameters()}
+    trained = {id(param) for param in agent.trained_parameters()}
+    assert not own & trained
+    assert trained | own == {id(param) for param in agent.parameters()}
+    before = copies(agent)
+    agent.cfg = config(tau=0.0)
+    learn(agent, new_rollout(agent), lr=0.1)
+    assert not any(name.startswith("policy_avg") for name in moved(before, agent))
+
+
+@pytest.mark.parametrize("limit", [0.05, 1e9])
+def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
+    agent = make_agent(max_grad_norm=limit)
+    start = flat(agent.trained_parameters())
+    metrics = learn(agent, old_rollout(agent), Descent, lr=1.0)
+    assert metrics["grad_norm"] > 0.1
+    expected = min(limit, float(metrics["grad_norm"]))
+    close((flat(agent.trained_parameters()) - start).norm(), expected, rtol=1e-3)
+
+
+def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_probabilities():
+    """pi is what the agent would do now. mu is what it did then."""
+    agent = make_agent(max_grad_norm=0.0)
+    rollout = new_rollout(agent)
+    kept = rollout.logp_old.clone()
+    agent.obs_stats.mean += 1
+    agent.obs_stats.var *= 2
+    agent.reward_sum_stats.var *= 4
+    q, ret, _ = targets(agent, rollout)
+    policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
+    ratio = policy.probs.gather(-1, rollout.act.flatten()[:, None])[:, 0] / (
+        kept.flatten(0, 1).exp().gather(-1, rollout.act.flatten()[:, None])[:, 0])
+    metrics = learn(agent, rollout)
+    assert (ratio - 1).abs().max() > 0.1
+    close(metrics["ratio"], ratio, rtol=1e-4)
+    close(metrics["q"], q, rtol=1e-4, atol=1e-5)
+    share = 1 - np.var((ret - q).numpy()) / np.var(ret.numpy())
+    close(metrics["explained_variance"], share, rtol=1e-3, atol=1e-4)
+    assert torch.equal(rollout.logp_old, kept)
+
+
+def test_the_order_of_environments_does_not_matter():
+    results = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        agent = make_agent()
+        columns = vars(old_rollout(agent))
+        learn(agent, acer.ReplayRollout(**{name: x[:, order] for name, x in columns.items()}))
+        results.append(flat(agent.parameters()))
+    close(*results, rtol=1e-3, atol=2e-5)
+
+
+# ---- The agent that acts, and what is collected
+
+def test_the_first_policy_prefers_nothing_and_a_new_agent_knows_nothing():
+    agent = acer.Agent(*SPACES["discrete"], config())
+    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 1.0}
+    for net in (agent.actor, agent.critic):
+        for layer in net[::2]:
+            weight = layer.weight.detach()
+            weight = weight if len(weight) <= weight.shape[1] else weight.T
+            gain = gains.get(layer, 2**0.5)
+            close(weight @ weight.T, gain**2 * torch.eye(len(weight)), atol=1e-4 * gain**2)
+            assert not layer.bias.any()
+
+
+def test_actions_are_drawn_from_the_policy_for_each_environment_anew():
+    agent = make_agent()
+    obs = torch.tensor([[2.0, 4, 5], [3.0, -1, 2]])
+    act = agent.act(obs.repeat(20000, 1)).unflatten(0, (-1, 2))
+    policy, _, _ = outputs(agent, obs)
+    shares = torch.stack([(act == k).float().mean(0) for k in range(4)], -1)
+    assert policy.probs.std() > 0.02
+    close(shares, policy.probs, atol=0.015)
+    close((act[:, 0] == act[:, 1]).float().mean(), policy.probs.prod(0).sum(), atol=0.015)
+    assert torch.equal(agent.act(obs, deterministic=True), policy.mode)
+    assert [agent.predict(row) for row in obs.numpy()] == policy.mode.tolist()
+
+
+@pytest.mark.parametrize("obs", ["vector", "image"])
+def test_every_row_is_as_scripted_with_the_probabilities_of_who_acted(obs):
+    cfg = config(env="tests.envs:Counter-v0", env_kwargs=json.dumps({"obs": obs, "act": "discrete"}))
+    envs = make_envs(cfg, 3)
+    agent = acer.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    agent.actor[-1].weight.data *= 100
+    last, rollouts = envs.reset(seed=7)[0], []
+    for steps in (5, 1, 9):
+        rollout, last = acer.collect(agent, envs, last, steps)
+        rollouts.append(acer.keep_policy(agent, rollout))
+    scripted = [script(number, 16)[0] for number in range(3)]
+    for i, field in enumerate(["obs", "rew", "next_obs", "terminated", "done"]):
+        expected = torch.tensor([[row[i] for row in env[:15]] for env in scripted]).transpose(0, 1)
+        got = torch.cat([getattr(rollout, field) for rollout in rollouts]).float()
+        got = got[:, :, 20, 20] if field.endswith("obs") and obs == "image" else got
+        assert torch.equal(got, expected.float()), field
+    stored = torch.cat([rollout.act for rollout in rollouts])
+    assert np.array_equal(np.stack([env.acts for env in Counter.made], axis=1), stored.numpy())
+    for rollout in rollouts:
+        policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
+        close(rollout.logp_old.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
+
+
+def test_statistics_are_those_of_all_rows_and_of_each_running_return():
+    agent = acer.Agent(*SPACES["discrete"], config(gamma=0.9))
+    rollouts = [make_rollout(acer, make_agent(), seed) for seed in range(3)]
+    for rollout in rollouts:
+        agent.update_stats(rollout)
+    obs = torch.cat([rollout.obs for rollout in rollouts]).flatten(0, 1).double()
+    rew, done = (torch.cat([getattr(rollout, key) for rollout in rollouts]).double()
+                 for key in ("rew", "done"))
+    sums, running = [], torch.zeros(3)
+    for t in range(len(rew)):
+        running = rew[t] + 0.9 * running * (1 - done[t - 1] if t else 1)
+        sums.append(running)
+    for stats, seen in ((agent.obs_stats, obs), (agent.reward_sum_stats, torch.cat(sums))):
+        close(stats.count, float(len(seen)))
+        close(stats.mean, seen.mean(0), rtol=1e-4)
+        close(stats.var, seen.var(0, correction=0), rtol=1e-4)
+
+
+# ---- The replay buffer
+
+def numbered(number):
+    """A rollout whose numbers are all `number`."""
+    agent = make_agent()
+    return acer.ReplayRollout(**{name: torch.full_like(x, number)
+                                 for name, x in vars(new_rollout(agent)).items()})
+
+
+def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
+    buffer = acer.ReplayBuffer(3, torch.device("cpu"))
+    for number in range(5):
+        buffer.add(numbered(number))
+        held = {int(buffer.sample().rew[0, 0]) for _ in range(60)}
+        assert held == set(range(max(0, number - 2), number + 1))
+    drawn = [int(buffer.sample().rew[0, 0]) for _ in range(3000)]
+    assert all(abs(drawn.count(number) - 1000) < 120 for number in (2, 3, 4))
+    for x in vars(buffer.sample()).values():
+        assert len(x.unique()) == 1                             # all columns are of one rollout
+
+
+def test_a_buffer_that_is_saved_goes_on_as_it_was():
+    first, second = (acer.ReplayBuffer(3, torch.device("cpu")) for _ in range(2))
+    for number in range(4):
+        first.add(numbered(number))
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    assert same(first.state_dict(), second.state_dict())
+    for buffer in (first, second):
+        buffer.add(numbered(9))
+        assert [int(rollout.rew[0, 0]) for rollout in buffer.rollouts] == [2, 3, 9]
+
+
+# ---- Whole runs
+
+def train(run_dir="run", total_steps=72, **settings):
+    return acer.train(config(**{"env": "CartPole-v1", "run_dir": run_dir,
+                                "total_steps": total_steps} | settings))
+
+
+def watched(monkeypatch, **settings):
+    """Train. Return (rollout, metrics, statistics and weights before) of every update."""
+    seen, plain = [], acer.update
+
+    def look(agent, optimizer, rollout, lr):
+        before = {name: value.clone() for name, value in agent.state_dict().items()}
+        seen.append((rollout, plain(agent, optimizer, rollout, lr), before))
+        return seen[-1][1]
+
+    monkeypatch.setattr(acer, "update", look)
+    train(**settings)
+    return seen
+
+
+def test_training_learns_from_the_new_rollout_then_from_old_ones_then_observes(monkeypatch):
+    calls = []
+    for owner, name in ((acer, "collect"), (acer, "keep_policy"), (acer, "update"),
+                        (acer.ReplayBuffer, "add"), (acer.ReplayBuffer, "sample"),
+                        (acer.Agent, "update_stats")):
+        monkeypatch.setattr(owner, name, noted(calls, getattr(owner, name)))
+    train(total_steps=72)
+    once = ["collect", "keep_policy", "update", "add", *["sample", "update"] * 2, "update_stats"]
+    assert calls == once * 3
+
+
+def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
+    """Raw, and with the probabilities of then. The ratio of a new one is 1, of old ones it is not."""
+    seen = watched(monkeypatch, total_steps=240, lr=0.05, seed=3)
+    new, old = seen[::3], [each for i, each in enumerate(seen) if i % 3]
+    assert len(new) == 10 and len(old) == 20
+    envs = make_envs(config(env="CartPole-v1"), 1)
+    for i, (rollout, metrics, before) in enumerate(new):
+        assert (metrics["ratio"] - 1).abs().max() < 1e-5
+        agent = acer.Agent(envs.single_observation_space, envs.single_action_space, config())
+        agent.load_state_dict(before)
+        policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
+        close(rollout.logp_old.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
+        for replayed, _, _ in old[2 * i:2 * i + 2]:
+            held = [each for each, _, _ in new[max(0, i - 2):i + 1]]
+            assert any(same(vars(replayed), vars(each)) for each in held)
+    assert max((metrics["ratio"] - 1).abs().max() for _, metrics, _ in old) > 0.1
+    obs = torch.cat([rollout.obs for rollout, _, _ in new]).flatten(0, 1)
+    assert obs[0].abs().max() <= 0.05                           # raw: of CartPole's first state
+
+
+def test_with_replay_ratio_0_it_is_on_policy(monkeypatch):
+    """Every update is on the rollout just collected, whose ratios are 1."""
+    seen = watched(monkeypatch, total_steps=120, replay_ratio=0, lr=0.05)
+    assert len(seen) == 5
+    for rollout, metrics, _ in seen:
+        assert (metrics["ratio"] - 1).abs().max() < 1e-5
+    assert len({rollout.obs.sum().item() for rollout, _, _ in seen}) == 5
+    assert not any(name.startswith("replayed") for name in rows("run")[0])
+
+
+def test_a_report_tells_new_and_replayed_rollouts_apart(monkeypatch):
+    seen = watched(monkeypatch, total_steps=96, report_every=48)
+    for row, updates in zip(rows("run"), (seen[:6], seen[6:]), strict=True):
+        for name in ("q_loss", "entropy", "grad_norm", "explained_variance", "kl_avg", "projected"):
+            for prefix, some in (("", updates[::3]), ("replayed_", updates[1::3] + updates[2::3])):
+                mean = np.mean([float(metrics[name]) for _, metrics, _ in some])
+                assert float(row[prefix + name]) == pytest.approx(mean, rel=1e-5, abs=1e-7), name
+        assert float(row["ratio_mean"]) == pytest.approx(1, abs=1e-5)
+    close([float(row["lr"]) for row in rows("run")], [1e-3 * (1 - 24 / 96), 1e-3 * (1 - 72 / 96)])
+
+
+def test_lr_falls_to_zero_from_rollout_to_rollout(monkeypatch):
+    given, plain = [], acer.update
+    monkeypatch.setattr(acer, "update", lambda *args: given.append(args[3]) or plain(*args))
+    for anneal in (True, False):
+        train(run_dir=f"run{anneal}", total_steps=48, lr=0.1, anneal_lr=anneal)
+    close(given, [0.1] * 3 + [0.05] * 3 + [0.1] * 6)
+
+
+def test_a_run_learns_from_every_row_and_reports_every_episode(monkeypatch):
+    seen = watched(monkeypatch, env="tests.envs:Counter-v0", env_kwargs='{"act": "discrete"}',
+                   total_steps=96)
+    scripted = [script(number, 32)[0] for number in range(3)]
+    for i, field in enumerate(["obs", "rew", "next_obs", "terminated", "done"]):
+        expected = torch.tensor([[row[i] for row in env] for env in scripted]).transpose(0, 1)
+        got = torch.cat([getattr(rollout, field) for rollout, _, _ in seen[::3]])
+        assert torch.equal(got, expected.float()), field
+    got = [tuple(float(row[key]) for key in ("step", "env", "ep_ret", "ep_len"))
+           for row in rows("run", "episodes.csv")]
+    assert sorted(got) == sorted((3.0 * (t + 1), *rest) for number in range(3)
+                                 for t, *rest in script(number, 32)[1])
+
+
+@pytest.mark.parametrize("rule", ["tf", "torch"])
+def test_the_flag_chooses_the_rule_of_rmsprop(rule, monkeypatch):
+    made, plain = [], mpi.RMSProp
+
+    class Noted(plain):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(mpi, "RMSProp", Noted)
+    agent = train(total_steps=24, rmsprop=rule, rmsprop_eps=0.5)
+    assert made[0].tf_style == (rule == "tf") and made[0].eps == 0.5
+    assert len(made[0].flat) == sum(param.numel() for param in agent.trained_parameters())
+
+
+def test_a_seed_is_a_run():
+    for number, (seed, every) in enumerate([(1, 0), (1, 48), (2, 0)]):
+        train(run_dir=f"run{number}", seed=seed, eval_every=every)
+    runs = [rows(f"run{number}") for number in range(3)]
+    evaluated = [{k: v for k, v in row.items() if "eval" not in k} for row in runs[1]]
+    assert evaluated == runs[0] != runs[2] and len(runs[0]) == 3
+
+
+def test_resume_goes_on_with_weights_average_optimizer_and_buffer(monkeypatch):
+    known, plain = [], acer.update
+
+    def look(agent, optimizer, rollout, lr):
+        held = [agent.state_dict(), optimizer.state_dict()]
+        known.append(copy.deepcopy(held))
+        metrics = plain(agent, optimizer, rollout, lr)
+        known.append(copy.deepcopy(held))
+        return metrics
+
+    monkeypatch.setattr(acer, "update", look)
+    train(total_steps=96)
+    ended = known[-1]
+    _, payload = saved("run")
+    assert len(payload["state"]["buffer"]["rollouts"]) == 3
+    del known[:]
+    drawn, sample = [], acer.ReplayBuffer.sample
+    monkeypatch.setattr(acer.ReplayBuffer, "sample",
+                        lambda buffer: drawn.append(len(buffer.rollouts)) or sample(buffer))
+    acer.train(acer.Config(env="CartPole-v1", run_dir="run", total_steps=120, resume=True))
+    begun = known[0]
+    weights = {name for name in begun[0] if "stats" not in name}  # these moved after the update
+    assert all(torch.equal(begun[0][name], ended[0][name]) for name in weights)
+    assert same(begun[1], ended[1]) and begun[1]["square"].any()
+    assert drawn == [3, 3]
+
+
+@pytest.mark.parametrize("settings,flag", [
+    ({"replay_ratio": -1}, "--replay-ratio"), ({"max_ratio": 0.0}, "--max-ratio"),
+    ({"max_slope": -0.1}, "--max-slope"), ({"tau": 1.5}, "--tau"), ({"lam": -0.1}, "--lam"),
+    ({"rollout_steps": 25}, "--rollout-steps"), ({"buffer_size": 2}, "--buffer-size"),
+    ({"rmsprop_eps": 0.0}, "--rmsprop-eps"), ({"ent_coef": -0.1}, "--ent-coef"),
+])
+def test_settings_that_are_refused(settings, flag):
+    assert refused(lambda: config(**settings)).startswith(flag)
+
+
+def test_continuous_actions_and_a_buffer_without_end_are_refused():
+    said = refused(lambda: train(env="Pendulum-v1"))
+    assert "discrete" in said.lower() and "action space" in said
+    said = refused(lambda: train(buffer_size=10**12))
+    assert said.startswith("--buffer-size") and "GB" in said
+
+
+# ---- What is learned
+
+def test_cartpole():
+    """Twenty steps at first, and all 500 after 25,000: A2C needs several times as many."""
+    cfg = acer.Config(total_steps=25_600, lr=2e-3, seed=3, run_dir="run", device="cpu")
+    assert evaluate(acer.train(cfg), cfg, 10, seed=1)[0].mean() >= 450
+
+
+def test_images():
+    """Encoder, actor, critic and average learn together."""
+    cfg = acer.Config(env="tests.envs:Bright-v0", total_steps=2048, rollout_steps=128, run_dir="run",
+                      buffer_size=1024, replay_ratio=3, lr=1e-3, device="cpu")
+    assert evaluate(acer.train(cfg), cfg, 50, seed=1)[0].mean() >= 0.98
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
+def test_probe(case):
+    found = probe.probe(acer, case, False)
+    assert probe.passed(found), f"look at {case.hint}: {found}"
+
+
+# ---- Other processes
+
+def learn_share(folder):
+    """Two updates on old rollouts, with this rank's environments or, alone, with all of them."""
+    agent = make_agent(num_envs=4, rollout_steps=64, buffer_size=128)
+    optimizer = make_optimizer(agent)
+    for seed in range(2):
+        other = make_agent(seed=seed + 7, num_envs=4, rollout_steps=64, buffer_size=128)
+        columns = vars(make_rollout(acer, other, seed))
+        columns["rew"] *= torch.tensor([1.0, 2.0, 5.0, 9.0])    # a rank alone would be misled
+        columns["obs"] += torch.tensor([0.0, 0.1, 0.5, 1.0]).view(4, 1)
+        whole = acer.keep_policy(other, acer.Rollout(**columns))
+        envs = torch.arange(4).chunk(mpi.size())[mpi.rank()]
+        rollout = acer.ReplayRollout(**{name: x[:, envs] for name, x in vars(whole).items()})
+        metrics = acer.update(agent, optimizer, rollout, 1e-3)
+        agent.update_stats(rollout)
+    result = {"flat": flat(agent.parameters()), "grad_norm": metrics["grad_norm"]}
+    torch.save(result, Path(folder, f"acer{mpi.rank()}of{mpi.size()}.pt"))
+    return result
+
+
+def test_two_ranks_equal_one(tmp_path):
+    two_ranks(__file__, tmp_path)
+    one = learn_share(tmp_path)
+    first, second = (torch.load(tmp_path / f"acer{k}of2.pt") for k in (0, 1))
+    assert torch.equal(first["flat"], second["flat"])
+    for key in one:
+        close(first[key], one[key], rtol=2e-3, atol=1e-5)
+
+
+if __name__ == "__main__":
+    learn_share(sys.argv[1])
