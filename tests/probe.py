@@ -32,6 +32,9 @@ SETTINGS = {"total_steps": 6144, "num_envs": 8, "gamma": GAMMA, "hidden": (32, 3
 OFF_POLICY = {"total_steps": 1200, "num_envs": 2, "lr": 5e-3, "batch_size": 64, "start_steps": 200,
               "buffer_size": 2000, "report_every": 600, "tau": 0.05, "learn_alpha": False,
               "alpha": 0.01}
+# Those of ACER, on top of both: as on-policy, and each rollout is replayed once.
+ACER = {"total_steps": 10240, "num_envs": 8, "lr": 1e-2, "rollout_steps": 64, "replay_ratio": 1,
+        "rmsprop_eps": 1e-3, "report_every": 2560}
 # Those of DQN and its children, on top of both.
 DQN = {"num_envs": 8, "total_steps": 2000, "start_steps": 64, "update_every": 4, "lr": 1e-2,
        "target_every": 40, "eps_steps": 1000, "hidden": (32,)}
@@ -67,6 +70,7 @@ def probe(algo, case, box, **settings):
     """Train `algo`, a module, on a case. Return rows (what, expected, got, tolerance)."""
     fields = {field.name for field in dataclasses.fields(algo.Config)}
     every = SETTINGS | (OFF_POLICY if "buffer_size" in fields else {})
+    every |= ACER if "replay_ratio" in fields else {}
     every |= DQN if "target_every" in fields else {}
     quick = {name: value for name, value in every.items() if name in fields}
     kwargs = '{"box": true}' if box else "{}"
@@ -100,6 +104,8 @@ def value(agent, obs):
     if hasattr(agent, "lstm"):
         h, agent.memory = agent.remember(features[None], agent.memory_before(obs))
         features = h[0]
+    if hasattr(agent, "policy_avg"):  # ACER: V is the mean of Q under the policy
+        return (agent.actor(features).softmax(-1) * agent.critic(features)).sum().item()
     return agent.critic(features).item()
 
 

@@ -32,6 +32,7 @@ TESTS = {
     "gail": "gail demos onpolicy",
     "bc": "bc demos",
     "a2c": "a2c onpolicy",
+    "acer": "acer",
     "vpg": "vpg onpolicy",
     "trpo": "trpo onpolicy",
     "ddpg": "ddpg replay",

@@ -11,6 +11,7 @@ import tyro
 
 from algos import (
     a2c,
+    acer,
     bc,
     ddpg,
     dqn,
@@ -32,7 +33,7 @@ from utils.flags import read_command
 from utils.mpi import UsageError
 from utils.run import parse
 
-ALGOS = [vpg, a2c, ppo, ppo_popart, ppo_lstm, gail, bc, trpo, ddpg, td3, sac, sac_her, dqn,
+ALGOS = [vpg, a2c, acer, ppo, ppo_popart, ppo_lstm, gail, bc, trpo, ddpg, td3, sac, sac_her, dqn,
          dqn_atari, dqn_per]
 MODULES = ["algos.ppo", "utils.play", "utils.sweep", "tests.probe", "tests.mutants"]
 SCRIPTS = ["plot.py", *(f"benchmarks/{name}.py" for name in
