@@ -106,8 +106,14 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
-from utils.envs import stack_steps
+from utils.envs import (
+    check_memory,
+    image_to_float,
+    is_image,
+    make_envs,
+    nature_cnn,
+    stack_steps,
+)
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
@@ -216,10 +222,6 @@ class Agent(nn.Module):
         """The networks that the average policy averages: observations -> logits."""
         return nn.Sequential(self.encoder, self.actor)
 
-    def trained_parameters(self) -> list[nn.Parameter]:
-        """All but those of the average policy."""
-        return [param for param in self.parameters() if param.requires_grad]
-
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
         if self.images:
@@ -278,7 +280,7 @@ class ReplayRollout(Rollout):
 @dataclass(frozen=True)
 class QBatch:
     obs: Float32[Tensor, "B *obs"]
-    act: Choices
+    act: Shaped[Tensor, "B *act"]
     logp_old: PerAction
     ret: PerSample
 
@@ -361,8 +363,9 @@ def pick(values: PerAction, act: Choices) -> PerSample:
     return values.gather(-1, act.unsqueeze(-1)).squeeze(-1)
 
 
-def state_value(log_pi: PerAction, q: PerAction) -> PerSample:
-    return (log_pi.exp() * q).sum(-1)  # Eq. (4)
+def state_value(actor_out: PerAction, q: PerAction) -> PerSample:
+    """From logits, or from log pi, whose softmax is pi as well."""
+    return (actor_out.softmax(-1) * q).sum(-1)  # Eq. (4)
 
 
 def compute_retrace(rollout: Rollout, q: PerStep, next_val: PerStep, ratio: PerStep,
@@ -460,13 +463,12 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout) -> tuple[PerStep, Pe
     act = rollout.act.flatten()
     actor_out, q = agent(rollout.obs.flatten(0, 1))
     log_pi = actor_out.log_softmax(-1)
-    val = state_value(log_pi, q).view_as(rollout.rew)
+    val = state_value(actor_out, q).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # s' is the next row's s, ...
     ends = rollout.done.bool()
     ends[-1] = True  # ... unless the episode or the rollout ends
-    actor_out, next_q = agent(rollout.next_obs[ends])
-    next_val[ends] = state_value(actor_out.log_softmax(-1), next_q)
+    next_val[ends] = state_value(*agent(rollout.next_obs[ends]))
     ratio = pick((log_pi - rollout.logp_old.flatten(0, 1)).exp(), act).view_as(val)
     q = pick(q, act).view_as(val)
     cfg = agent.cfg
@@ -508,12 +510,12 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         tf_style = cfg.rmsprop == "tf"
-        optimizer = mpi.RMSProp(agent.trained_parameters(), cfg.rmsprop_eps, tf_style)
-        obs_bytes = envs.single_observation_space.sample().nbytes
-        capacity = max(1, cfg.buffer_size // cfg.rollout_steps)
-        buffer = ReplayBuffer(capacity, run.device)
-        num_bytes = 2 * obs_bytes * run.buffer_size  # the other columns are small
+        trained = [param for param in agent.parameters() if param.requires_grad]
+        optimizer = mpi.RMSProp(trained, eps=cfg.rmsprop_eps, tf_style=tf_style)
+        # obs and next_obs are nearly all that the buffer holds.
+        num_bytes = 2 * run.buffer_size * envs.single_observation_space.sample().nbytes
         check_memory("--buffer-size", run.buffer_size, num_bytes, run.device)
+        buffer = ReplayBuffer(max(1, cfg.buffer_size // cfg.rollout_steps), run.device)
         # 0, or where the run stopped.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)

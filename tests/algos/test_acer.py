@@ -75,8 +75,12 @@ def new_rollout(agent, seed=0):
     return acer.keep_policy(agent, make_rollout(acer, agent, seed))
 
 
+def trained(agent):
+    return [param for param in agent.parameters() if param.requires_grad]
+
+
 def make_optimizer(agent, make=mpi.RMSProp):
-    return (make if make is mpi.RMSProp else fitting(make))(agent.trained_parameters())
+    return (make if make is mpi.RMSProp else fitting(make))(trained(agent))
 
 
 def learn(agent, rollout, make=mpi.RMSProp, lr=1e-3):
@@ -296,7 +300,7 @@ def test_projection_by_hand():
 
 
 def test_projection_solves_its_quadratic_program():
-    """min |z - g|^2 / 2 subject to k^T z <= limit, by a solver that knows nothing of the formula."""
+    """min |z - g|^2 / 2 subject to k^T z <= limit, by a solver without the formula."""
     rng = np.random.default_rng(0)
     g, k = rng.normal(size=(2, 12, 5))
     slopes = (g * k).sum(-1)
@@ -481,7 +485,8 @@ def test_the_gradient_is_a_mean_over_samples_each_with_its_own_trust_region(kind
     agent = make_agent(kind, max_slope=0.02)
     batch = vars(q_batch(agent, old_rollout(agent)))
     parts = [batch, {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in batch.items()},
-             {name: x[:12] for name, x in batch.items()}, {name: x[12:] for name, x in batch.items()}]
+             {name: x[:12] for name, x in batch.items()},
+             {name: x[12:] for name, x in batch.items()}]
     once, twice, first, second = (loss_and_gradients(agent, acer.QBatch(**part))[2]
                                   for part in parts)
     for name, grad in once.items():
@@ -510,7 +515,7 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
     agent = make_agent(kind, max_grad_norm=0.0)
     rollout, calls, plain = old_rollout(agent), [], acer.acer_loss
     expected = q_batch(agent, rollout)
-    start = flat(agent.trained_parameters())
+    start = flat(trained(agent))
 
     def loss(agent, batch):
         calls.append(batch)
@@ -523,7 +528,7 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
     for name, value in vars(expected).items():
         close(getattr(batch, name), value, rtol=1e-4, atol=1e-5)
     assert not batch.ret.requires_grad
-    close(start - flat(agent.trained_parameters()), 0.1 * optimizer.grad, rtol=1e-3)
+    close(start - flat(trained(agent)), 0.1 * optimizer.grad, rtol=1e-3)
     close(metrics["grad_norm"], optimizer.grad.norm())
 
 
@@ -567,9 +572,9 @@ def test_the_average_begins_as_the_policy_and_is_not_trained(kind):
     agent = acer.Agent(*SPACES[kind], config())
     assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy().parameters()))
     own = {id(param) for param in agent.policy_avg.parameters()}
-    trained = {id(param) for param in agent.trained_parameters()}
-    assert not own & trained
-    assert trained | own == {id(param) for param in agent.parameters()}
+    others = {id(param) for param in trained(agent)}
+    assert not own & others
+    assert others | own == {id(param) for param in agent.parameters()}
     before = copies(agent)
     agent.cfg = config(tau=0.0)
     learn(agent, new_rollout(agent), lr=0.1)
@@ -579,11 +584,11 @@ def test_the_average_begins_as_the_policy_and_is_not_trained(kind):
 @pytest.mark.parametrize("limit", [0.05, 1e9])
 def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
     agent = make_agent(max_grad_norm=limit)
-    start = flat(agent.trained_parameters())
+    start = flat(trained(agent))
     metrics = learn(agent, old_rollout(agent), Descent, lr=1.0)
     assert metrics["grad_norm"] > 0.1
     expected = min(limit, float(metrics["grad_norm"]))
-    close((flat(agent.trained_parameters()) - start).norm(), expected, rtol=1e-3)
+    close((flat(trained(agent)) - start).norm(), expected, rtol=1e-3)
 
 
 def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_probabilities():
@@ -646,7 +651,8 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew():
 
 @pytest.mark.parametrize("obs", ["vector", "image"])
 def test_every_row_is_as_scripted_with_the_probabilities_of_who_acted(obs):
-    cfg = config(env="tests.envs:Counter-v0", env_kwargs=json.dumps({"obs": obs, "act": "discrete"}))
+    kwargs = json.dumps({"obs": obs, "act": "discrete"})
+    cfg = config(env="tests.envs:Counter-v0", env_kwargs=kwargs)
     envs = make_envs(cfg, 3)
     agent = acer.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.actor[-1].weight.data *= 100
@@ -725,12 +731,11 @@ def train(run_dir="run", total_steps=72, **settings):
 
 
 def watched(monkeypatch, **settings):
-    """Train. Return (rollout, metrics, statistics and weights before) of every update."""
+    """Train. Return (rollout, metrics) of every update."""
     seen, plain = [], acer.update
 
     def look(agent, optimizer, rollout, lr):
-        before = {name: value.clone() for name, value in agent.state_dict().items()}
-        seen.append((rollout, plain(agent, optimizer, rollout, lr), before))
+        seen.append((rollout, plain(agent, optimizer, rollout, lr)))
         return seen[-1][1]
 
     monkeypatch.setattr(acer, "update", look)
@@ -750,22 +755,25 @@ def test_training_learns_from_the_new_rollout_then_from_old_ones_then_observes(m
 
 
 def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
-    """Raw, and with the probabilities of then. The ratio of a new one is 1, of old ones it is not."""
+    """Raw, and with the probabilities of then. Ratios of a new one are 1, of old ones not."""
+    acted, plain = [], acer.collect
+    monkeypatch.setattr(acer, "collect", lambda agent, *args: (
+        acted.append(copies(agent)), plain(agent, *args))[1])
     seen = watched(monkeypatch, total_steps=240, lr=0.05, seed=3)
     new, old = seen[::3], [each for i, each in enumerate(seen) if i % 3]
     assert len(new) == 10 and len(old) == 20
     envs = make_envs(config(env="CartPole-v1"), 1)
-    for i, (rollout, metrics, before) in enumerate(new):
+    for i, (rollout, metrics) in enumerate(new):
         assert (metrics["ratio"] - 1).abs().max() < 1e-5
         agent = acer.Agent(envs.single_observation_space, envs.single_action_space, config())
-        agent.load_state_dict(before)
+        agent.load_state_dict(acted[i])
         policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
         close(rollout.logp_old.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
-        for replayed, _, _ in old[2 * i:2 * i + 2]:
-            held = [each for each, _, _ in new[max(0, i - 2):i + 1]]
+        for replayed, _ in old[2 * i:2 * i + 2]:
+            held = [each for each, _ in new[max(0, i - 2):i + 1]]
             assert any(same(vars(replayed), vars(each)) for each in held)
-    assert max((metrics["ratio"] - 1).abs().max() for _, metrics, _ in old) > 0.1
-    obs = torch.cat([rollout.obs for rollout, _, _ in new]).flatten(0, 1)
+    assert max((metrics["ratio"] - 1).abs().max() for _, metrics in old) > 0.1
+    obs = torch.cat([rollout.obs for rollout, _ in new]).flatten(0, 1)
     assert obs[0].abs().max() <= 0.05                           # raw: of CartPole's first state
 
 
@@ -773,9 +781,9 @@ def test_with_replay_ratio_0_it_is_on_policy(monkeypatch):
     """Every update is on the rollout just collected, whose ratios are 1."""
     seen = watched(monkeypatch, total_steps=120, replay_ratio=0, lr=0.05)
     assert len(seen) == 5
-    for rollout, metrics, _ in seen:
+    for rollout, metrics in seen:
         assert (metrics["ratio"] - 1).abs().max() < 1e-5
-    assert len({rollout.obs.sum().item() for rollout, _, _ in seen}) == 5
+    assert len({rollout.obs.sum().item() for rollout, _ in seen}) == 5
     assert not any(name.startswith("replayed") for name in rows("run")[0])
 
 
@@ -784,7 +792,7 @@ def test_a_report_tells_new_and_replayed_rollouts_apart(monkeypatch):
     for row, updates in zip(rows("run"), (seen[:6], seen[6:]), strict=True):
         for name in ("q_loss", "entropy", "grad_norm", "explained_variance", "kl_avg", "projected"):
             for prefix, some in (("", updates[::3]), ("replayed_", updates[1::3] + updates[2::3])):
-                mean = np.mean([float(metrics[name]) for _, metrics, _ in some])
+                mean = np.mean([float(metrics[name]) for _, metrics in some])
                 assert float(row[prefix + name]) == pytest.approx(mean, rel=1e-5, abs=1e-7), name
         assert float(row["ratio_mean"]) == pytest.approx(1, abs=1e-5)
     close([float(row["lr"]) for row in rows("run")], [1e-3 * (1 - 24 / 96), 1e-3 * (1 - 72 / 96)])
@@ -804,7 +812,7 @@ def test_a_run_learns_from_every_row_and_reports_every_episode(monkeypatch):
     scripted = [script(number, 32)[0] for number in range(3)]
     for i, field in enumerate(["obs", "rew", "next_obs", "terminated", "done"]):
         expected = torch.tensor([[row[i] for row in env] for env in scripted]).transpose(0, 1)
-        got = torch.cat([getattr(rollout, field) for rollout, _, _ in seen[::3]])
+        got = torch.cat([getattr(rollout, field) for rollout, _ in seen[::3]])
         assert torch.equal(got, expected.float()), field
     got = [tuple(float(row[key]) for key in ("step", "env", "ep_ret", "ep_len"))
            for row in rows("run", "episodes.csv")]
@@ -824,7 +832,7 @@ def test_the_flag_chooses_the_rule_of_rmsprop(rule, monkeypatch):
     monkeypatch.setattr(mpi, "RMSProp", Noted)
     agent = train(total_steps=24, rmsprop=rule, rmsprop_eps=0.5)
     assert made[0].tf_style == (rule == "tf") and made[0].eps == 0.5
-    assert len(made[0].flat) == sum(param.numel() for param in agent.trained_parameters())
+    assert len(made[0].flat) == sum(param.numel() for param in trained(agent))
 
 
 def test_a_seed_is_a_run():
@@ -889,8 +897,8 @@ def test_cartpole():
 
 def test_images():
     """Encoder, actor, critic and average learn together."""
-    cfg = acer.Config(env="tests.envs:Bright-v0", total_steps=2048, rollout_steps=128, run_dir="run",
-                      buffer_size=1024, replay_ratio=3, lr=1e-3, device="cpu")
+    cfg = acer.Config(env="tests.envs:Bright-v0", total_steps=2048, rollout_steps=128,
+                      buffer_size=1024, replay_ratio=3, lr=1e-3, run_dir="run", device="cpu")
     assert evaluate(acer.train(cfg), cfg, 50, seed=1)[0].mean() >= 0.98
 
 
