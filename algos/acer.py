@@ -13,8 +13,8 @@ a sequence is worse. ACER keeps all weights small in three ways:
 
 - The critic learns Q(s, a) instead of V(s). Its target R, called Retrace (Munos
   et al. 2016, arXiv:1606.02647), multiplies ratios truncated at 1.
-- The policy gradient uses one ratio per sample, truncated at c. A second term
-  restores what the truncation removes. It takes its values from Q.
+- The policy gradient uses one ratio per sample, truncated at c. A second term,
+  computed from Q alone, restores what the truncation removes.
 - A trust region keeps pi from moving away too fast from an average of its
   recent weights, because a single bad step on old data can ruin it.
 
@@ -38,9 +38,10 @@ the critic, (6) and (7) normalise observations and rewards as in A2C.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
 (2) is the recursion of GAE with Q for V and one more factor. If pi would hardly
-take the next action, min(1, rho) is small, and the sum stops there. On new data
-rho = 1, and with lam = 1 R is the n-step return. Truncating larger ratios to 1
-limits the variance without changing what Q converges to.
+take the next action, min(1, rho) is small, and the sum stops there. Truncating
+ratios at 1 limits the variance without changing what Q converges to. On new
+data with lam = 1, R is the n-step return plus a discounted V(s) - Q(s, a) for
+each later action. These terms have mean zero and reduce the variance.
 
 The policy. Consider one state with logits x and pi = softmax(x). [a = a_t] is 1
 for the action that was taken and 0 for the others. grad is with respect to x:
@@ -58,17 +59,16 @@ Both terms of (8) together are unbiased if R and Q are right. In the mean over
 a_t from mu, the first weighs action a by min(c mu, pi), the second by max(0, pi
 - c mu), and the sum is pi. A large c trusts rho, which is noisy; a small one
 trusts Q, which is biased. On new data the second term vanishes, and g is the
-gradient of A2C with the advantage R - V(s).
+gradient of A2C with the advantage R - V(s). States remain those that the old
+policy visited; ACER does not correct for this.
 
 A small step along z raises KL(avg || pi) at the rate k^T z. (11) is the vector
 closest to g for which this slope is at most `max_slope`. TRPO (algos/trpo.py)
-bounds the KL in the space of weights, with a linear system of that size. Here
-the constraint concerns only the logits of each sample, so a line of code solves
-it. (12) hands z to the weights: its gradient in the logits is -z, divided by
-the number of samples, because the components of z sum to zero.
-
-H is the entropy of pi(. | s), averaged over the batch. Its bonus keeps pi from
-becoming deterministic and is not part of the trust region.
+has to solve a linear system in all weights for its trust region. Here every
+sample has its own, in its logits alone, and one line solves it. (12) passes z
+on to the weights: since z sums to zero over actions, the gradient of (12) in
+the logits is -z, divided by the number of samples. H is the entropy of pi,
+averaged over the batch. Its bonus keeps pi from becoming deterministic.
 
 The buffer keeps raw observations, raw rewards and log mu of all actions. Every
 replay normalises with the current statistics, because pi is a function of what
@@ -77,9 +77,9 @@ the networks see now. mu is a fact about the past and is never recomputed.
 Departures from the paper. Its x are probabilities. For these, grad KL = -avg /
 pi does not vanish at pi = avg and is huge for rare actions. With logits it is
 bounded, so `max_slope` is smaller than the paper's delta = 1. The number of
-replays is fixed; the paper draws it from a Poisson distribution. One process
-replaces asynchronous threads. On vectors, actor and critic share no weights.
-lam, (6) and (7) are additions, RMSProp and its options are those of A2C.
+replays is fixed; the paper draws it from a Poisson distribution. Environments
+step together instead of in asynchronous threads. On vectors, actor and critic
+share no weights. lam, (6), (7) and the options of RMSProp are those of A2C.
 
 Defaults: 20 steps in each of 16 environments give 320 samples per gradient
 step. There are 5 steps per rollout, 4 of them on random ones of the last 200.

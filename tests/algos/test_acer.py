@@ -168,7 +168,8 @@ def test_retrace_is_its_double_sum(lam):
     close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_retrace_of_new_data_is_the_n_step_return():
+def test_retrace_of_new_data_is_the_n_step_return_with_control_variates():
+    """V - Q of each later action, which has mean zero."""
     torch.manual_seed(0)
     rew, q, next_val = torch.randn(3, 6, 2)
     zeros, ones = torch.zeros(6, 2), torch.ones(6, 2)
