@@ -405,9 +405,9 @@ def logit_gradient(weight: PerAction, log_pi: PerAction) -> PerAction:
 
 
 def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
-    """Eq. (11) for each sample. Where k = 0 there is nothing to leave, and z = g."""
+    """Eq. (11) for each sample. At k = 0 the quotient is -inf, and z = g."""
     excess = (k * g).sum(-1, keepdim=True) - max_slope
-    return g - (excess / (k.square().sum(-1, keepdim=True) + 1e-10)).clamp(min=0) * k
+    return g - (excess / k.square().sum(-1, keepdim=True)).clamp(min=0) * k
 
 
 def weighted_policy_loss(log_pi: PerAction, weight: PerAction) -> Scalar:

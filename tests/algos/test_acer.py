@@ -451,12 +451,14 @@ def test_what_the_loss_refuses():
     batch = vars(q_batch(agent, old_rollout(agent)))
     with pytest.raises(TypeCheckError):
         acer.acer_loss(agent, acer.QBatch(**batch | {"ret": batch["ret"][:, None]}))
-    for at in range(4):
-        args = [torch.zeros(4, 3) for _ in range(3)] + [torch.zeros(4, 1).long(), torch.zeros(4)]
-        args[at] = torch.zeros(4, 2) if at < 3 else args[at]
-        args[3] = args[3] if at == 3 else args[3].squeeze(-1)
-        with pytest.raises((AssertionError, RuntimeError)):
+    for at in range(5):
+        args = [torch.ones(4, 3)] * 3 + [torch.zeros(4, dtype=torch.int64), torch.ones(4)]
+        args[at] = args[at][:, :1] if at < 3 else args[at][:, None]
+        with pytest.raises(AssertionError):
             bare(acer).action_weights(*args, 2.0)
+    for shapes in (((4, 3), (4, 1)), ((4, 1), (4, 3))):
+        with pytest.raises(AssertionError):
+            bare(acer).weighted_policy_loss(*(torch.ones(shape) for shape in shapes))
 
 
 @every_kind
