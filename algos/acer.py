@@ -514,7 +514,7 @@ def train(cfg: Config) -> Agent:
         optimizer = mpi.RMSProp(trained, eps=cfg.rmsprop_eps, tf_style=tf_style)
         # obs and next_obs are nearly all that the buffer holds.
         num_bytes = 2 * run.buffer_size * envs.single_observation_space.sample().nbytes
-        check_memory("--buffer-size", run.buffer_size, num_bytes, run.device)
+        check_memory("--buffer-size", run.buffer_size, num_bytes)
         buffer = ReplayBuffer(max(1, cfg.buffer_size // cfg.rollout_steps), run.device)
         # 0, or where the run stopped.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
