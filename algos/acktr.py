@@ -1,0 +1,569 @@
+"""Actor-Critic using Kronecker-Factored Trust Region (ACKTR).  Wu et al. 2017,
+arXiv:1708.05144.
+
+The problem. A2C's learning rate limits how far the weights move. But the same
+distance may barely change the policy in one direction of weight space and ruin
+it in another. The Fisher matrix F tells them apart: a small change d of the
+weights causes a KL divergence of about d^T F d / 2 between the old policy and
+the new one. Per unit of KL, the loss L falls fastest along the natural
+gradient F^-1 grad L. With P weights F is a P x P matrix, too large to invert.
+TRPO approximates F^-1 grad L iteratively, anew in every update. That is slow,
+and it needs large batches.
+
+The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). A layer computes
+W x. Its input x ends with a 1, so the last column of W is the bias. Let e be
+the gradient of one sample's log-likelihood with respect to W x. The gradient
+with respect to W is then e x^T, and the layer's block of F is the mean of
+(x x^T) kron (e e^T). K-FAC approximates it by X kron S, the mean of x x^T
+times the mean of e e^T, as if x and e were independent. It ignores blocks that
+couple two layers. X and S are small matrices. They are easy to invert, and
+running means of them use earlier rollouts too, so a short rollout is enough.
+
+Notation. V(s) is the critic's estimate of the discounted return from state s.
+s' is the state that an action leads to: at the end of an episode its final
+state, not the first one of the next episode. `terminated` is 1 if s' is
+terminal; `done` is 1 if the episode ended, by termination or by a time limit.
+A is the advantage, R the critic's target. mean and var are running statistics.
+algos/a2c.py explains (1) to (9), which are the same there:
+
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
+    L_V     = mean (V(s) - R)^2                                            (5)
+    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
+    L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
+    L       = L_pi + vf_coef L_V - ent_coef H                              (9)
+
+In ACKTR's own equations, B is the number of samples and k counts updates. A
+convolution applies W at T positions of an image, and x is the patch of the
+image that it sees there. A linear layer has T = 1.
+
+    ell     = -sum [log pi(a | s) + log N(v; V(s), 1)] over the states of
+              the rollout, with new samples a ~ pi(. | s), v ~ N(V(s), 1) (10)
+    X_k     = sum x x^T / B,  S_k = sum e e^T / (B T),  e = grad ell      (11)
+    X      <- (1 - w) X + w X_k,  S <- (1 - w) S + w S_k,
+    w       = max(1 - factor_decay, 1 / k)                                (12)
+    X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
+    c       = sqrt(mean of the diagonal of X / mean of that of S)         (13)
+    D       = S_d^-1 (grad L) X_d^-1 for the W of a layer,
+              grad L / (2 + damping) for log sigma                        (14)
+    eta     = min(lr, sqrt(2 max_kl / sum(D * grad L)))                   (15)
+    M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
+    KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
+
+Why draw new outputs in (10)? F is an expectation over what the model predicts.
+Gradients of the loss would give the empirical Fisher matrix, which does not
+measure KL: it grows with the advantages, and it vanishes where the critic fits
+R, so the steps would explode there. The rollout's own actions are drawn from
+pi as well, but their noise is also in grad L. For the critic, whose output is
+taken for the mean of a Gaussian, F is the Gauss-Newton matrix. With vf_coef =
+0.5 and eta = 1, its step D would nearly fit the whole batch.
+
+Damping limits D where F is nearly 0 or poorly known. (13) adds about damping I
+to X kron S and keeps it a Kronecker product; c lets both factors grow by the
+same proportion. sum(D * grad L) in (15) is D^T F D with the damped F, so a
+step's expected KL is at most max_kl. The policy, to which an encoder of images
+belongs, and the critic have a trust region each; the critic's is v_max_kl. M
+averages steps within the region, so it stays within it, and a line search is
+not needed. For log sigma F is exactly 2. (17) estimates the actual KL.
+
+Departures from the paper. It draws one trust region around policy and critic
+if they share an encoder. It anneals no 1 / k in (12); that is from K-FAC. For
+convolutions, (11) is KFC (Grosse & Martens 2016, arXiv:1602.01407). Gradients
+are not clipped, since (15) limits the step. The others are those of A2C.
+
+Defaults: @SIZES@
+
+Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
+Try           python -m algos.acktr --env CartPole-v1 --total-steps 2e5
+Reproduce     python -m algos.acktr    (learning curves: benchmarks/README.md)
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Shaped
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from utils import mpi
+from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
+from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+
+PerStep = Float32[Tensor, "T N"]  # one number per step and environment
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+Scalar = Float32[Tensor, ""]
+Factor = Float32[Tensor, "_ _"]  # X or S of a layer, square
+Rows = Float32[Tensor, "B T _"]  # x or e at T positions: T = 1 in a linear layer
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
+    total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
+    num_envs: int = 16  # N, parallel environments (usually 8 to 64)
+    report_every: int = 4000  # environment steps between reports
+    rollout_steps: int = 160  # T x N, samples per rollout over all environments
+    lr: float = 0.25  # largest step size eta at the start (0.03 to 1)
+    anneal_lr: bool = True  # anneal the largest step size linearly to zero
+    max_kl: float = 0.001  # largest expected KL of a step, delta in the paper (1e-4 to 1e-2)
+    v_max_kl: float = 0.001  # the same for the critic's Gaussian (1e-4 to 1e-2)
+    momentum: float = 0.9  # weight of earlier steps in Eq. (16) (0 to 0.95)
+    damping: float = 0.01  # lambda, added to the Fisher matrix (0.001 to 0.1)
+    factor_decay: float = 0.99  # decay of the running X and S (0.9 to 0.99)
+    inverse_every: int = 10  # updates between inversions of X and S (1 to 50)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    norm_obs: bool = True  # normalise vector observations, Eq. (6)
+    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
+    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+
+    def __post_init__(self):
+        check_settings(self, positive="max_kl v_max_kl damping", counts="inverse_every",
+                       fractions="momentum factor_decay")
+        check_divides(self, "rollout_steps/num_envs")
+
+
+# ======================================= agent ========================================
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with tanh between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
+
+
+def init_orthogonal(agent: nn.Module) -> None:
+    """With its small last weights, the actor begins nearly the same in every state."""
+    for layer in agent.modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+            nn.init.zeros_(layer.bias)
+    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
+    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
+
+
+class RunningStats(nn.Module):
+    """Running mean and variance of all samples seen so far, by all processes."""
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
+        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
+        count, mean, var = mpi.moments(rows)  # over the rows of all processes
+        self.count += count
+        new = count / self.count  # the weight of this batch
+        delta = mean - self.mean
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
+
+
+class Agent(nn.Module):
+    """Actor, critic and running statistics."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
+        self.cfg = cfg
+        self.images = is_image(obs_space)
+        self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        if self.discrete:
+            num_outputs = int(act_space.n)  # a logit per action
+            self.log_std = None
+        else:
+            num_outputs = math.prod(act_space.shape)  # a mean per dimension
+            log_std = torch.full((num_outputs,), math.log(cfg.std_init))
+            self.log_std = nn.Parameter(log_std)
+            self.register_buffer("low", torch.tensor(act_space.low))
+            self.register_buffer("high", torch.tensor(act_space.high))
+        if self.images:
+            self.encoder = nature_cnn(obs_space)  # shared; 512 features
+            sizes = (512,)
+        else:
+            self.encoder = nn.Identity()
+            sizes = (*obs_space.shape, *cfg.hidden)
+        self.actor = mlp(*sizes, num_outputs)
+        self.critic = mlp(*sizes, 1)
+        if cfg.orthogonal_init:
+            init_orthogonal(self)
+        self.obs_stats = RunningStats(obs_space.shape)
+        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
+        if self.images:
+            return image_to_float(obs)
+        if not self.cfg.norm_obs:
+            return obs.float()
+        return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
+
+    def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
+        """Normalised observations [B, ...] -> outputs of the actor, values."""
+        features = self.encoder(obs)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
+        if deterministic:
+            return actor_out.argmax(-1) if self.discrete else actor_out
+        if self.discrete:
+            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`: continuous ones are squashed and rescaled."""
+        if self.discrete:
+            return act.cpu().numpy()
+        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
+
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
+        """One raw observation -> the deterministic action, for use after training."""
+        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
+
+    def update_stats(self, rollout: "Rollout") -> None:
+        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        sums, self.discounted_reward_sum = discounted_reward_sums(
+            rollout, self.discounted_reward_sum, self.cfg.gamma)
+        self.reward_sum_stats.update(sums.flatten())
+        if not self.images:
+            self.obs_stats.update(rollout.obs.flatten(0, 1))
+
+
+# ======================================== data ========================================
+@dataclass(frozen=True)
+class Rollout:
+    obs: Shaped[Tensor, "T N *obs"]
+    act: Shaped[Tensor, "T N *act"]
+    rew: PerStep
+    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
+    terminated: PerStep  # 1 or 0
+    done: PerStep  # 1 or 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    obs: Float32[Tensor, "B *obs"]
+    act: Shaped[Tensor, "B *act"]
+    adv: PerSample
+    ret: PerSample
+
+
+def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
+    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
+    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(done):
+        next_obs[i] = infos["final_obs"][i]
+    return next_obs
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = true_next_obs(new_obs, done, infos)
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs  # after a reset, the first of the new episode
+    return Rollout(**stack_steps(steps, act.device)), obs
+
+
+# ==================================== mathematics =====================================
+def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
+    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
+
+
+def discounted_reward_sums(rollout: Rollout, g: Tensor,
+                           gamma: float) -> tuple[PerStep, Tensor]:
+    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    sums = []
+    for rew, done in zip(rollout.rew, rollout.done):
+        g = rew + gamma * g
+        sums.append(g)
+        g = g * (1 - done)
+    return torch.stack(sums), g
+
+
+def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
+                       gamma: float, lam: float) -> tuple[PerStep, PerStep]:
+    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
+    decay = gamma * lam * (1 - rollout.done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    adv = np.zeros_like(delta)
+    next_adv = np.zeros_like(delta[0])
+    for t in reversed(range(len(delta))):
+        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
+        next_adv = adv[t]
+    adv = torch.as_tensor(adv, device=val.device)
+    return adv, adv + val
+
+
+def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
+    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    if log_std is None:
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
+    if log_std is None:
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
+    return (val - ret).square().mean()  # Eq. (5)
+
+
+def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
+    """The negative gradient of this loss estimates the policy gradient."""
+    assert logp.shape == adv.shape
+    return -(logp * adv).mean()  # Eq. (8)
+
+
+def inputs_with_bias(layer: nn.Module, inputs: Tensor) -> Rows:
+    """x of Eq. (11) at every position, in the order of the layer's weights, then 1."""
+    if isinstance(layer, nn.Conv2d):
+        x = nn.functional.unfold(inputs, layer.kernel_size, layer.dilation,
+                                 layer.padding, layer.stride).transpose(1, 2)
+    else:
+        x = inputs.unsqueeze(1)
+    return torch.cat([x, torch.ones_like(x[..., :1])], -1)
+
+
+def batch_factors(x: Rows, e: Rows) -> tuple[Factor, Factor]:
+    """Eq. (11). Only X grows with the number of positions."""
+    num_samples, num_positions, _ = x.shape
+    x = x.flatten(0, 1)
+    e = e.flatten(0, 1)
+    return x.T @ x / num_samples, e.T @ e / (num_samples * num_positions)
+
+
+def damped_factors(X: Factor, S: Factor, damping: float) -> tuple[Factor, Factor]:
+    """Eq. (13), the factored Tikhonov rule."""
+    c = (X.diagonal().mean() / (S.diagonal().mean() + 1e-12)).sqrt()  # S may be 0
+    root = math.sqrt(damping)
+    X_d = X + c * root * torch.eye(len(X)).to(X)
+    return X_d, S + root / c * torch.eye(len(S)).to(S)
+
+
+def step_size(params: list[nn.Parameter], D: dict[nn.Parameter, Tensor],
+              grads: dict[nn.Parameter, Tensor], lr: float, max_kl: float) -> Scalar:
+    """Eq. (15), for the parameters that share a trust region."""
+    product = sum((D[param] * grads[param]).sum() for param in params)
+    return (2 * max_kl / (product + 1e-30)).sqrt().clamp(max=lr)  # product may be 0
+
+
+class LayerFisher(nn.Module):
+    """One layer's block of the Fisher matrix: running X and S, and damped inverses."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        num_outputs, num_inputs = weight.flatten(1).shape
+        for name, size in (("X", num_inputs + 1), ("S", num_outputs)):
+            self.register_buffer(name, weight.new_zeros(size, size))
+            self.register_buffer(name + "_inv", weight.new_zeros(size, size))
+
+    def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
+        """Forward hook: keep x, and wait for the gradient of the layer's output."""
+        self.x = inputs_with_bias(layer, inputs[0].detach())
+        out.register_hook(self.on_backward)
+
+    def on_backward(self, grad_out: Tensor) -> None:
+        """Backward hook: keep e. An image [B, n, height, width] becomes [B, T, n]."""
+        self.e = grad_out.reshape(*grad_out.shape[:2], -1).transpose(1, 2)
+
+    def average(self, w: float) -> None:
+        """Eq. (12)."""
+        X_k, S_k = batch_factors(self.x, self.e)
+        self.X.lerp_(mpi.average(X_k), w)  # mpi: over processes
+        self.S.lerp_(mpi.average(S_k), w)
+
+    def invert(self, damping: float) -> None:
+        X_d, S_d = damped_factors(self.X, self.S, damping)
+        self.X_inv.copy_(torch.linalg.inv(X_d))
+        self.S_inv.copy_(torch.linalg.inv(S_d))
+
+    def solve(self, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Eq. (14): the gradients of weight and bias -> their parts of D."""
+        grad = torch.cat([weight_grad.flatten(1), bias_grad.unsqueeze(1)], 1)
+        D = self.S_inv @ grad @ self.X_inv  # (X_d kron S_d)^-1 grad
+        return D[:, :-1].reshape(weight_grad.shape), D[:, -1]
+
+
+class KFAC(nn.Module):
+    """Natural gradient steps for an agent of linear and convolution layers."""
+
+    def __init__(self, agent: Agent):
+        super().__init__()
+        self.cfg = agent.cfg
+        named = agent.named_parameters()
+        self.policy_params = [each for name, each in named if "critic." not in name]
+        self.critic_params = list(agent.critic.parameters())
+        self.params = self.policy_params + self.critic_params
+        self.layers = [each for each in agent.modules() if hasattr(each, "weight")]
+        self.fishers = nn.ModuleList(LayerFisher(each.weight) for each in self.layers)
+        self.register_buffer("k", torch.zeros(()))  # updates so far, Eq. (12)
+        self.register_buffer("M", torch.zeros_like(parameters_to_vector(self.params)))
+
+    @torch.enable_grad()
+    def measure(self, agent: Agent, obs: Tensor) -> None:
+        """Average a batch into the factors of all layers. Hooks catch x and e."""
+        hooks = [layer.register_forward_hook(fisher.on_forward)
+                 for layer, fisher in zip(self.layers, self.fishers)]
+        torch.autograd.grad(sampled_nll(agent, obs), self.params)
+        self.k += 1
+        for hook, fisher in zip(hooks, self.fishers):
+            hook.remove()
+            fisher.average(w=max(1 - self.cfg.factor_decay, 1 / self.k.item()))
+            if (self.k - 1) % self.cfg.inverse_every == 0:
+                fisher.invert(self.cfg.damping)
+
+    def directions(self, grads: dict[nn.Parameter, Tensor]) -> dict:
+        """Eq. (14) for all parameters. Only log sigma belongs to no layer."""
+        D = {param: grad / (2 + self.cfg.damping) for param, grad in grads.items()}
+        for layer, fisher in zip(self.layers, self.fishers):
+            parts = fisher.solve(grads[layer.weight], grads[layer.bias])
+            D |= zip((layer.weight, layer.bias), parts)
+        return D
+
+    @torch.no_grad()
+    def minimize(self, loss_fn: Callable, *args, lr: float) -> dict:
+        """Take one step down `loss_fn(*args)`. Return its metrics and step sizes."""
+        cfg = self.cfg
+        with torch.enable_grad():
+            loss, metrics = loss_fn(*args)
+            grads = torch.autograd.grad(loss, self.params)
+        grads = [mpi.average(grad.contiguous()) for grad in grads]
+        grads = dict(zip(self.params, grads))
+        D = self.directions(grads)
+        eta = step_size(self.policy_params, D, grads, lr, cfg.max_kl)
+        v_eta = step_size(self.critic_params, D, grads, lr, cfg.v_max_kl)
+        steps = [eta * D[param] for param in self.policy_params]
+        steps += [v_eta * D[param] for param in self.critic_params]
+        self.M.lerp_(parameters_to_vector(steps), 1 - cfg.momentum)  # Eq. (16)
+        vector_to_parameters(parameters_to_vector(self.params) - self.M, self.params)
+        metrics |= {"step_size": eta, "v_step_size": v_eta}
+        return {name: metric.detach() for name, metric in metrics.items()}
+
+
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
+# ======================================= update =======================================
+def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
+    """Eq. (9). No gradient flows through advantages and value targets."""
+    cfg = agent.cfg
+    actor_out, val = agent(batch.obs)
+    logp = log_prob(actor_out, agent.log_std, batch.act)
+    pi_loss = policy_loss(logp, batch.adv)
+    v_loss = value_loss(val, batch.ret)
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent  # Eq. (9)
+    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
+
+
+def sampled_nll(agent: Agent, obs: Float32[Tensor, "B *obs"]) -> Scalar:
+    """Eq. (10). Its gradients are the e of every layer, one for each sample."""
+    actor_out, val = agent(obs)
+    if agent.discrete:
+        act = actor_out.softmax(-1).multinomial(1).squeeze(-1)
+    else:
+        act = actor_out + agent.log_std.exp() * torch.randn_like(actor_out)
+    logp = log_prob(actor_out, agent.log_std, act.detach())  # samples are constants
+    target = (val + torch.randn_like(val)).detach()
+    return (0.5 * (val - target).square() - logp).sum()
+
+
+def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
+    """Values, advantages and value targets from the current critic."""
+    val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    ends = rollout.done.bool()
+    ends[-1] = True  # ... unless the episode or the rollout ends
+    next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
+    cfg = agent.cfg
+    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
+    return val, adv, ret
+
+
+@torch.no_grad()  # only `measure` and `minimize` compute gradients
+def update(agent: Agent, optimizer: KFAC, rollout: Rollout, lr: float) -> dict:
+    """One natural gradient step on the whole rollout. Return metrics."""
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:
+        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
+    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    act = rollout.act.flatten(0, 1)
+    val, adv, ret = compute_targets(agent, rollout)
+    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
+    batch = Batch(obs, act, adv.flatten(), ret.flatten())
+    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    optimizer.measure(agent, obs)
+    metrics = optimizer.minimize(a2c_loss, agent, batch, lr=lr)
+    log_ratio = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act) - logp_old
+    kl = (log_ratio.exp() - 1 - log_ratio).mean()  # Eq. (17)
+    return metrics | critic_metrics | {"kl": kl}
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    """Train until `total_steps`, from the start or from a checkpoint."""
+    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = KFAC(agent)
+        step = run.restore(agent, optimizer=optimizer)  # 0, or where the run stopped
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, optimizer, rollout, lr)
+            agent.update_stats(rollout)
+            step += cfg.rollout_steps
+            run.store(**metrics)
+            run.report(step, envs, lr=lr)  # logs; evaluates and saves when due
+    return agent
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)
