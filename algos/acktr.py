@@ -4,27 +4,23 @@ arXiv:1708.05144.
 The problem. A2C's learning rate limits how far the weights move. But the same
 distance may barely change the policy in one direction of weight space and ruin
 it in another. The Fisher matrix F tells them apart: a small change d of the
-weights causes a KL divergence of about d^T F d / 2 between the old policy and
-the new one. Per unit of KL, the loss L falls fastest along the natural
-gradient F^-1 grad L. With P weights F is a P x P matrix, too large to invert.
-TRPO approximates F^-1 grad L iteratively, anew in every update. That is slow,
-and it needs large batches.
+weights causes a KL divergence of about d^T F d / 2 from the old policy to the
+new one. Per unit of KL, the loss L falls fastest along -F^-1 grad L. With P
+weights F is P x P, too large to invert. TRPO solves for F^-1 grad L anew in
+every update, which is slow and needs large batches.
 
 The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). A layer computes
 W x. Its input x ends with a 1, so the last column of W is the bias. Let e be
 the gradient of one sample's log-likelihood with respect to W x. The gradient
-with respect to W is then e x^T, and the layer's block of F is the mean of
+with respect to W is e x^T, and the layer's block of F is the mean of
 (x x^T) kron (e e^T). K-FAC approximates it by X kron S, the mean of x x^T
-times the mean of e e^T, as if x and e were independent. It ignores blocks that
-couple two layers. X and S are small matrices. They are easy to invert, and
-running means of them use earlier rollouts too, so a short rollout is enough.
+times the mean of e e^T, as if x and e were independent. It ignores how layers
+interact. X and S are small and easy to invert. They are running means, so they
+also use earlier rollouts, and a short rollout is enough.
 
-Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to: at the end of an episode its final
-state, not the first one of the next episode. `terminated` is 1 if s' is
-terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-A is the advantage, R the critic's target. mean and var are running statistics.
-algos/a2c.py explains (1) to (9), which are the same there:
+(1) to (9) are A2C's, and algos/a2c.py explains them. s' is the true next
+state, A the advantage, R the critic's target. `terminated` is 1 if s' is
+terminal, `done` if the episode ended. mean and var are running statistics.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -37,45 +33,38 @@ algos/a2c.py explains (1) to (9), which are the same there:
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
-In ACKTR's own equations, B is the number of samples and k counts updates. A
-convolution applies W at T positions of an image, and x is the patch of the
-image that it sees there. A linear layer has T = 1.
+B is the number of samples, k counts updates. A convolution applies W at T
+positions of an image; x is then one patch. A linear layer has T = 1.
 
-    ell     = -sum [log pi(a | s) + log N(v; V(s), 1)] over the states of
-              the rollout, with new samples a ~ pi(. | s), v ~ N(V(s), 1) (10)
+    ell     = -sum over s of [log pi(a | s) + log N(v; V(s), 1)],
+              with new samples a ~ pi(. | s), v ~ N(V(s), 1)              (10)
     X_k     = sum x x^T / B,  S_k = sum e e^T / (B T),  e = grad ell      (11)
-    X      <- (1 - w) X + w X_k,  S <- (1 - w) S + w S_k,
-    w       = max(1 - factor_decay, 1 / k)                                (12)
+    X, S   <- (1 - w) (X, S) + w (X_k, S_k), w = max(1 - decay, 1/k)      (12)
     X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
     c       = sqrt(mean of the diagonal of X / mean of that of S)         (13)
-    D       = S_d^-1 (grad L) X_d^-1 for the W of a layer,
-              grad L / (2 + damping) for log sigma                        (14)
+    D       = S_d^-1 (grad L) X_d^-1; log sigma: grad L / (2 + damping)   (14)
     eta     = min(lr, sqrt(2 max_kl / sum(D * grad L)))                   (15)
     M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
     KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
 
 Why draw new outputs in (10)? F is an expectation over what the model predicts.
-Gradients of the loss would give the empirical Fisher matrix, which does not
-measure KL: it grows with the advantages, and it vanishes where the critic fits
-R, so the steps would explode there. The rollout's own actions are drawn from
-pi as well, but their noise is also in grad L. For the critic, whose output is
-taken for the mean of a Gaussian, F is the Gauss-Newton matrix. With vf_coef =
-0.5 and eta = 1, its step D would nearly fit the whole batch.
+Gradients of the loss give the empirical Fisher matrix, which does not measure
+KL: it grows with the advantages and vanishes where the critic fits R, so that
+steps would explode there. The rollout's actions do follow pi, but their noise
+is in grad L as well. As V(s) is the mean of a Gaussian, the critic's F is the
+Gauss-Newton matrix. For log sigma, F is exactly 2.
 
-Damping limits D where F is nearly 0 or poorly known. (13) adds about damping I
-to X kron S and keeps it a Kronecker product; c lets both factors grow by the
-same proportion. sum(D * grad L) in (15) is D^T F D with the damped F, so a
-step's expected KL is at most max_kl. The policy, to which an encoder of images
-belongs, and the critic have a trust region each; the critic's is v_max_kl. M
-averages steps within the region, so it stays within it, and a line search is
-not needed. For log sigma F is exactly 2. (17) estimates the actual KL.
+Damping limits D where F is small or poorly known. (13) adds about damping I to
+X kron S and keeps it a Kronecker product; c splits it in proportion to both.
+sum(D * grad L) is D^T F D with damped F, so (15) bounds a step's expected KL.
+The policy (with an encoder of images) and the critic have a bound each. M is a
+mean of bounded steps. (17) estimates the actual KL on the batch.
 
-Departures from the paper. It draws one trust region around policy and critic
-if they share an encoder. It anneals no 1 / k in (12); that is from K-FAC. For
-convolutions, (11) is KFC (Grosse & Martens 2016, arXiv:1602.01407). Gradients
-are not clipped, since (15) limits the step. The others are those of A2C.
+Departures from the paper: the separate bound for the critic also with images;
+1/k in (12), from K-FAC; (11) for convolutions is KFC (Grosse & Martens 2016,
+arXiv:1602.01407); and those of A2C. The gradient norm is not clipped.
 
-Defaults: @SIZES@
+@SIZES@
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
 Try           python -m algos.acktr --env CartPole-v1 --total-steps 2e5
@@ -101,8 +90,7 @@ PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
 Scalar = Float32[Tensor, ""]
-Factor = Float32[Tensor, "_ _"]  # X or S of a layer, square
-Rows = Float32[Tensor, "B T _"]  # x or e at T positions: T = 1 in a linear layer
+Parts = dict[nn.Parameter, Tensor]  # a part of a gradient or step for each parameter
 
 
 # ======================================= config =======================================
@@ -111,15 +99,15 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (usually 8 to 64)
     report_every: int = 4000  # environment steps between reports
-    rollout_steps: int = 160  # T x N, samples per rollout over all environments
+    rollout_steps: int = 320  # T x N, samples per rollout over all environments
     lr: float = 0.25  # largest step size eta at the start (0.03 to 1)
     anneal_lr: bool = True  # anneal the largest step size linearly to zero
-    max_kl: float = 0.001  # largest expected KL of a step, delta in the paper (1e-4 to 1e-2)
-    v_max_kl: float = 0.001  # the same for the critic's Gaussian (1e-4 to 1e-2)
+    max_kl: float = 0.001  # largest expected KL of a step, delta (1e-4 to 0.01)
+    v_max_kl: float = 0.001  # the same for the critic's Gaussian (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in Eq. (16) (0 to 0.95)
     damping: float = 0.01  # lambda, added to the Fisher matrix (0.001 to 0.1)
-    factor_decay: float = 0.99  # decay of the running X and S (0.9 to 0.99)
-    inverse_every: int = 10  # updates between inversions of X and S (1 to 50)
+    decay: float = 0.95  # decay of the running X and S (0.9 to 0.99)
+    inverse_every: int = 5  # updates between inversions of X and S (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
@@ -132,7 +120,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
 
     def __post_init__(self):
         check_settings(self, positive="max_kl v_max_kl damping", counts="inverse_every",
-                       fractions="momentum factor_decay")
+                       fractions="momentum decay")
         check_divides(self, "rollout_steps/num_envs")
 
 
@@ -351,34 +339,8 @@ def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
     return -(logp * adv).mean()  # Eq. (8)
 
 
-def inputs_with_bias(layer: nn.Module, inputs: Tensor) -> Rows:
-    """x of Eq. (11) at every position, in the order of the layer's weights, then 1."""
-    if isinstance(layer, nn.Conv2d):
-        x = nn.functional.unfold(inputs, layer.kernel_size, layer.dilation,
-                                 layer.padding, layer.stride).transpose(1, 2)
-    else:
-        x = inputs.unsqueeze(1)
-    return torch.cat([x, torch.ones_like(x[..., :1])], -1)
-
-
-def batch_factors(x: Rows, e: Rows) -> tuple[Factor, Factor]:
-    """Eq. (11). Only X grows with the number of positions."""
-    num_samples, num_positions, _ = x.shape
-    x = x.flatten(0, 1)
-    e = e.flatten(0, 1)
-    return x.T @ x / num_samples, e.T @ e / (num_samples * num_positions)
-
-
-def damped_factors(X: Factor, S: Factor, damping: float) -> tuple[Factor, Factor]:
-    """Eq. (13), the factored Tikhonov rule."""
-    c = (X.diagonal().mean() / (S.diagonal().mean() + 1e-12)).sqrt()  # S may be 0
-    root = math.sqrt(damping)
-    X_d = X + c * root * torch.eye(len(X)).to(X)
-    return X_d, S + root / c * torch.eye(len(S)).to(S)
-
-
-def step_size(params: list[nn.Parameter], D: dict[nn.Parameter, Tensor],
-              grads: dict[nn.Parameter, Tensor], lr: float, max_kl: float) -> Scalar:
+def step_size(params: list[nn.Parameter], D: Parts, grads: Parts, lr: float,
+              max_kl: float) -> Scalar:
     """Eq. (15), for the parameters that share a trust region."""
     product = sum((D[param] * grads[param]).sum() for param in params)
     return (2 * max_kl / (product + 1e-30)).sqrt().clamp(max=lr)  # product may be 0
@@ -395,30 +357,44 @@ class LayerFisher(nn.Module):
             self.register_buffer(name + "_inv", weight.new_zeros(size, size))
 
     def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
-        """Forward hook: keep x, and wait for the gradient of the layer's output."""
-        self.x = inputs_with_bias(layer, inputs[0].detach())
+        """Forward hook: keep x [B, T, n], in the order of the layer's weights."""
+        x = inputs[0].detach()
+        if isinstance(layer, nn.Conv2d):
+            x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
+                                     layer.padding, layer.stride).transpose(1, 2)
+        else:
+            x = x.unsqueeze(1)
+        self.x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
         out.register_hook(self.on_backward)
 
     def on_backward(self, grad_out: Tensor) -> None:
-        """Backward hook: keep e. An image [B, n, height, width] becomes [B, T, n]."""
+        """Backward hook: keep e [B, T, m]. `grad_out` is [B, m] or [B, m, H, W]."""
         self.e = grad_out.reshape(*grad_out.shape[:2], -1).transpose(1, 2)
 
-    def average(self, w: float) -> None:
-        """Eq. (12)."""
-        X_k, S_k = batch_factors(self.x, self.e)
-        self.X.lerp_(mpi.average(X_k), w)  # mpi: over processes
+    def update(self, w: float) -> None:
+        """Eqs. (11), (12). Only X_k grows with the number of positions."""
+        B, T, _ = self.x.shape
+        X_k = torch.einsum("bti,btj->ij", self.x, self.x) / B
+        S_k = torch.einsum("bti,btj->ij", self.e, self.e) / (B * T)
+        self.X.lerp_(mpi.average(X_k), w)  # averaged over processes
         self.S.lerp_(mpi.average(S_k), w)
 
     def invert(self, damping: float) -> None:
-        X_d, S_d = damped_factors(self.X, self.S, damping)
-        self.X_inv.copy_(torch.linalg.inv(X_d))
-        self.S_inv.copy_(torch.linalg.inv(S_d))
+        """Eq. (13), the factored Tikhonov rule."""
+        size = self.S.diagonal().mean() + 1e-12  # S may be 0
+        c = (self.X.diagonal().mean() / size).sqrt()
+        root = math.sqrt(damping)
+        X_d = self.X + c * root * torch.eye(len(self.X)).to(self.X)
+        S_d = self.S + root / c * torch.eye(len(self.S)).to(self.S)
+        self.X_inv = torch.linalg.inv(X_d)
+        self.S_inv = torch.linalg.inv(S_d)
 
-    def solve(self, weight_grad: Tensor, bias_grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Eq. (14): the gradients of weight and bias -> their parts of D."""
-        grad = torch.cat([weight_grad.flatten(1), bias_grad.unsqueeze(1)], 1)
+    def solve(self, layer: nn.Module, grads: Parts) -> Parts:
+        """Eq. (14): D for the layer's weight and bias."""
+        weight, bias = layer.weight, layer.bias
+        grad = torch.cat([grads[weight].flatten(1), grads[bias].unsqueeze(1)], 1)
         D = self.S_inv @ grad @ self.X_inv  # (X_d kron S_d)^-1 grad
-        return D[:, :-1].reshape(weight_grad.shape), D[:, -1]
+        return {weight: D[:, :-1].reshape(weight.shape), bias: D[:, -1]}
 
 
 class KFAC(nn.Module):
@@ -443,19 +419,12 @@ class KFAC(nn.Module):
                  for layer, fisher in zip(self.layers, self.fishers)]
         torch.autograd.grad(sampled_nll(agent, obs), self.params)
         self.k += 1
+        every = self.cfg.inverse_every
         for hook, fisher in zip(hooks, self.fishers):
             hook.remove()
-            fisher.average(w=max(1 - self.cfg.factor_decay, 1 / self.k.item()))
-            if (self.k - 1) % self.cfg.inverse_every == 0:
+            fisher.update(w=max(1 - self.cfg.decay, 1 / self.k.item()))
+            if self.k <= every or self.k % every == 0:  # young factors change fast
                 fisher.invert(self.cfg.damping)
-
-    def directions(self, grads: dict[nn.Parameter, Tensor]) -> dict:
-        """Eq. (14) for all parameters. Only log sigma belongs to no layer."""
-        D = {param: grad / (2 + self.cfg.damping) for param, grad in grads.items()}
-        for layer, fisher in zip(self.layers, self.fishers):
-            parts = fisher.solve(grads[layer.weight], grads[layer.bias])
-            D |= zip((layer.weight, layer.bias), parts)
-        return D
 
     @torch.no_grad()
     def minimize(self, loss_fn: Callable, *args, lr: float) -> dict:
@@ -466,7 +435,10 @@ class KFAC(nn.Module):
             grads = torch.autograd.grad(loss, self.params)
         grads = [mpi.average(grad.contiguous()) for grad in grads]
         grads = dict(zip(self.params, grads))
-        D = self.directions(grads)
+        # Eq. (14) for log sigma, the only parameter that belongs to no layer
+        D = {param: grad / (2 + cfg.damping) for param, grad in grads.items()}
+        for layer, fisher in zip(self.layers, self.fishers):
+            D |= fisher.solve(layer, grads)
         eta = step_size(self.policy_params, D, grads, lr, cfg.max_kl)
         v_eta = step_size(self.critic_params, D, grads, lr, cfg.v_max_kl)
         steps = [eta * D[param] for param in self.policy_params]

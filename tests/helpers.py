@@ -25,7 +25,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
+from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
 from utils import checkpoint, launch, mpi
@@ -174,10 +174,10 @@ def write_demos(file="demos.npz", env="CartPole-v1", env_kwargs="{}", lengths=(3
     return arrays
 
 
-# ---- On-policy: vpg, a2c, ppo, ppo_popart, ppo_lstm, gail, trpo
+# ---- On-policy: vpg, a2c, acktr, ppo, ppo_popart, ppo_lstm, gail, trpo
 
-ONPOLICY = {"vpg": vpg, "a2c": a2c, "trpo": trpo, "ppo": ppo, "ppo_popart": ppo_popart,
-            "ppo_lstm": ppo_lstm, "gail": gail}
+ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
+            "ppo_popart": ppo_popart, "ppo_lstm": ppo_lstm, "gail": gail}
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
@@ -253,6 +253,8 @@ def onpolicy_optimizer(algo, agent, make=None):
         return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
     if algo is trpo:
         return mpi.Optimizers(critic=(make or mpi.Adam)(agent.critic))
+    if name_of(algo) == "acktr":
+        return algo.KFAC(agent)
     if algo is a2c:
         return (fitting(make) if make else mpi.RMSProp)(agent)
     params = agent.policy_parameters() if algo is gail else agent

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, gail, ppo, ppo_popart, trpo, vpg
+from algos import a2c, acktr, gail, ppo, ppo_popart, trpo, vpg
 from tests import probe
 from tests.envs import Counter
 from tests.helpers import (
@@ -63,10 +63,25 @@ without_memory = pytest.mark.parametrize("name", [name for name in ALGOS if name
 every_kind = pytest.mark.parametrize("kind", SPACES)
 
 
+# ---- ACKTR draws outputs at random; where the order of rows must not count, they follow from a row
+
+def draw_alike(setattr):
+    """Let the outputs that ACKTR draws for its Fisher matrix depend on the row alone."""
+    def sampled_nll(agent, obs):
+        actor_out, val = agent(obs)
+        noise = (7 * obs.flatten(1).sum(-1)).sin().detach()
+        act = (actor_out + noise[:, None]).detach()
+        return (0.5 * (val - val.detach() - noise).square()
+                - acktr.log_prob(actor_out, agent.log_std, act)).sum()
+
+    setattr(acktr, "sampled_nll", sampled_nll)
+
+
 # ---- Equations (1) to (7), as in every file
 
 @pytest.mark.eq("vpg", 1, 2)
 @pytest.mark.eq("a2c", 1, 2)
+@pytest.mark.eq("acktr", 1, 2)
 @pytest.mark.eq("trpo", 1, 2)
 @pytest.mark.eq("ppo_popart", 1, 2)
 @pytest.mark.eq("ppo_lstm", 1, 2)
@@ -88,6 +103,7 @@ def test_gae_by_hand(name, terminated, done, adv):
 
 @pytest.mark.eq("vpg", 3, 4)
 @pytest.mark.eq("a2c", 3, 4)
+@pytest.mark.eq("acktr", 3, 4)
 @pytest.mark.eq("trpo", 3, 4)
 @pytest.mark.eq("ppo_popart", 3, 4)
 @pytest.mark.eq("ppo_lstm", 3, 4)
@@ -121,6 +137,7 @@ def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
 
 @pytest.mark.eq("vpg", 5)
 @pytest.mark.eq("a2c", 5)
+@pytest.mark.eq("acktr", 5)
 @pytest.mark.eq("trpo", 5)
 @pytest.mark.eq("ppo_popart", 5)
 @pytest.mark.eq("ppo_lstm", 5)
@@ -134,6 +151,7 @@ def test_value_loss_by_hand(name):
 
 @pytest.mark.eq("vpg", 6, 7)
 @pytest.mark.eq("a2c", 6, 7)
+@pytest.mark.eq("acktr", 6, 7)
 @pytest.mark.eq("trpo", 6, 7)
 @pytest.mark.eq("ppo_popart", 6)
 @pytest.mark.eq("ppo_lstm", 6, 7)
@@ -362,7 +380,8 @@ def test_value_steps_are_on_rows_of_the_whole_rollout_and_report_their_mean(name
 
 
 @every_algo
-def test_the_order_of_environments_does_not_matter(name):
+def test_the_order_of_environments_does_not_matter(name, monkeypatch):
+    draw_alike(monkeypatch.setattr)
     algo, results = ALGOS[name], []
     for order in ([0, 1, 2], [2, 0, 1]):
         agent = make_agent(algo)
@@ -407,7 +426,8 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
 
 WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no action was better
     "vpg": {"critic"}, "trpo": {"critic"},
-    "a2c": {"critic", "encoder"}, "ppo": {"critic", "encoder"}, "ppo_popart": {"critic", "encoder"},
+    "a2c": {"critic", "encoder"}, "acktr": {"critic", "encoder"}, "ppo": {"critic", "encoder"},
+    "ppo_popart": {"critic", "encoder"},
     "ppo_lstm": {"critic", "lstm", "encoder"}, "gail": {"critic", "encoder"},
 }
 
@@ -439,6 +459,8 @@ def test_minimize_moves_the_parameters_of_its_optimizer_alone(name, kind):
     own = optimizer.named.values() if hasattr(optimizer, "named") else [optimizer]
     names = {id(param): each for each, param in agent.named_parameters()}
     obs = agent.normalize_obs(make_rollout(algo, agent).obs).flatten(0, 1)
+    if algo is acktr:
+        optimizer.measure(agent, obs)
 
     def loss():
         features = agent.encoder(obs)
@@ -573,7 +595,8 @@ def test_resume_goes_on_with_all_that_was_saved(name, monkeypatch):
     learned, remembered = ended[-1][1], begun[0][1]
     assert same(learned, remembered)
     parts = learned.values() if algo in (vpg, trpo) else [learned]
-    assert len(parts) == (2 if algo is vpg else 1) and all(x["square"].any() for x in parts)
+    memory = "M" if algo is acktr else "square"
+    assert len(parts) == (2 if algo is vpg else 1) and all(x[memory].any() for x in parts)
 
 
 PROBED = {  # settings with which each learns the probes in a second or two
@@ -581,6 +604,8 @@ PROBED = {  # settings with which each learns the probes in a second or two
             "total_steps": 5120, "std_init": 0.3},
     "a2c": {"lr": 1e-2, "rollout_steps": 64, "rmsprop": "torch", "rmsprop_eps": 1e-3,
             "total_steps": 10240, "report_every": 2560},
+    "acktr": {"rollout_steps": 128, "max_kl": 0.003, "v_max_kl": 0.03, "total_steps": 10240,
+              "report_every": 2560},
     "trpo": {"max_kl": 0.05, "v_lr": 1e-2, "v_steps": 20, "rollout_steps": 256,
              "minibatch_size": 256, "total_steps": 6144},
     "ppo_popart": {},
@@ -659,7 +684,7 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     assert len(taken) == (8 if has_minibatches else 3)
 
 
-@pytest.mark.parametrize("name", ["vpg", "a2c", "ppo", "ppo_popart", "ppo_lstm", "gail"])
+@pytest.mark.parametrize("name", ["vpg", "a2c", "acktr", "ppo", "ppo_popart", "ppo_lstm", "gail"])
 @pytest.mark.parametrize("size", [1, 2])
 def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, monkeypatch):
     """So that a run of two processes anneals as one of one process."""
@@ -678,6 +703,9 @@ def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, m
 def learn_share(name, folder):
     """Two learning phases with this rank's environments, all of them if it is alone."""
     algo = ALGOS[name]
+    if algo is acktr:
+        plain = acktr.sampled_nll
+        draw_alike(setattr)
     sizes = {"num_envs": 4, "rollout_steps": 64, "minibatch_size": 64, "minibatch_envs": 4}
     agent = make_agent(algo, **sizes)
     optimizer = onpolicy_optimizer(algo, agent)
@@ -689,6 +717,8 @@ def learn_share(name, folder):
         rollout = algo.Rollout(**{field: x[:, envs] for field, x in columns.items()})
         flat, metrics = learn_with(algo, agent, optimizer, rollout)
         agent.update_stats(rollout)
+    if algo is acktr:
+        acktr.sampled_nll = plain
     names = ("kl", "grad_norm", "policy_grad_norm", "critic_grad_norm", "improvement",
              "improvement_expected", "backtracks", "cg_residual", "step_size")
     result = {"flat": flat, **{k: torch.as_tensor(metrics[k]) for k in names if k in metrics}}

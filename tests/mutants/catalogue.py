@@ -33,6 +33,7 @@ TESTS = {
     "bc": "bc demos",
     "a2c": "a2c onpolicy",
     "acer": "acer",
+    "acktr": "acktr onpolicy",
     "vpg": "vpg onpolicy",
     "trpo": "trpo onpolicy",
     "ddpg": "ddpg replay",

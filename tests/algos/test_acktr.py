@@ -1,0 +1,687 @@
+"""algos/acktr.py: Kronecker factors, the exact Fisher matrix, trust region and momentum."""
+import copy
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from torch import nn
+from torch.distributions import kl_divergence
+
+from algos import a2c, acktr
+from tests.helpers import (
+    LOG_2PI,
+    SPACES,
+    bare,
+    close,
+    copies,
+    distribution,
+    gradients,
+    learn,
+    make_rollout,
+    moved,
+    noise_is,
+    onpolicy_agent as make_agent,
+    onpolicy_optimizer,
+    parameters,
+    rows,
+    same,
+    targets,
+    values,
+    vec,
+)
+from utils import mpi
+
+every_kind = pytest.mark.parametrize("kind", SPACES)
+vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
+FREE = {"lr": 1e9, "momentum": 0.0, "damping": 1e-6, "decay": 1.0}    # nothing but the trust region
+
+
+def tiny_agent(mu=0.0, log_std=0.0, val=0.0, **settings):
+    """A policy of one action dimension and a value function that see nothing: only biases."""
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    agent = acktr.Agent(space, space, acktr.Config(hidden=(), norm_obs=False, **settings))
+    for param in agent.parameters():
+        param.data.zero_()
+    agent.actor[-1].bias.data.fill_(mu)
+    agent.critic[-1].bias.data.fill_(val)
+    agent.log_std.data.fill_(log_std)
+    return agent
+
+
+def batch_of(agent, rollout):
+    """The batch that `update` learns from."""
+    adv, ret = targets(acktr, agent, rollout)
+    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
+    return acktr.Batch(obs, rollout.act.flatten(0, 1), adv, ret)
+
+
+def measured(agent, obs, times=1):
+    """An optimizer that has seen these inputs `times` times."""
+    optimizer = acktr.KFAC(agent)
+    for _ in range(times):
+        optimizer.measure(agent, obs)
+    return optimizer
+
+
+def factors(agent, obs, times=1):
+    """The optimizer's factors by layer."""
+    optimizer = measured(agent, obs, times)
+    return dict(zip(optimizer.layers, optimizer.fishers))
+
+
+# ---- Equations (8) and (9), as in a2c
+
+@pytest.mark.eq("acktr", 8)
+def test_policy_loss_by_hand():
+    loss, by_logp = gradients(lambda x: acktr.policy_loss(x, vec(3, -1, 2)), vec(-1, -2, -0.5))
+    close(loss, (3 - 2 + 1) / 3)
+    close(by_logp, -vec(3, -1, 2) / 3)
+
+
+@pytest.mark.parametrize("at", range(2))
+def test_losses_refuse_a_column_for_a_batch(at):
+    columns = [torch.zeros(4, 1) if i == at else torch.zeros(4) for i in range(2)]
+    for function in (acktr.policy_loss, acktr.value_loss):
+        with pytest.raises(TypeCheckError):
+            function(*columns)
+        with pytest.raises(AssertionError):
+            getattr(bare(acktr), function.__name__)(*columns)
+
+
+@pytest.mark.eq("acktr", 9)
+def test_whole_loss_by_hand():
+    agent = tiny_agent(mu=1, log_std=math.log(2), val=2, vf_coef=0.5, ent_coef=0.1)
+    batch = acktr.Batch(vec((3,), (4,)), vec((1,), (5,)), vec(1, -2), vec(5, 1))
+    loss, metrics = acktr.a2c_loss(agent, batch)
+    names, params = zip(*agent.named_parameters())
+    grads = dict(zip(names, torch.autograd.grad(loss, params)))
+    low = -math.log(2) - LOG_2PI / 2  # log pi of the first; that of the second is 2 less
+    pi_loss, bonus = -(low - 2 * (low - 2)) / 2, math.log(2) + LOG_2PI / 2 + 0.5
+    for name, value in (("pi_loss", pi_loss), ("v_loss", 5), ("entropy", bonus)):
+        close(metrics[name], value)
+    close(loss, pi_loss + 0.5 * 5 - 0.1 * bonus)
+    close(grads["actor.0.bias"], vec(1))  # -mean of A z / sigma
+    close(grads["log_std"], vec(3.5 - 0.1))  # -mean of A (z^2 - 1), less ent_coef
+    close(grads["critic.0.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
+
+
+# ---- Equation (10): outputs that the agent draws itself
+
+@pytest.mark.eq("acktr", 10)
+def test_sampled_nll_by_hand():
+    """Actions 1 and 3 deviations off, values 2 above and 1 below. Samples are constants."""
+    agent = tiny_agent(mu=1, log_std=math.log(2), val=2)
+    with noise_is(vec((1,), (3,)), vec(2, -1)):
+        ell = acktr.sampled_nll(agent, torch.zeros(2, 1))
+    close(ell, (1 + 9 + 4 + 1) / 2 + 2 * (math.log(2) + LOG_2PI / 2))
+    by_mu, by_val = torch.autograd.grad(ell, [agent.actor[-1].bias, agent.critic[-1].bias])
+    close(by_mu, vec(-2))  # -sum of z / sigma
+    close(by_val, vec(-1))  # sum of V - v
+
+
+@vectors
+def test_the_last_factors_are_those_of_the_distributions(kind):
+    """S is diag(p) - p p' of a softmax, diag(1 / sigma^2) of a normal, 1 of the critic."""
+    agent = make_agent(acktr, kind, decay=1.0)
+    agent.actor[-1].bias.data = torch.linspace(-1, 1, len(agent.actor[-1].bias))
+    agent.actor[-1].weight.data.zero_()
+    if kind == "box":
+        agent.log_std.data = vec(math.log(0.5), math.log(2))
+    found = factors(agent, torch.randn(10_000, 3), 4)
+    p = agent.actor[-1].bias.softmax(-1).detach()
+    expected = torch.diag(p) - torch.outer(p, p) if kind == "discrete" else torch.diag(vec(4, 0.25))
+    close(found[agent.actor[-1]].S, expected, rtol=0.03, atol=0.02)
+    close(found[agent.critic[-1]].S, vec((1,)), rtol=0.03)
+
+
+def test_curvature_depends_on_no_reward():
+    """Not on advantages, value targets or the rollout's actions: it is no empirical Fisher."""
+    found = []
+    for unit in (0.0, 1.0, 100.0):
+        agent = make_agent(acktr)
+        columns = vars(make_rollout(acktr, agent))
+        columns["rew"] = unit * columns["rew"]
+        columns["act"] = columns["act"] + unit
+        optimizer = onpolicy_optimizer(acktr, agent)
+        torch.manual_seed(5)
+        acktr.update(agent, optimizer, acktr.Rollout(**columns), 1e-3)
+        found.append(optimizer.fishers.state_dict())
+    assert same(found[0], found[1]) and same(found[0], found[2])
+
+
+# ---- Equation (11): a batch's factors, caught by hooks
+
+def seen_by(layer, inputs, grad_out):
+    """A LayerFisher whose hooks have seen a pass through the layer, and one update."""
+    fisher = acktr.LayerFisher(layer.weight)
+    hook = layer.register_forward_hook(fisher.on_forward)
+    out = layer(inputs)
+    torch.autograd.grad((out * grad_out).sum(), layer.weight)
+    hook.remove()
+    fisher.update(1.0)
+    return fisher
+
+
+@pytest.mark.eq("acktr", 11)
+def test_factors_of_a_linear_layer_by_hand():
+    fisher = seen_by(nn.Linear(2, 1), vec((1, 2), (3, -1)), vec((2,), (-4,)))
+    close(fisher.X, vec((5, -0.5, 2), (-0.5, 2.5, 0.5), (2, 0.5, 1)))
+    close(fisher.S, vec((10,)))
+
+
+@pytest.mark.eq("acktr", 11)
+def test_factors_of_a_convolution_by_hand():
+    """A kernel of two pixels sees (1, 2) and (2, 3). X is a sum over places, S a mean."""
+    layer = nn.Conv2d(1, 2, (1, 2))
+    fisher = seen_by(layer, vec((((1, 2, 3),),)), vec((((1, 2),), ((3, 0),))))
+    close(fisher.X, vec((5, 8, 3), (8, 13, 5), (3, 5, 2)))
+    close(fisher.S, vec((2.5, 1.5), (1.5, 4.5)))
+
+
+LAYERS = [nn.Linear(3, 2), nn.Conv2d(2, 3, 3), nn.Conv2d(2, 3, (2, 3), stride=(2, 1)),
+          nn.Conv2d(3, 2, 2, stride=2, padding=1), nn.Conv2d(1, 2, 2, dilation=2)]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_the_gradient_is_the_sum_of_e_x(layer):
+    """In the order of weight and bias: e x' summed over positions is each sample's gradient."""
+    torch.manual_seed(0)
+    size = (4, 3) if isinstance(layer, nn.Linear) else (4, layer.in_channels, 6, 5)
+    inputs = torch.randn(size)
+    out = layer(inputs)
+    grad_out = torch.randn_like(out)
+    fisher = seen_by(layer, inputs, grad_out)
+    expected = torch.autograd.grad((out * grad_out).sum(), [layer.weight, layer.bias])
+    grad = torch.einsum("bti,btj->ij", fisher.e, fisher.x)
+    close(grad[:, :-1].reshape(layer.weight.shape), expected[0], rtol=1e-4, atol=1e-4)
+    close(grad[:, -1], expected[1], rtol=1e-4, atol=1e-4)
+
+
+@every_kind
+def test_hooks_see_every_layer_and_leave_nothing_behind(kind):
+    agent = make_agent(acktr, kind)
+    rollout = make_rollout(acktr, agent)
+    before = copies(agent)
+    found = factors(agent, agent.normalize_obs(rollout.obs).flatten(0, 1))
+    assert set(found) == {each for each in agent.modules()
+                          if isinstance(each, nn.Linear | nn.Conv2d)}
+    assert all(fisher.X.any() and fisher.S.any() for fisher in found.values())
+    assert all(param.grad is None for param in agent.parameters()) and not moved(before, agent)
+    assert not any(each._forward_hooks or each._backward_hooks for each in agent.modules())
+
+
+# ---- Equation (12): running factors
+
+@pytest.mark.eq("acktr", 12)
+def test_running_factors_by_hand():
+    fisher = acktr.LayerFisher(torch.zeros(1, 1))
+    fisher.X.fill_(8)
+    fisher.S.fill_(2)
+    fisher.x, fisher.e = vec(((2, 1),)), vec(((6,),))
+    fisher.update(0.25)
+    close(fisher.X, vec((6 + 1, 6 + 0.5), (6 + 0.5, 6 + 0.25)))
+    close(fisher.S, vec((1.5 + 9,)))
+
+
+@pytest.mark.eq("acktr", 12)
+def test_weights_of_the_first_batches_by_hand(monkeypatch):
+    agent, given = make_agent(acktr, decay=0.8), []
+    plain = acktr.LayerFisher.update
+    monkeypatch.setattr(acktr.LayerFisher, "update",
+                        lambda self, w: given.append(w) or plain(self, w))
+    measured(agent, torch.randn(8, 3), 7)
+    close(given[::6], [1, 1 / 2, 1 / 3, 1 / 4, 0.2, 0.2, 0.2])
+    assert given[::6] == given[5::6]  # all six layers alike
+
+
+def test_with_a_decay_of_1_the_factors_are_means_over_all_batches():
+    agent, batches = make_agent(acktr, decay=1.0), torch.randn(4, 8, 3)
+    optimizer = acktr.KFAC(agent)
+    for obs in batches:
+        optimizer.measure(agent, obs)
+    whole = factors(agent, batches.flatten(0, 1))
+    for layer, fisher in zip(optimizer.layers, optimizer.fishers):
+        close(fisher.X, whole[layer].X, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_inverses_are_renewed_when_due(every):
+    """At first in every update, since young factors change much."""
+    agent = make_agent(acktr, inverse_every=every)
+    optimizer, renewed = acktr.KFAC(agent), []
+    for k in range(1, 8):
+        before = copy.deepcopy(optimizer.fishers[0].X_inv)
+        optimizer.measure(agent, torch.randn(8, 3))
+        if not torch.equal(before, optimizer.fishers[0].X_inv):
+            renewed.append(k)
+    assert renewed == [k for k in range(1, 8) if k <= every or k % every == 0]
+
+
+# ---- Equations (13) and (14): damped inverses
+
+def damped(X, S, damping):
+    """The damped factors of given ones, from their inverses."""
+    fisher = acktr.LayerFisher(torch.zeros(len(S), len(X) - 1))
+    fisher.X.copy_(X)
+    fisher.S.copy_(S)
+    fisher.invert(damping)
+    return torch.linalg.inv(fisher.X_inv), torch.linalg.inv(fisher.S_inv), fisher
+
+
+@pytest.mark.eq("acktr", 13)
+@pytest.mark.parametrize("X,S,damping,X_d,S_d", [
+    ((2, 6), (1,), 0.25, (3, 7), (1.25,)),  # c = sqrt(4 / 1)
+    ((1, 1), (1, 31), 0.16, (1.1, 1.1), (2.6, 32.6)),  # c = 1 / 4
+])
+def test_damping_by_hand(X, S, damping, X_d, S_d):
+    actual = damped(torch.diag(vec(*X)), torch.diag(vec(*S)), damping)
+    close(actual[0], torch.diag(vec(*X_d)))
+    close(actual[1], torch.diag(vec(*S_d)))
+
+
+def test_damping_adds_at_least_lambda_and_survives_a_dead_layer():
+    X_d, S_d, _ = damped(torch.diag(vec(0, 2)), torch.diag(vec(0, 3, 0)), 0.01)
+    eigenvalues = torch.linalg.eigvalsh(torch.kron(X_d, S_d))
+    close(eigenvalues.min(), 0.01, rtol=1e-3)
+    fisher = damped(torch.eye(3), torch.zeros(2, 2), 0.01)[2]
+    assert fisher.X_inv.isfinite().all() and fisher.S_inv.isfinite().all()
+
+
+@pytest.mark.eq("acktr", 14)
+def test_solve_by_hand():
+    layer, fisher = nn.Linear(1, 2), acktr.LayerFisher(torch.zeros(2, 1))
+    fisher.X_inv.copy_(torch.diag(vec(2, 10)))
+    fisher.S_inv.copy_(vec((1, 1), (0, 3)))
+    D = fisher.solve(layer, {layer.weight: vec((1,), (5,)), layer.bias: vec(2, 4)})
+    close(D[layer.weight], vec((12,), (30,)))
+    close(D[layer.bias], vec(60, 120))
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+@pytest.mark.parametrize("damping", [0.01, 1.0])
+def test_solve_is_that_with_the_explicit_kronecker_product(layer, damping):
+    torch.manual_seed(0)
+    num_outputs, num_inputs = layer.weight.flatten(1).shape
+    X, S = (root @ root.T for root in (torch.randn(num_inputs + 1, 40),
+                                       torch.randn(num_outputs, 9)))
+    X_d, S_d, fisher = damped(X / 40, S / 9, damping)
+    grads = {layer.weight: torch.randn_like(layer.weight), layer.bias: torch.randn(num_outputs)}
+    columns = torch.cat([grads[layer.weight].flatten(1), grads[layer.bias][:, None]], 1).T
+    c = math.sqrt(X.trace() / 40 / len(X) / (S.trace() / 9 / len(S)))
+    matrix = torch.kron(X / 40 + c * damping**0.5 * torch.eye(len(X)),
+                        S / 9 + damping**0.5 / c * torch.eye(len(S)))  # of columns of W
+    expected = torch.linalg.solve(matrix, columns.flatten()).view(-1, num_outputs).T
+    D = fisher.solve(layer, grads)
+    close(D[layer.weight], expected[:, :-1].reshape(layer.weight.shape), rtol=1e-3, atol=1e-4)
+    close(D[layer.bias], expected[:, -1], rtol=1e-3, atol=1e-4)
+
+
+# ---- The exact Fisher matrix
+
+def sample_gradient(layer, ell):
+    """The gradient of a scalar in a layer, with its bias last, as one vector of columns."""
+    weight, bias = torch.autograd.grad(ell, [layer.weight, layer.bias], retain_graph=True)
+    return torch.cat([weight.flatten(1), bias[:, None]], 1).T.flatten()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_one_sample_in_one_linear_layer_the_product_is_exact(seed):
+    """X kron S is the gradient times itself, and over all draws x x' kron I / sigma^2."""
+    agent = make_agent(acktr, seed=seed, hidden=())
+    obs = torch.randn(1, 3)
+    torch.manual_seed(seed)
+    found = factors(agent, obs)
+    torch.manual_seed(seed)
+    ell = acktr.sampled_nll(agent, obs)
+    for layer, fisher in found.items():
+        grad = sample_gradient(layer, ell)
+        close(torch.kron(fisher.X, fisher.S), torch.outer(grad, grad), rtol=1e-4, atol=1e-5)
+    fisher = factors(agent, obs.repeat(40_000, 1))[agent.actor[-1]]
+    x = torch.cat([obs[0], torch.ones(1)])
+    exact = torch.kron(torch.outer(x, x), torch.diag((-2 * agent.log_std.detach()).exp()))
+    assert (torch.kron(fisher.X, fisher.S) - exact).norm() < 0.05 * exact.norm()
+
+
+def exact_fisher(agent, obs, layers):
+    """The Fisher matrix of all weights of these layers, by the expectation over outputs."""
+    grads, weights = [], [w for layer in layers for w in (layer.weight, layer.bias)]
+    actor_out, val = agent(obs)
+    for row, one_val in zip(actor_out, val):
+        if agent.discrete:
+            terms = [(p, logp) for p, logp in zip(row.softmax(-1).detach(), row.log_softmax(-1))]
+        else:
+            terms = [(1.0, mu / log_std.detach().exp()) for mu, log_std in zip(row, agent.log_std)]
+        for p, term in [*terms, (1.0, one_val)]:
+            parts = torch.autograd.grad(term, weights, retain_graph=True, allow_unused=True)
+            vectors = []
+            for layer, weight, bias in zip(layers, parts[::2], parts[1::2]):
+                weight = torch.zeros_like(layer.weight) if weight is None else weight
+                bias = torch.zeros_like(layer.bias) if bias is None else bias
+                vectors.append(torch.cat([weight.flatten(1), bias[:, None]], 1).T.flatten())
+            grads.append(p**0.5 * torch.cat(vectors))
+    grads = torch.stack(grads)
+    return grads.T @ grads / len(obs)
+
+
+@vectors
+def test_blocks_are_close_to_those_of_the_exact_fisher_matrix(kind):
+    """Exact where the outputs' curvature is the same in all states: in the last layers of normals.
+
+    Elsewhere x and e depend on each other. What K-FAC drops is printed.
+    """
+    agent = make_agent(acktr, kind, hidden=(4,), decay=1.0)
+    for layer in (agent.actor[0], agent.critic[0], agent.actor[2]):
+        layer.weight.data = 0.5 * torch.randn_like(layer.weight)
+    obs = torch.randn(200, 3)
+    found = factors(agent, obs, 300)
+    exact = exact_fisher(agent, obs, list(found))
+    sizes = [fisher.X.numel()**0.5 * fisher.S.numel()**0.5 for fisher in found.values()]
+    blocks = torch.block_diag(*(torch.kron(fisher.X, fisher.S) for fisher in found.values()))
+    end, errors = 0, {}
+    for name, size in zip(("actor.0", "actor.2", "critic.0", "critic.2"), sizes):
+        own = slice(end, end := end + round(size))
+        block = exact[own, own]
+        errors[name] = float((blocks[own, own] - block).norm() / block.norm())
+        cosine = float((blocks[own, own] * block).sum() / blocks[own, own].norm() / block.norm())
+        assert cosine > 0.95, (name, cosine)
+    errors["all"] = float((blocks - exact).norm() / exact.norm())
+    print(kind, {name: round(error, 3) for name, error in errors.items()})
+    limits = {"actor.0": 0.3, "critic.0": 0.3, "actor.2": 0.05 if kind == "box" else 0.15,
+              "critic.2": 0.05, "all": 0.8}
+    assert all(error < limits[name] for name, error in errors.items()), errors
+
+
+# ---- Equation (15): the trust region
+
+@pytest.mark.eq("acktr", 15)
+@pytest.mark.parametrize("lr,max_kl,expected", [(1, 0.08, 0.1), (0.05, 0.08, 0.05), (1, 0.32, 0.2)])
+def test_step_size_by_hand(lr, max_kl, expected):
+    """D * grad L is 2 * 3 + 1 * 10 = 16 over two parameters; a third has a region of its own."""
+    params = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
+    D = dict(zip(params, (vec(2), vec(1), vec(99))))
+    grads = dict(zip(params, (vec(3), vec(10), vec(99))))
+    close(acktr.step_size(params[:2], D, grads, float(lr), max_kl), expected)
+
+
+def test_step_size_of_nothing_is_lr():
+    param = nn.Parameter(torch.zeros(2))
+    nothing = {param: torch.zeros(2)}
+    assert acktr.step_size([param], nothing, nothing, 0.25, 1e-3) == 0.25
+
+
+def kls(before, agent, rollout):
+    """The mean KL of the policies, and of N(V, 1), after a step."""
+    obs = rollout.obs.flatten(0, 1)
+    policies = [distribution(each, obs) for each in (before, agent)]
+    with torch.no_grad():
+        by_val = (values(agent, rollout.obs) - values(before, rollout.obs)).double()
+    return float(kl_divergence(*policies).double().mean()), float(by_val.square().mean() / 2)
+
+
+def one_step(agent, seed=0, times=1):
+    """One step on a random rollout. Return the KLs, the metrics and the optimizer."""
+    rollout = make_rollout(acktr, agent, seed)
+    batch, before = batch_of(agent, rollout), copy.deepcopy(agent)
+    optimizer = measured(agent, batch.obs, times)
+    metrics = optimizer.minimize(acktr.a2c_loss, agent, batch, lr=agent.cfg.lr)
+    return kls(before, agent, rollout), metrics, optimizer
+
+
+@pytest.mark.parametrize("max_kl,v_max_kl", [(1e-5, 1e-4), (1e-4, 1e-5)])
+def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
+    """There the factors are exact, so the step goes as far as the trust region allows."""
+    for seed in range(3):
+        agent = make_agent(acktr, seed=seed, hidden=(), max_kl=max_kl, v_max_kl=v_max_kl,
+                           rollout_steps=96, **FREE)
+        (kl, v_kl), metrics, _ = one_step(agent, seed, times=200)
+        close(kl, max_kl, rtol=0.08, atol=0)
+        close(v_kl, v_max_kl, rtol=0.08, atol=0)
+        assert 0 < metrics["step_size"] < 1e9 and 0 < metrics["v_step_size"] < 1e9
+
+
+@vectors
+def test_kl_of_a_network_is_of_the_size_predicted_and_grows_with_it(kind):
+    found = []
+    for max_kl in (1e-6, 1e-5):
+        agent = make_agent(acktr, kind, max_kl=max_kl, v_max_kl=max_kl, rollout_steps=96,
+                           **FREE | {"damping": 1e-3})
+        found.append(one_step(agent, times=100)[0])
+        assert all(0.02 * max_kl < kl < 4 * max_kl for kl in found[-1]), found
+    close(vec(*found[1]) / vec(*found[0]), vec(10, 10), rtol=0.1)
+
+
+@every_kind
+def test_each_region_has_its_own_step_size(kind):
+    """The policy's does not depend on how wrong the critic is, nor the reverse."""
+    results = []
+    for adv_unit, ret_unit in ((1, 1), (100, 1), (1, 100)):
+        agent = make_agent(acktr, kind, **FREE)
+        batch = batch_of(agent, make_rollout(acktr, agent))
+        batch = acktr.Batch(batch.obs, batch.act, adv_unit * batch.adv, ret_unit * batch.ret)
+        torch.manual_seed(3)
+        optimizer, before = measured(agent, batch.obs), copies(agent)
+        metrics = optimizer.minimize(acktr.a2c_loss, agent, batch, lr=1e9)
+        steps = {name: now.detach() - before[name] for name, now in agent.named_parameters()}
+        results.append((metrics, steps))
+    (first, steps), (adv, adv_steps), (ret, _) = results
+    if kind == "images":
+        assert adv["v_step_size"] == pytest.approx(float(first["v_step_size"]), rel=1e-3)
+        return
+    close(first["step_size"] / adv["step_size"], 100, rtol=1e-2)
+    assert adv["v_step_size"] == first["v_step_size"] and ret["step_size"] == first["step_size"]
+    for name, step in steps.items():  # the unit of advantages does not matter
+        close(adv_steps[name], step, rtol=1e-2, atol=1e-4 * float(step.abs().max()))
+
+
+# ---- Invariance
+
+class Scale(nn.Module):
+    """Multiplies what passes from one layer to the next."""
+
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x * self.by
+
+
+def rescaled(agent, by):
+    """The same function with other inputs of each layer: the next layer's weights undo it."""
+    scaled = copy.deepcopy(agent)
+    for name in ("actor", "critic"):
+        first, tanh, last = getattr(scaled, name)
+        for layer, factor in ((first, by[0]), (last, by[1])):
+            layer.weight.data = layer.weight / factor
+        setattr(scaled, name, nn.Sequential(first, tanh, Scale(by[1]), last))
+    return scaled
+
+
+def test_a_step_does_not_depend_on_how_inputs_are_scaled():
+    """Layer by layer, without damping. Steps along the plain gradient do."""
+    algo = bare(acktr)
+    agent = make_agent(algo, hidden=(4,), num_envs=3, rollout_steps=240,
+                       **FREE | {"damping": 1e-16}).double()
+    obs, act = torch.randn(240, 3).double(), torch.randn(240, 2).double()
+    adv, ret = torch.randn(2, 240).double()
+    by = torch.tensor([0.01, 3.0, 50.0]).double(), torch.tensor([0.1, 7.0, 1.0, 30.0]).double()
+    changes = {"natural": [], "plain": []}
+    for each, seen in ((agent, obs), (rescaled(agent, by), obs * by[0])):
+        batch = algo.Batch(seen, act, adv, ret)
+        start = torch.cat(each(seen)[0].T.split(1) + (each(seen)[1][None],)).detach()
+        for rule in changes:
+            moving = copy.deepcopy(each)
+            if rule == "natural":
+                torch.manual_seed(1)
+                optimizer = algo.KFAC(moving)
+                optimizer.measure(moving, seen)
+                optimizer.minimize(algo.a2c_loss, moving, batch, lr=1e9)
+            else:
+                algo.a2c_loss(moving, batch)[0].backward()
+                for param in moving.parameters():
+                    param.data -= 1e-3 * param.grad
+            out, val = moving(seen)
+            changes[rule].append(torch.cat([*out.T.split(1), val[None]]).detach() - start)
+    first, second = changes["natural"]
+    assert first.abs().max() > 1e-3
+    close(second, first, rtol=1e-4, atol=1e-6)
+    first, second = changes["plain"]
+    assert (first - second).norm() > 0.5 * first.norm()
+
+
+# ---- Equation (16): momentum
+
+@pytest.mark.eq("acktr", 16)
+def test_momentum_by_hand():
+    """log sigma: D = grad / (2 + damping), eta = lr; M is 0.25 of the first, and so on."""
+    agent = tiny_agent(momentum=0.75, damping=0.5, max_kl=1e9, v_max_kl=1e9)
+    optimizer = acktr.KFAC(agent)
+    for grad, position in ((10, -0.5), (-20, -0.5 - 0.375 + 1), (0, 0.125 + 0.46875)):
+        optimizer.minimize(lambda grad=grad: (grad * agent.log_std.sum() + sum(
+            0 * param.sum() for param in agent.parameters()), {}), lr=0.5)
+        close(agent.log_std, vec(position))
+
+
+@pytest.mark.eq("acktr", 14)
+def test_direction_of_log_sigma_by_hand():
+    """Its Fisher matrix is 2 for each dimension, so sigma needs no factors."""
+    agent = tiny_agent(momentum=0.0, damping=0.5, max_kl=1e9, v_max_kl=1e9)
+    acktr.KFAC(agent).minimize(lambda: (5 * agent.log_std.sum() + sum(
+        0 * param.sum() for param in agent.parameters()), {}), lr=1.0)
+    close(agent.log_std, vec(-2))
+
+
+def test_mean_step_stays_within_the_trust_region():
+    """However many steps agree: in a linear agent M is at most as long as one of them."""
+    agent = make_agent(acktr, hidden=(), max_kl=1e-6, v_max_kl=1e-6, rollout_steps=96,
+                       **FREE | {"momentum": 0.9})
+    rollout = make_rollout(acktr, agent)
+    batch, found = batch_of(agent, rollout), []
+    optimizer = measured(agent, batch.obs, 200)
+    for _ in range(30):
+        before = copy.deepcopy(agent)
+        optimizer.minimize(acktr.a2c_loss, agent, batch, lr=1e9)
+        found.append(kls(before, agent, rollout)[0])
+    assert max(found) < 1.1e-6 and found[0] < 0.02e-6 and found[-1] > 0.8e-6
+
+
+# ---- Equation (17) and the update
+
+@pytest.mark.eq("acktr", 17)
+def test_kl_by_hand(monkeypatch):
+    """mu moves from 0 to 1/2, sigma stays 1: log ratios a / 2 - 1/8."""
+    agent = tiny_agent()
+
+    def move(self, *args, **kwargs):
+        agent.actor[-1].bias.data.fill_(0.5)
+        return {}
+
+    monkeypatch.setattr(acktr.KFAC, "minimize", move)
+    zeros = torch.zeros(2, 1)
+    rollout = acktr.Rollout(zeros[..., None], vec(((1,),), ((-1,),)), zeros, zeros[..., None],
+                            zeros, zeros)
+    kl = acktr.update(agent, acktr.KFAC(agent), rollout, 0.1)["kl"]
+    close(kl, (math.exp(0.375) - 1 - 0.375 + math.exp(-0.625) - 1 + 0.625) / 2)
+
+
+@every_kind
+def test_one_step_on_the_whole_batch(kind, monkeypatch):
+    """The optimizer measures the batch's inputs, then takes the step M."""
+    agent = make_agent(acktr, kind)
+    rollout, calls, plain = make_rollout(acktr, agent), [], acktr.a2c_loss
+    expected, start, given = batch_of(agent, rollout), parameters(agent), []
+    monkeypatch.setattr(acktr, "a2c_loss", lambda *args: calls.append(args[1]) or plain(*args))
+    measure = acktr.KFAC.measure
+    monkeypatch.setattr(acktr.KFAC, "measure", lambda self, agent, obs: given.append(
+        (obs, len(calls))) or measure(self, agent, obs))
+    optimizer = onpolicy_optimizer(acktr, agent)
+    metrics = acktr.update(agent, optimizer, rollout, 0.1)
+    ((batch,), ((obs, before),)) = calls, given
+    assert before == 0 and torch.equal(obs, batch.obs)
+    close(batch.obs, expected.obs)
+    assert torch.equal(batch.act, rollout.act.flatten(0, 1))
+    close(batch.adv, expected.adv, rtol=1e-4, atol=1e-5)
+    close(batch.ret, expected.ret, rtol=1e-4, atol=1e-5)
+    close(start - parameters(agent), optimizer.M, rtol=1e-3)
+    assert metrics["step_size"] <= 0.1 and metrics["v_step_size"] <= 0.1
+
+
+@every_kind
+def test_a_step_lowers_the_loss(kind):
+    """Of critic and policy; the natural direction is one of descent."""
+    for seed in range(3):
+        agent = make_agent(acktr, kind, seed, momentum=0.0, max_kl=1e-5, v_max_kl=1e-5)
+        batch = batch_of(agent, make_rollout(acktr, agent, seed))
+        optimizer = measured(agent, batch.obs, 5)
+        before = acktr.a2c_loss(agent, batch)[1]
+        optimizer.minimize(acktr.a2c_loss, agent, batch, lr=1.0)
+        after = acktr.a2c_loss(agent, batch)[1]
+        assert after["pi_loss"] < before["pi_loss"] and after["v_loss"] < before["v_loss"]
+
+
+def test_the_critics_full_step_fits_a_linear_critic():
+    """Gauss-Newton with vf_coef 1/2: without damping and limits, least squares in one step."""
+    agent = make_agent(acktr, hidden=(), vf_coef=0.5, rollout_steps=96, max_kl=1e-9, v_max_kl=1e9,
+                       **FREE | {"lr": 1.0})
+    batch = batch_of(agent, make_rollout(acktr, agent))
+    optimizer = measured(agent, batch.obs, 3000)
+    optimizer.minimize(acktr.a2c_loss, agent, batch, lr=1.0)
+    x = torch.cat([batch.obs, torch.ones(len(batch.obs), 1)], 1)
+    fit = x @ torch.linalg.lstsq(x, batch.ret[:, None]).solution[:, 0]
+    with torch.no_grad():
+        close(agent.critic(batch.obs).squeeze(-1), fit, rtol=0.02, atol=0.02)
+
+
+def test_without_a_gradient_nothing_moves_and_nothing_is_nan():
+    agent = make_agent(acktr)
+    batch = batch_of(agent, make_rollout(acktr, agent))
+    with torch.no_grad():
+        ret = agent.critic(batch.obs).squeeze(-1)
+    batch = acktr.Batch(batch.obs, batch.act, torch.zeros_like(batch.adv), ret)
+    optimizer, before = measured(agent, batch.obs), parameters(agent)
+    metrics = optimizer.minimize(acktr.a2c_loss, agent, batch, lr=0.25)
+    close(parameters(agent), before, rtol=0, atol=1e-6)
+    assert all(x.isfinite() for x in metrics.values())
+
+
+def test_factors_and_gradients_are_means_over_ranks(monkeypatch):
+    """Every factor and gradient goes through mpi.average, and nothing else does."""
+    averaged, plain = [], mpi.average
+    monkeypatch.setattr(mpi, "average", lambda x: averaged.append(x.shape) or plain(x))
+    agent = make_agent(acktr)
+    learn(acktr, agent, make_rollout(acktr, agent))
+    layers = [layer for net in (agent.actor, agent.critic) for layer in net[::2]]
+    expected = [shape for layer in layers for n, m in [layer.weight.shape]
+                for shape in ((m + 1, m + 1), (n, n))]
+    assert averaged == [*expected, *(param.shape for param in agent.parameters())]
+
+
+def test_lr_falls_to_zero_from_update_to_update(monkeypatch):
+    given, plain = [], acktr.update
+    monkeypatch.setattr(acktr, "update", lambda *args: given.append(args[3]) or plain(*args))
+    for anneal in (True, False):
+        acktr.train(acktr.Config("CartPole-v1", total_steps=32, num_envs=2, rollout_steps=8, lr=0.1,
+                                 report_every=16, anneal_lr=anneal, run_dir=f"run{anneal}"))
+    close(given, [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])
+    assert {"kl", "step_size", "v_step_size", "explained_variance"} <= set(rows("runTrue")[0])
+
+
+@pytest.mark.parametrize("settings", [
+    {"max_kl": 0.0}, {"v_max_kl": -1.0}, {"damping": 0.0}, {"inverse_every": 0}, {"momentum": 1.1},
+    {"decay": -0.1}, {"report_every": 0}, {"rollout_steps": 321}, {"lr": 0.0}])
+def test_settings_that_are_refused(settings):
+    with pytest.raises((SystemExit, TypeCheckError)):
+        acktr.Config(**settings)
+
+
+def test_loss_is_that_of_a2c():
+    """The child changes how a step is taken, not what it descends."""
+    for kind in SPACES:
+        agent = make_agent(acktr, kind, ent_coef=0.1)
+        batch = batch_of(agent, make_rollout(acktr, agent))
+        theirs = make_agent(a2c, kind, ent_coef=0.1)
+        theirs.load_state_dict(agent.state_dict())
+        close(acktr.a2c_loss(agent, batch)[0], a2c.a2c_loss(theirs, a2c.Batch(**vars(batch)))[0])
