@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from algos import a2c, ddpg, dqn, ppo, sac, td3, trpo, vpg
+from algos import a2c, acktr, ddpg, dqn, ppo, sac, td3, trpo, vpg
 from tests.helpers import (
     ONPOLICY as ALGOS,
     copies,
@@ -31,7 +31,7 @@ def random_steps(rows=40, envs=3):
     return rew, val, next_val, terminated, torch.maximum(terminated, truncated)
 
 
-@pytest.mark.parametrize("algo", [vpg, a2c, ppo, trpo], ids=lambda algo: algo.__name__)
+@pytest.mark.parametrize("algo", [vpg, a2c, acktr, ppo, trpo], ids=lambda algo: algo.__name__)
 def test_delta_needs_no_mask_for_the_end_of_an_episode(algo):
     """ "GAE without (1 - done) on delta": V(s') of a terminal state is 0 before GAE sees it or by
     GAE's own mask, which comes to the same; that of a truncated one belongs in delta."""

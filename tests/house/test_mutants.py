@@ -213,7 +213,7 @@ def test_a_general_mutant_is_one_change_of_what_is_computed():
 
 def test_a_function_of_several_files_is_one():
     places = {function.name: function.modules for function in changes.functions()}
-    on_policy = ("ppo", "ppo_popart", "ppo_lstm", "gail", "a2c", "vpg", "trpo")
+    on_policy = ("ppo", "ppo_popart", "ppo_lstm", "gail", "a2c", "acktr", "vpg", "trpo")
     assert places["ppo.compute_advantages"] == on_policy
     assert "a2c.compute_advantages" not in places
     assert places["trpo.fisher_product"] == ("trpo",) and len(places) >= 30

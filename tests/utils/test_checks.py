@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text
 
-from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, sac_her, td3, trpo, vpg
+from algos import a2c, acktr, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, sac_her, td3, trpo, vpg
 from tests.helpers import name_of
 from tests.toy import Config
 from utils import checks
@@ -16,7 +16,7 @@ from utils.envs import make_envs
 from utils.mpi import UsageError
 from utils.run import check_divides, check_range, check_settings, check_spaces, parse
 
-ALGOS = [vpg, a2c, ppo, trpo, ddpg, td3, sac, sac_her, dqn, dqn_atari, dqn_per]
+ALGOS = [vpg, a2c, acktr, ppo, trpo, ddpg, td3, sac, sac_her, dqn, dqn_atari, dqn_per]
 
 
 # ---- Settings

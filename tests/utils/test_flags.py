@@ -12,6 +12,7 @@ import tyro
 from algos import (
     a2c,
     acer,
+    acktr,
     bc,
     ddpg,
     dqn,
@@ -33,8 +34,8 @@ from utils.flags import read_command
 from utils.mpi import UsageError
 from utils.run import parse
 
-ALGOS = [vpg, a2c, acer, ppo, ppo_popart, ppo_lstm, gail, bc, trpo, ddpg, td3, sac, sac_her, dqn,
-         dqn_atari, dqn_per]
+ALGOS = [vpg, a2c, acer, acktr, ppo, ppo_popart, ppo_lstm, gail, bc, trpo, ddpg, td3, sac,
+         sac_her, dqn, dqn_atari, dqn_per]
 MODULES = ["algos.ppo", "utils.play", "utils.sweep", "tests.probe", "tests.mutants"]
 SCRIPTS = ["plot.py", *(f"benchmarks/{name}.py" for name in
                         ("sb3", "scaling", "show", "speed", "table"))]
