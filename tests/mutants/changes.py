@@ -114,7 +114,8 @@ def variants(node):
         case ast.Constant(bool(value)):
             yield ast.Constant(not value)
         case ast.BinOp(left, op, right):
-            yield with_(node, op=OTHER[type(op)]())
+            if type(op) in OTHER:                               # `|` of types or dicts is not
+                yield with_(node, op=OTHER[type(op)]())
             yield from (left, right)
             if not isinstance(op, (ast.Add, ast.Mult)):
                 yield with_(node, left=right, right=left)
