@@ -51,7 +51,7 @@ def advantages(algo, lam):
     bits["terminated"][0, :2] = bits["done"][0, :4] = 1
     val, next_val, rew = numbers(2, 6), numbers(2, 6), numbers(2, 6)
     module = importlib.import_module(f"algos.{algo}")
-    extra = {"state": numbers(6, 3)} if "state" in module.Rollout.__annotations__ else {}
+    extra = {"memory": numbers(2, 6, 3)} if "memory" in module.Rollout.__annotations__ else {}
     rollout = module.Rollout(obs=numbers(2, 6, 3), act=numbers(2, 6, 1), rew=rew,
                              next_obs=numbers(2, 6, 3), **bits, **extra)
     adv, ret = module.compute_advantages(rollout, val, next_val, 0.9, lam)
@@ -68,8 +68,7 @@ def delta(m, algo):
 
 def gae(m, algo):
     values, adv, _ = advantages(algo, 0.7)
-    _, latex = 1, right_side(load(algo)[1])
-    return values | {r"\delta_t": evaluate(latex, arrays(values))}, adv[0]
+    return values | {r"\delta_t": evaluate(typeset(algo, 1, 0), arrays(values))}, adv[0]
 
 
 def target_return(m, algo):
@@ -218,8 +217,7 @@ def typeset(algo, number, part):
     latex = load(algo)[number]
     if isinstance(part, str):
         return case(latex, int(part.split()[1]))
-    # An equation whose last column is a condition may end in a dangling text.
-    return right_side(clauses(latex)[part].split(r" \quad ")[0])
+    return right_side(clauses(latex)[part])
 
 
 def agrees(latex, values, expected):
