@@ -30,6 +30,7 @@ BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
 # imageio-ffmpeg brings FFmpeg, which writes .mp4 and .gif files; pygame draws classic control.
 VIDEO = ["imageio-ffmpeg", "pygame"]
 ROBOTICS = ["gymnasium-robotics"]       # FetchReach, PointMaze and other environments with goals
+DOCS = ["latex2mathml"]                  # LaTeX -> MathML, which browsers draw
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
@@ -58,5 +59,5 @@ setup(
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
     extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "robotics": ROBOTICS,
-                    "wandb": WANDB, "test": TEST},
+                    "wandb": WANDB, "docs": DOCS, "test": TEST},
 )
