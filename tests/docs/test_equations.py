@@ -12,7 +12,7 @@ from tests.docs.latex import case, clauses, evaluate, right_side
 from tests.house.test_rules import ALGOS, equations
 
 FOLDER = Path(__file__).parents[2] / "docs/equations"
-ON_POLICY = "vpg a2c ppo trpo ppo_lstm gail".split()
+ON_POLICY = "vpg a2c acktr ppo trpo ppo_lstm gail".split()
 CLIPPED = "ppo ppo_popart ppo_lstm gail".split()
 DQN = "dqn dqn_atari dqn_per".split()
 OFF_POLICY = "ddpg td3 sac sac_her".split()
@@ -190,14 +190,72 @@ def reward_negative(m, algo):
     return {"D(s, a)": logit.sigmoid()}, m.imitation_reward(logit, False)
 
 
+def retrace(m, algo):
+    """Return the values of (1) and (2) at the first of two steps, and delta, R of it."""
+    bits = {"terminated": torch.zeros(2, 6), "done": torch.zeros(2, 6)}
+    bits["terminated"][0, :2] = bits["done"][0, :4] = 1
+    q, next_val, rew, ratio = numbers(2, 6), numbers(2, 6), numbers(2, 6), torch.rand(2, 6) * 2
+    rollout = m.Rollout(obs=numbers(2, 6, 3), act=torch.zeros(2, 6, dtype=torch.int64), rew=rew,
+                        next_obs=numbers(2, 6, 3), **bits)
+    one, two = (m.compute_retrace(rollout, q, next_val, ratio, 0.9, lam) for lam in (0.0, 0.7))
+    values = {r"\gamma": 0.9, r"\lambda": 0.7, "r_t": rew[0], "Q(s_t, a_t)": q[0],
+              "V(s'_t)": next_val[0], r"\mathrm{terminated}_t": bits["terminated"][0],
+              r"\mathrm{done}_t": bits["done"][0], r"\rho_{t+1}": ratio[1],
+              r"\delta_t": (one - q)[0], "E_{t+1}": (one - q)[1], "E_t": (two - q)[0]}
+    return values, one[0] - q[0], two[0] - q[0], two[0]
+
+
+def retrace_delta(m, algo):
+    values, delta, *_ = retrace(m, algo)
+    return values, delta
+
+
+def retrace_error(m, algo):
+    values, _, error, _ = retrace(m, algo)
+    return values, error
+
+
+def retrace_target(m, algo):
+    values, *_, ret = retrace(m, algo)
+    return values, ret
+
+
+def average_policy(m, algo):
+    values, expected = polyak(m, algo)
+    return values | {r"w_{\mathrm{avg}}": values.pop(r"w_{\mathrm{targ}}")}, expected
+
+
+def q_value_loss(m, algo):
+    q, ret = numbers(9), numbers(9)
+    return {"Q(s, a)": q, "R": ret}, m.value_loss(q, ret)
+
+
+def action_gradient(m, algo):
+    log_pi, weight = numbers(9, 4).log_softmax(-1), numbers(9, 4)
+    values = {"u(a)": weight, r"\pi(a \mid s)": log_pi.exp(),
+              r"\sum_b u(b)": weight.sum(-1, keepdim=True)}
+    return values, m.logit_gradient(weight, log_pi)
+
+
+def trust_region(m, algo):
+    g, k = numbers(9, 4), numbers(9, 4)
+    values = {"g": g, "k^T g": (k * g).sum(-1, keepdim=True), r"\mathrm{max\_slope}": 0.1,
+              "k^T k": k.square().sum(-1, keepdim=True), "k": k}
+    return values, m.project(g, k, 0.1)
+
+
 # Algorithms, number, clause (or "row" of the cases), values and the function's result.
 TABLE = [
     (ON_POLICY + ["ppo_popart"], 1, 0, delta), (ON_POLICY + ["ppo_popart"], 2, 0, gae),
     (ON_POLICY + ["ppo_popart"], 2, 1, target_return), (ON_POLICY, 5, 0, value_loss),
     (ON_POLICY + ["ppo_popart"], 6, 0, obs_scaling), (["bc"], 1, 0, obs_scaling),
-    (["vpg", "a2c"], 8, 0, policy_loss), (["trpo"], 8, 0, surrogate),
+    (["vpg", "a2c", "acktr"], 8, 0, policy_loss), (["trpo"], 8, 0, surrogate),
     (CLIPPED, 8, 0, normal_advantages), (CLIPPED, 10, 0, clipped_loss),
     (CLIPPED, 12, 0, approx_kl),
+    (["acer"], 1, 0, retrace_delta), (["acer"], 2, 0, retrace_error),
+    (["acer"], 2, 1, retrace_target), (["acer"], 3, 0, average_policy),
+    (["acer"], 5, 0, q_value_loss), (["acer"], 6, 0, obs_scaling),
+    (["acer"], 9, 2, action_gradient), (["acer"], 11, 0, trust_region),
     (["gail"], 14, 0, reward_positive), (["gail"], 14, 2, reward_negative),
     (OFF_POLICY + DQN, 1, 0, td_target), (OFF_POLICY, 2, 0, q_loss), (OFF_POLICY, 3, 0, polyak),
     (["sac", "sac_her"], 6, 0, soft_value), (["sac", "sac_her"], 7, 0, soft_loss),
