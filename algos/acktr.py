@@ -1,20 +1,21 @@
 """Actor-Critic using Kronecker-Factored Trust Region (ACKTR).  Wu et al. 2017,
 arXiv:1708.05144.
 
-The problem. A2C's learning rate limits how far the weights move. But the same
-distance may barely change the policy in one direction and ruin it in another.
-The Fisher matrix F tells them apart: a small change d of the weights causes a
-KL divergence of about d^T F d / 2 from the old policy to the new one. Per unit
-of KL, the loss L falls fastest along -F^-1 grad L. F is too large to invert.
-TRPO solves for F^-1 grad L in every update, which is slow and needs much data.
+The problem. A2C's learning rate limits how far the weights move. But a step of
+the same length may barely change the policy in one direction and ruin it in
+another. The Fisher matrix F measures the difference: if the weights change by
+a small d, the KL divergence from the old policy to the new one is about
+d^T F d / 2. Per unit of KL, the loss L falls fastest along -F^-1 grad L, but F
+is too large to invert. TRPO solves for it in every update, which is slow.
 
 The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). A layer computes
-W x. Its input x ends with a 1, so the last column of W is the bias. Let e be
-the gradient of one sample's log-likelihood with respect to W x. The gradient
-with respect to W is e x^T, and the layer's block of F is the mean of
-(x x^T) kron (e e^T). K-FAC approximates it by X kron S, the mean of x x^T
-times the mean of e e^T, as if x and e were independent. It ignores how layers
-interact. X and S are small. Their running means use earlier rollouts as well.
+W x; we append a 1 to its input x, so the last column of W is the bias. Let e
+be the gradient of -log-likelihood of one sampled output with respect to W x.
+For W it is e x^T, so the layer's block of F is the mean of (x x^T) kron
+(e e^T). K-FAC replaces it by X kron S, where X is the mean of x x^T and S that
+of e e^T, as if x and e were independent. Blocks between layers are dropped.
+X and S are small enough to invert: (X kron S)^-1 maps G to S^-1 G X^-1. They
+are running means, so earlier rollouts count as well.
 
 algos/a2c.py explains (1) to (9). s' is the true next state. `terminated` is 1
 if it is terminal, `done` if the episode ended. R is the critic's target.
@@ -30,8 +31,8 @@ if it is terminal, `done` if the episode ended. R is the critic's target.
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
-B is the number of samples, k counts updates. A convolution applies W at T
-positions of an image; x is then one patch. A linear layer has T = 1.
+B is the number of samples, and k counts updates. A convolution applies W at T
+positions of an image, and x is the patch at one of them; else T = 1.
 
     ell     = -sum [log pi(a | s) + log N(v; V, 1)],  a ~ pi, v ~ N(V, 1) (10)
     X_k     = sum x x^T / B,  S_k = sum e e^T / (B T),  e = grad ell      (11)
@@ -43,27 +44,26 @@ positions of an image; x is then one patch. A linear layer has T = 1.
     M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
     KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
 
-In (10) a and v are drawn anew, since F is an expectation over what the model
-predicts. Gradients of L give the empirical Fisher matrix, which does not
-measure KL: it grows with the advantages and vanishes where the critic fits R,
-so steps would explode there. The rollout's actions do follow pi, but their
-noise is also in grad L. V is taken for the mean of a Gaussian, so the critic's
-F is the Gauss-Newton matrix. For log sigma, F is exactly 2.
+In (10) a and v are drawn anew, because F is an expectation over what the model
+predicts. The second moments of grad L would not measure KL: they grow with the
+advantages and vanish where the critic fits R, so steps would explode there.
+The rollout's actions do follow pi, but their noise is also in grad L. V is
+treated as a Gaussian's mean, so the critic's F is the Gauss-Newton matrix. For
+each log sigma, F is exactly 2.
 
-Damping limits D where F is small or poorly known. (13) adds about damping I to
-X kron S and keeps it a Kronecker product; c splits it in proportion to both.
-sum(D * grad L) is D^T F D with damped F, so (15) bounds a step's expected KL:
-for the policy, with its encoder of images, by max_kl, for the critic by
-v_max_kl. M is a mean of such steps. (17) estimates the actual KL.
+Damping limits D where F is small or badly estimated. (13) adds at least
+damping I to X kron S and keeps a Kronecker product; c balances the two parts.
+D = F^-1 grad L, so sum(D * grad L) is D^T F D, and (15) roughly bounds the KL
+of a step: by max_kl for the policy and its image encoder, by v_max_kl for the
+critic. M is an exponential moving average of steps. (17) estimates the KL.
 
-Departures from the paper: a separate bound for the critic, also with images;
-1/k in (12), from K-FAC; (11) for convolutions is KFC (Grosse & Martens 2016,
-arXiv:1602.01407); no gradient clipping; those of A2C.
+Departures from the paper: those of A2C; a separate bound for the critic; 1/k
+in (12) as in K-FAC; no clipping. (11) for images: KFC, arXiv:1602.01407.
 
 Defaults: 20 steps in each of 16 environments give 320 samples per update, so a
 million steps give 3,125 updates. In a healthy run on MuJoCo `step_size` is 0.1
 to 0.2 at first, `kl` stays below max_kl, `explained_variance` rises above 0.5
-and `entropy` falls. A `kl` far above max_kl shows that F is estimated badly.
+and `entropy` falls. A `kl` far above max_kl suggests that F is a bad estimate.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
 Try           python -m algos.acktr --env CartPole-v1 --total-steps 2e5
@@ -99,12 +99,12 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 16  # N, parallel environments (usually 8 to 64)
     report_every: int = 4000  # environment steps between reports
     rollout_steps: int = 320  # T x N, samples per rollout over all environments
-    lr: float = 0.25  # largest step size eta at the start (0.03 to 1)
-    anneal_lr: bool = True  # anneal the largest step size linearly to zero
-    max_kl: float = 0.001  # largest expected KL of a step, delta (1e-4 to 0.01)
+    lr: float = 0.25  # initial upper limit of the step size eta (0.03 to 1)
+    anneal_lr: bool = True  # anneal this limit linearly to zero
+    max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
     v_max_kl: float = 0.01  # the same for the critic's Gaussian (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in Eq. (16) (0 to 0.95)
-    damping: float = 0.01  # lambda, added to the Fisher matrix (0.001 to 0.1)
+    damping: float = 0.01  # Tikhonov damping of the Fisher matrix (0.001 to 0.1)
     decay: float = 0.95  # decay of the running X and S (0.9 to 0.99)
     inverse_every: int = 5  # updates between inversions of X and S (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -356,7 +356,7 @@ class LayerFisher(nn.Module):
             self.register_buffer(name + "_inv", weight.new_zeros(size, size))
 
     def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
-        """Forward hook: keep x [B, T, n], in the order of the layer's weights."""
+        """Forward hook: keep x [B, T, n + 1], in the order of the layer's weights."""
         x = inputs[0].detach()
         if isinstance(layer, nn.Conv2d):
             x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
@@ -371,7 +371,7 @@ class LayerFisher(nn.Module):
         self.e = grad_out.reshape(*grad_out.shape[:2], -1).transpose(1, 2)
 
     def update(self, w: float) -> None:
-        """Eqs. (11), (12). Only X_k grows with the number of positions."""
+        """Eqs. (11), (12). X_k sums over positions, S_k averages over them."""
         B, T, _ = self.x.shape
         X_k = torch.einsum("bti,btj->ij", self.x, self.x) / B
         S_k = torch.einsum("bti,btj->ij", self.e, self.e) / (B * T)
@@ -413,16 +413,16 @@ class KFAC(nn.Module):
 
     @torch.enable_grad()
     def measure(self, agent: Agent, obs: Tensor) -> None:
-        """Average a batch into the factors of all layers. Hooks catch x and e."""
+        """Update the factors of all layers from a batch. Hooks keep its x and e."""
         hooks = [layer.register_forward_hook(fisher.on_forward)
                  for layer, fisher in zip(self.layers, self.fishers)]
-        torch.autograd.grad(sampled_nll(agent, obs), self.params)
+        torch.autograd.grad(sampled_nll(agent, obs), self.params)  # calls the hooks
         self.k += 1
         every = self.cfg.inverse_every
         for hook, fisher in zip(hooks, self.fishers):
             hook.remove()
             fisher.update(w=max(1 - self.cfg.decay, 1 / self.k.item()))
-            if self.k <= every or self.k % every == 0:  # young factors change fast
+            if self.k <= every or self.k % every == 0:  # at first they change fast
                 fisher.invert(self.cfg.damping)
 
     @torch.no_grad()
