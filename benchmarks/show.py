@@ -12,7 +12,8 @@ equal to the bit, apart from wall-clock columns, an entry in
 benchmarks/shown.json says so: these results hold for exactly the code whose
 hashes the entry names. Otherwise they need a new run. Only columns of the same
 name are compared, and at least one of them must come from learning. A
-difference that appears only later in a run is missed.
+difference that appears only later in a run is missed. Runs of the folder
+imitation/ need the demonstrations of their setting `demos` in the root folder.
 """
 import argparse
 import csv
@@ -32,6 +33,7 @@ from utils.jobs import last_step
 from utils.logger import PROGRESS
 
 ROOT = RESULTS.parents[1]
+FOLDERS = RESULTS, RESULTS.parent / "imitation"
 CLOCKS = ("time", "steps_per_second")
 CHILD = """
 import json, sys
@@ -75,7 +77,7 @@ def main() -> int:
     parser.add_argument("--algos", nargs="*", help="only these algorithms (default: all)")
     args = parser.parse_args()
     groups, failed = defaultdict(list), 0
-    for path in sorted(RESULTS.rglob("result.json")):
+    for path in sorted(path for folder in FOLDERS for path in folder.rglob("result.json")):
         result = results.read_result(path)
         wanted = result["algo"] in (args.algos or [result["algo"]])
         if "library" not in result and wanted and changed(result):
@@ -93,6 +95,8 @@ def main() -> int:
                 packed = subprocess.run(["git", "archive", commit],
                                         cwd=ROOT, check=True, capture_output=True).stdout
                 subprocess.run(["tar", "-x"], cwd=old, input=packed, check=True)
+                if (ROOT / "demos").exists():
+                    (old / "demos").symlink_to(ROOT / "demos")
             first = json.loads(found[0].read_text(encoding="utf-8"))  # old names of settings
             place = {"env": env, "seed": first["seed"]}
             one, two = (rows_of(code, algo, of | place, Path(temp, f"{number}{name}"), args.steps)
