@@ -33,7 +33,6 @@ from utils.jobs import last_step
 from utils.logger import PROGRESS
 
 ROOT = RESULTS.parents[1]
-FOLDERS = RESULTS, RESULTS.parent / "imitation"
 CLOCKS = ("time", "steps_per_second")
 CHILD = """
 import json, sys
@@ -77,7 +76,8 @@ def main() -> int:
     parser.add_argument("--algos", nargs="*", help="only these algorithms (default: all)")
     args = parser.parse_args()
     groups, failed = defaultdict(list), 0
-    for path in sorted(path for folder in FOLDERS for path in folder.rglob("result.json")):
+    imitation = RESULTS.parent / "imitation"
+    for path in sorted([*RESULTS.rglob("result.json"), *imitation.rglob("result.json")]):
         result = results.read_result(path)
         wanted = result["algo"] in (args.algos or [result["algo"]])
         if "library" not in result and wanted and changed(result):
