@@ -898,6 +898,12 @@ def test_cartpole():
     assert evaluate(acer.train(cfg), cfg, 10, seed=1)[0].mean() >= 450
 
 
+def test_identity():
+    """The action has to name the number that is shown. Default settings, 15,000 steps."""
+    cfg = acer.Config(env="tests.envs:Identity-v0", total_steps=15_000, run_dir="run", device="cpu")
+    assert evaluate(acer.train(cfg), cfg, 10, seed=1)[0].mean() >= 90
+
+
 def test_images():
     """Encoder, actor, critic and average learn together."""
     cfg = acer.Config(env="tests.envs:Bright-v0", total_steps=2048, rollout_steps=128,
