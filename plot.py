@@ -119,8 +119,9 @@ Groups = dict[str, dict[str, list[RunData]]]        # panel -> line -> its seeds
 def group(runs: list[RunData], by: str = "") -> Groups:
     """Return one panel per environment, with one line per algorithm and combination of settings.
 
-    By default, all settings that differ tell lines apart. `by` names the only one that does;
-    "algo" means none. "env" gives one line per environment in panels of algorithm and settings.
+    By default, all settings that differ tell lines apart. `by` names the only one that does, for
+    algorithms that have it; "algo" means none. "env" gives one line per environment in panels of
+    algorithm and settings.
     """
     alike, by = defaultdict(list), by.replace("-", "_")
     check_setting("--by", by, runs, "algo", "env")
@@ -130,7 +131,8 @@ def group(runs: list[RunData], by: str = "") -> Groups:
     usual = usual_values(alike, differ) if by in ("", "env") else {}
     groups = defaultdict(lambda: defaultdict(dict))
     for (env, algo), found in sorted(alike.items()):
-        named = {"": differ[env, algo], "env": differ[env, algo], "algo": []}.get(by, [by])
+        known = [by] if any(by in run.settings for run in found) else []
+        named = {"": differ[env, algo], "env": differ[env, algo], "algo": []}.get(by, known)
         pooled = [name for name in differ[env, algo] if name not in named]
         if pooled:
             note(f"{algo} on {env}: runs that differ in {', '.join(pooled)} are pooled")

@@ -226,6 +226,12 @@ def test_by_takes_together_what_differs_otherwise(capsys):
     assert "differ in gamma are pooled" in capsys.readouterr().err
 
 
+def test_by_names_no_setting_that_an_algorithm_lacks():
+    write_run("runs/a", algo="acer", replay_ratio=0)
+    write_run("runs/b", algo="a2c")
+    assert list(read(by="replay_ratio")["Hopper-v4"]) == ["a2c", "acer replay_ratio=0"]
+
+
 @pytest.mark.parametrize("algo", ["nobodys", "utils.mpi", "..mpi", "of another kind"])
 def test_a_result_of_an_algorithm_that_is_not_here(algo):
     write_result("runs/a", algo=algo)
