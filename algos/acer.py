@@ -1,31 +1,31 @@
 """Actor-Critic with Experience Replay (ACER).  Wang et al. 2017, arXiv:1611.01224.
 
 The problem. A2C (algos/a2c.py) takes one gradient step on each rollout and
-discards it, because its policy gradient is valid only for the policy that
-collected the data. ACER keeps old rollouts in a replay buffer. After each step
-on a new rollout it takes `replay_ratio` steps on old ones, so it needs fewer
-environment steps. It handles discrete actions only.
+discards it, because its gradient estimate is valid only for data collected by
+the current policy. ACER also keeps rollouts in a replay buffer. After each step
+on a new rollout it takes `replay_ratio` steps on rollouts from the buffer, so
+it needs fewer environment steps. This file handles discrete actions only.
 
 The idea. Let mu be the policy that collected a rollout, pi the current policy,
-and rho = pi / mu the ratio of their probabilities. Weighting samples by rho
-corrects for the difference, but rho can be huge, and a product of ratios along
-a sequence is worse. ACER keeps all weights small in three ways:
+and rho(a) = pi(a | s) / mu(a | s). Weighting each sample by rho corrects for
+the mismatch, but rho can be huge, and products of ratios along a trajectory
+even more so. ACER tames this variance with three devices:
 
-- The critic learns Q(s, a) instead of V(s). Its target R, called Retrace (Munos
-  et al. 2016, arXiv:1606.02647), multiplies ratios truncated at 1.
-- The policy gradient uses one ratio per sample, truncated at c. A second term,
-  computed from Q alone, restores what the truncation removes.
-- A trust region keeps pi from moving away too fast from an average of its
-  recent weights, because a single bad step on old data can ruin it.
+- The critic learns Q(s, a) instead of V(s). Its target R is the Retrace
+  estimate (Munos et al. 2016, arXiv:1606.02647). It truncates every ratio at 1.
+- The policy gradient uses one ratio per sample, truncated at c. A second term
+  restores, in expectation, what the truncation removes. It asks Q about all
+  actions, also those not taken, so the critic has to learn Q.
+- A trust region keeps pi close to an average policy, whose weights are a moving
+  average of those of pi, because one bad step on old data can ruin pi.
 
-Notation. s' is the state that an action leads to: at the end of an episode its
-final state, not the first one of the next episode. `terminated` is 1 if s' is
+Notation. s' is the state an action leads to. When the episode ends, that is its
+final state, not the first state of the next episode. `terminated` is 1 if s' is
 terminal; `done` is 1 if the episode ended, by termination or by a time limit.
 Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-also at a time limit and at the end of a rollout. pi, Q and V always come from
-the current networks. rho_t is the ratio of the action a_t that was taken. avg
-is the average policy, w_avg its weights. (1) and (2) are Retrace, (5) trains
-the critic, (6) and (7) normalise observations and rewards as in A2C.
+including at a time limit or the end of a rollout, where E_{t+1} = 0. Q and V
+always come from the current networks, and rho_t = rho(a_t). w and w_avg are the
+weights of pi and of the average policy avg. (6) and (7) are those of A2C.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - Q(s_t, a_t)         (1)
     E_t     = delta_t + gamma lam (1 - done_t) min(1, rho_{t+1}) E_{t+1},
@@ -37,56 +37,55 @@ the critic, (6) and (7) normalise observations and rewards as in A2C.
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-(2) is the recursion of GAE with Q for V and one more factor. If pi would hardly
-take the next action, min(1, rho) is small, and the sum stops there. Truncating
-ratios at 1 limits the variance without changing what Q converges to. On new
-data with lam = 1, R is the n-step return plus a discounted V(s) - Q(s, a) for
-each later action. These terms have mean zero and reduce the variance.
+(1) and (2) define R. (2) is GAE's recursion with one more factor. If pi is much
+less likely than mu to take the next action, min(1, rho) is near 0 and cuts the
+sum there. For a table of Q values, truncation does not change what Q converges
+to. On new data with lam = 1, R is the return up to the end of the rollout plus
+a discounted V(s) - Q(s, a) for each later action. These terms have mean zero.
 
 The policy. Consider one state with logits x and pi = softmax(x). [a = a_t] is 1
 for the action that was taken and 0 for the others. grad is with respect to x:
 
     u(a)    = [a = a_t] min(c, rho_t) (R_t - V(s))
               + pi(a | s) max(0, 1 - c / rho(a)) (Q(s, a) - V(s))          (8)
-    g       = sum_a u(a) grad log pi(a | s),
-              whose component a is u(a) - pi(a | s) sum_b u(b)             (9)
+    g       = sum_a u(a) grad log pi(a | s);
+              component a of g is u(a) - pi(a | s) sum_b u(b)              (9)
     k       = grad KL(avg || pi) = pi - avg                               (10)
     z       = g - max(0, (k^T g - max_slope) / k^T k) k                   (11)
     L_pi    = -mean sum_a z(a) log pi(a | s), where z is a constant       (12)
     L       = L_pi + vf_coef L_Q - ent_coef H                             (13)
 
-Both terms of (8) together are unbiased if R and Q are right. In the mean over
-a_t from mu, the first weighs action a by min(c mu, pi), the second by max(0, pi
-- c mu), and the sum is pi. A large c trusts rho, which is noisy; a small one
-trusts Q, which is biased. On new data the second term vanishes, and g is the
-gradient of A2C with the advantage R - V(s). States remain those that the old
-policy visited; ACER does not correct for this.
+If R is unbiased and Q exact, g is an unbiased policy gradient at s: averaged
+over a_t from mu, the first term of (8) gives action a the weight min(c mu, pi),
+the second max(0, pi - c mu), and the sum is pi. A large c relies on rho, which
+is noisy; a small one on Q, which is biased. On new data with c >= 1, the second
+term is zero and g is the gradient of A2C with the advantage R - V(s). States
+are still distributed as under the old policy. ACER does not correct for this.
 
 A small step along z raises KL(avg || pi) at the rate k^T z. (11) is the vector
 closest to g for which this slope is at most `max_slope`. TRPO (algos/trpo.py)
-has to solve a linear system in all weights for its trust region. Here every
-sample has its own, in its logits alone, and one line solves it. (12) passes z
-on to the weights: since z sums to zero over actions, the gradient of (12) in
-the logits is -z, divided by the number of samples. H is the entropy of pi,
+has to solve a linear system in all weights for its trust region. Here each
+sample has its own, over its logits only, with a solution in one line. (12)
+passes z on to the weights: z sums to zero over actions, so the gradient of (12)
+in the logits is -z, divided by the number of samples. H is the entropy of pi,
 averaged over the batch. Its bonus keeps pi from becoming deterministic.
 
-The buffer keeps raw observations, raw rewards and log mu of all actions. Every
-replay normalises with the current statistics, because pi is a function of what
-the networks see now. mu is a fact about the past and is never recomputed.
+The buffer keeps raw observations, raw rewards and log mu of all actions. A
+replay is normalised with the current statistics, which are a part of pi.
 
-Departures from the paper. Its x are probabilities. For these, grad KL = -avg /
-pi does not vanish at pi = avg and is huge for rare actions. With logits it is
-bounded, so `max_slope` is smaller than the paper's delta = 1. The number of
-replays is fixed; the paper draws it from a Poisson distribution. Environments
-step together instead of in asynchronous threads. On vectors, actor and critic
-share no weights. lam, (6), (7) and the options of RMSProp are those of A2C.
+Departures from the paper. Its x are the probabilities, so its k is -avg / pi,
+which is -1 at pi = avg and huge where pi is far below avg. With logits, k is 0
+at pi = avg and bounded, so `max_slope` is smaller than the paper's delta = 1.
+The number of replays is fixed; the paper draws it from a Poisson distribution.
+Environments step together, not in asynchronous threads. For vectors, actor and
+critic share no weights. lam, (6), (7) and the options of RMSProp are A2C's.
 
-Defaults: 20 steps in each of 16 environments give 320 samples per gradient
-step. There are 5 steps per rollout, 4 of them on random ones of the last 200.
-Metrics of these begin with `replayed_`. In a healthy run `replayed_ratio_mean`
-is near 1, the mean of rho under mu; `projected`, the share of samples that
-(11) changes, is 0 to 0.2; `kl_avg` falls below 0.05; and `explained_variance`
-(of R by Q; noisy) rises above 0.5 unless all returns are equal.
+Defaults: 20 steps in each of 16 environments give 320 samples per rollout. Each
+is followed by 5 gradient steps: one on it, 4 on rollouts drawn from the latest
+200, whose metrics begin with `replayed_`. In a healthy run, the mean of rho,
+`replayed_ratio_mean`, is near 1; `projected`, the share of samples that (11)
+changes, is 0 to 0.2; `kl_avg` falls below 0.05; and `explained_variance` (of R
+by Q; noisy) rises above 0.5 unless all returns are equal.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
 Try           python -m algos.acer --total-steps 1e5
@@ -131,7 +130,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     num_envs: int = 16  # N, parallel environments (usually 8 to 64)
     report_every: int = 4000  # environment steps between reports
     rollout_steps: int = 320  # T x N, samples per rollout over all environments
-    buffer_size: int = 64_000  # environment steps in the buffer, in whole rollouts
+    buffer_size: int = 64_000  # environment steps, rounded down to whole rollouts
     replay_ratio: int = 4  # updates on replayed data per rollout; 0: on-policy (0 to 8)
     lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
@@ -139,7 +138,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 1.0  # Retrace's lambda (lower: more bias; higher: more variance)
-    max_ratio: float = 10.0  # c, where importance weights are truncated (1 to 10)
+    max_ratio: float = 10.0  # c, at which importance ratios are truncated (1 to 10)
     max_slope: float = 0.1  # limit of k^T z in Eq. (11) (0.01 to 0.5); 0: off
     tau: float = 0.01  # Polyak coefficient of the average policy (1 - alpha)
     vf_coef: float = 0.5  # weight of the loss of Q (0.1 to 1)
@@ -335,7 +334,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 @torch.no_grad()
 def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
-    """Add log mu. Call it before weights or statistics change: mu is who acted."""
+    """Add log mu. Call it before weights or statistics change: mu is what acted."""
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
     logp_old = agent.policy()(obs).log_softmax(-1).unflatten(0, rollout.rew.shape)
     return ReplayRollout(**vars(rollout), logp_old=logp_old)
@@ -379,7 +378,7 @@ def compute_retrace(rollout: Rollout, q: PerStep, next_val: PerStep, ratio: PerS
     next_error = np.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         error[t] = delta[t] + decay[t] * next_error  # Eq. (2)
-        next_error = trace[t] * error[t]  # step t - 1 weights it by rho_t, not its own
+        next_error = trace[t] * error[t]  # step t - 1 uses rho_t, not its own ratio
     return torch.as_tensor(error, device=q.device) + q
 
 
@@ -512,7 +511,7 @@ def train(cfg: Config) -> Agent:
         tf_style = cfg.rmsprop == "tf"
         trained = [param for param in agent.parameters() if param.requires_grad]
         optimizer = mpi.RMSProp(trained, eps=cfg.rmsprop_eps, tf_style=tf_style)
-        # obs and next_obs are nearly all that the buffer holds.
+        # obs and next_obs: of images nearly all that the buffer holds
         num_bytes = 2 * run.buffer_size * envs.single_observation_space.sample().nbytes
         check_memory("--buffer-size", run.buffer_size, num_bytes)
         buffer = ReplayBuffer(max(1, cfg.buffer_size // cfg.rollout_steps), run.device)
