@@ -731,6 +731,9 @@ def main(plot: Plot) -> None:
     if not groups:
         raise UsageError(f"no run to plot; folders given: {' '.join(plot.runs) or 'none'}")
     done = finished(groups)
+    if plot.against and len({spell(run, plot.against) for _, _, runs in flat(done)
+                             for run in runs}) < 2:
+        raise UsageError(f"--against {plot.against}: finished runs have no two values of it")
     if done:
         print(table(results(done, plot.aggregate), plot.table))
     compared = compare(done, *plot.compare, plot.table) if any(plot.compare) else {}
@@ -741,8 +744,6 @@ def main(plot: Plot) -> None:
         note("--anchors: no published results for these algorithms, environments and steps")
     if plot.against:
         groups, compared = done, {}
-        if len({spell(run, plot.against) for _, _, runs in flat(done) for run in runs}) < 2:
-            raise UsageError(f"--against {plot.against}: finished runs have no two values of it")
     elif plot.x == "steps":
         many = len({line for _, line, _ in flat(groups)}) > len(COLOURS)
         few = others and many and not (plot.by or compared)

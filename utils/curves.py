@@ -9,6 +9,7 @@ import difflib
 import importlib.util
 import json
 import sys
+from collections import defaultdict
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -68,7 +69,7 @@ def load(asked) -> list[RunData]:
     asked is a plot.Plot: asked.x is steps, episodes or time, and asked.y is a column of
     episodes.csv or progress.csv.
     """
-    found, runs = {}, []
+    found, runs, skipped = {}, [], defaultdict(list)
     for folder in asked.runs:
         here = sorted(path.parent for path in Path(folder).rglob("*.json")
                       if path.name in ("config.json", "result.json"))
@@ -80,9 +81,11 @@ def load(asked) -> list[RunData]:
             full = (run / "config.json").exists()
             runs.append((read_run if full else read_result)(run, asked.x, asked.y))
         except Skip as reason:
-            note(f"{run}: {reason}; skipped")
+            skipped[str(reason)].append(run)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            note(f"{run}: damaged, or not a plainrl run ({error!r}); skipped")
+            skipped[f"damaged, or not a plainrl run ({error!r})"].append(run)
+    for reason, (first, *others) in skipped.items():
+        note(f"{first}{f' and {len(others)} more' * bool(others)}: {reason}; skipped")
     return runs
 
 
