@@ -118,8 +118,9 @@ def load_demos(cfg, envs: gym.vector.VectorEnv) -> Demos:
         offset = rng.integers(min(cfg.subsample, end - start))  # at least one pair per episode
         kept.append(np.arange(start + offset, end, cfg.subsample))
     rows = np.concatenate(kept)
-    mpi.say(f"demonstrations: {len(rows)} pairs of {wanted} episodes of {arrays['env']} with mean "
-            f"return {arrays['ret'][:wanted].mean():.1f}")
+    part = f" of {end:,} (--subsample {cfg.subsample})" * (cfg.subsample > 1)
+    mpi.say(f"demonstrations: {len(rows):,} pairs{part} from {wanted} episodes of {arrays['env']} "
+            f"with mean return {arrays['ret'][:wanted].mean():.1f}")
     pairs = {"obs": arrays["obs"][rows], "act": arrays["act"][rows]}
     if pairs["act"].dtype.kind in "ui":
         pairs["act"] = pairs["act"].astype(np.int64)  # of any width

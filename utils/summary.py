@@ -43,7 +43,7 @@ def last_returns(path: Path) -> str:
         rows = csv.DictReader(deque(file, maxlen=100), columns)
         returns = [float(row["ep_ret"]) for row in rows]
     if not returns:
-        return "no episode has ended"
+        return "no episode has ended; the command for play below shows returns"
     mean = sum(returns) / len(returns)
     return f"{rounded(mean)}, mean return of the last {len(returns)} training episodes"
 

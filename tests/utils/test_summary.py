@@ -43,7 +43,7 @@ def test_train100_is_the_mean_of_the_last_hundred_episodes(count):
 
 def test_a_run_without_an_episode():
     path = write("episodes.csv", ["step,time,env,ep_ret,ep_len"])
-    assert last_returns(path) == "no episode has ended"
+    assert last_returns(path).startswith("no episode has ended")
 
 
 def test_the_last_and_the_best_evaluation():
@@ -77,7 +77,7 @@ def test_a_run_that_was_stopped_or_failed(capsys):
     assert caught.value.code == 143
     found = said(capsys.readouterr().out)
     assert found["stopped"].startswith("200 of 800 steps in ")
-    assert found["train100"] == "no episode has ended"
+    assert found["train100"].startswith("no episode has ended")
     assert found["resume"] == "python -m tests.toy --run-dir run --resume"
     with pytest.raises(Stop):
         train(Config(run_dir="other"), stop_at=300)
