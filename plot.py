@@ -260,14 +260,15 @@ def band(y: np.ndarray, how: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def finished(groups: Groups) -> Groups:
     """Return only the finished runs: results after fewer steps are not comparable."""
-    done = defaultdict(dict)
+    done, unfinished = defaultdict(dict), []
     for panel, line, runs in flat(groups):
-        for run in runs:
-            if not run.whole:
-                note(f"{run.path}: at step {run.steps:,} of {spell(run, 'total_steps')}; not in "
-                     "the table")
+        unfinished += [run for run in runs if not run.whole]
         if any(run.whole for run in runs):
             done[panel][line] = [run for run in runs if run.whole]
+    if unfinished:
+        first, more = unfinished[0], len(unfinished) - 1
+        note(f"{first.path}: at step {first.steps:,} of {spell(first, 'total_steps')}"
+             f"{f', and {more} more unfinished' * bool(more)}; not in the table")
     return done
 
 

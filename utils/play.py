@@ -164,4 +164,8 @@ def main(play: Play) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(read_command(Play, __doc__, "python -m utils.play", hint=HINTS.get))
+    try:
+        main(read_command(Play, __doc__, "python -m utils.play", hint=HINTS.get))
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C; no file was written", file=sys.stderr)
+        sys.exit(130)

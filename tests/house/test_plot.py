@@ -598,6 +598,8 @@ def test_unfinished_runs_are_drawn_but_not_in_the_table(six, capsys):
     out, err = table_of(capsys, "--table", "csv")
     assert rows_of(out)[1]["seeds"] == "1"
     assert "runs/8: at step 1,400 of 1500; not in the table" in err and "all are cut" in err
+    write_run("runs/9", algo="sac", seed=3, returns=[5.0] * 140, total_steps=1500.0)
+    assert "1500, and 1 more unfinished; not in the table" in table_of(capsys)[1]
 
 
 def test_compare(six, capsys):

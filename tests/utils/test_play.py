@@ -3,6 +3,7 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -393,6 +394,20 @@ def test_a_video_that_cannot_be_written_leaves_nothing(trained, monkeypatch, nam
     with pytest.raises(UsageError, match=f"--video {name} cannot be written"):
         play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video=name))
     assert not os.listdir()
+
+
+def test_ctrl_c_ends_with_one_line(trained):
+    command = [sys.executable, "-u", "-m", "utils.play", str(trained["Pendulum-v1"][0]),
+               "--episodes", "100000"]
+    env = os.environ | {"PYTHONPATH": str(Path(play.__file__).parents[1])}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as process:
+        assert process.stdout.readline().startswith("Pendulum-v1")
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=300)[1]
+    assert process.returncode == 130
+    assert err.splitlines()[-1] == "stopped by Ctrl-C; no file was written"
+    assert "Traceback" not in err
 
 
 def test_a_recorded_episode_has_at_most_max_steps(trained):
