@@ -68,7 +68,8 @@ has to solve a linear system in all weights for its trust region. Here each
 sample has its own, over its logits only, with a solution in one line. (12)
 passes z on to the weights: z sums to zero over actions, so the gradient of (12)
 in the logits is -z, divided by the number of samples. H is the entropy of pi,
-averaged over the batch. Its bonus keeps pi from becoming deterministic.
+averaged over the batch. Its bonus keeps pi from becoming deterministic. It is
+added after the projection, so `max_slope` limits only the policy gradient.
 
 The buffer keeps raw observations, raw rewards and log mu of all actions. A
 replay is normalised with the current statistics, which are a part of pi.
@@ -77,8 +78,9 @@ Departures from the paper. Its x are the probabilities, so its k is -avg / pi,
 which is -1 at pi = avg and huge where pi is far below avg. With logits, k is 0
 at pi = avg and bounded, so `max_slope` is smaller than the paper's delta = 1.
 The number of replays is fixed; the paper draws it from a Poisson distribution.
-Environments step together, not in asynchronous threads. For vectors, actor and
-critic share no weights. lam, (6), (7) and the options of RMSProp are A2C's.
+Environments step together, not in asynchronous threads, and are replayed
+together. For vectors, actor and critic share no weights. lam, (6), (7), the
+clipped gradient norm and the options of RMSProp are A2C's.
 
 Defaults: 20 steps in each of 16 environments give 320 samples per rollout. Each
 is followed by 5 gradient steps: one on it, 4 on rollouts drawn from the latest

@@ -948,5 +948,121 @@ def test_two_ranks_equal_one(tmp_path):
         close(first[key], one[key], rtol=2e-3, atol=1e-5)
 
 
+# ---- More that went wrong unseen
+
+@every_kind
+def test_the_trust_region_is_around_the_average_with_its_own_encoder(kind):
+    rollout = old_rollout(make_agent(kind))
+    batch = q_batch(make_agent(kind), rollout)
+    free, _ = direction(make_agent(kind, max_slope=0.0), batch)
+    policy, _, average = outputs(make_agent(kind), rollout.obs.flatten(0, 1))
+    k = policy.probs - average.probs
+    slope = (k * free).sum(-1, keepdim=True)
+    limit = float(slope.quantile(0.7))                          # a third of the samples exceed it
+    assert limit > 0
+    z, metrics = direction(make_agent(kind, max_slope=limit), batch)
+    excess = (slope - limit).clamp(min=0)
+    close(z, free - excess / k.square().sum(-1, keepdim=True) * k, rtol=1e-3, atol=1e-4)
+    close(metrics["kl_avg"], kl_divergence(average, policy).mean(), rtol=1e-3)
+
+
+@every_kind
+def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_now(kind):
+    """(5) has no ratio, and vf_coef adds its whole gradient, also in a shared encoder."""
+    agents = [make_agent(kind, vf_coef=vf_coef) for vf_coef in (0.0, 0.5)]
+    batch = q_batch(agents[0], old_rollout(agents[0]))
+    without, (_, metrics, grads) = (loss_and_gradients(agent, batch) for agent in agents)
+    assert metrics["ratio"].min() < 0.7 and metrics["ratio"].max() > 1.2
+    q = agents[1](batch.obs)[1][range(len(batch.act)), batch.act]
+    loss = (q - batch.ret).square().mean()
+    close(metrics["q_loss"], loss.detach(), rtol=1e-4)
+    for part in ("encoder", "critic"):
+        for name, param in getattr(agents[1], part).named_parameters():
+            expected, = torch.autograd.grad(0.5 * loss, [param], retain_graph=True)
+            name = f"{part}.{name}"
+            close(grads[name] - without[2][name], expected, rtol=1e-3, atol=1e-5)
+
+
+def test_z_is_in_the_unit_of_the_returns():
+    """With Q, R and the limit 50 times as large, z is too: nothing in (8) to (11) is clipped."""
+    found = []
+    for scale in (1.0, 50.0):
+        agent = make_agent(max_slope=0.02 * scale)
+        batch = vars(q_batch(make_agent(), old_rollout(agent)))
+        agent.critic[-1].weight.data *= scale
+        agent.critic[-1].bias.data *= scale
+        z, _ = direction(agent, acer.QBatch(**batch | {"ret": scale * batch["ret"]}))
+        found.append(z / scale)
+    close(*found, rtol=1e-3, atol=1e-4)
+
+
+def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
+    """exp(-200) is 0 in float32, and 0 / 0 is no number."""
+    for taken in (0, 1):
+        agent = make_agent()
+        agent.actor[-1].bias.data[1] -= 200
+        rollout = vars(new_rollout(agent))
+        act = torch.full_like(rollout["act"], taken)
+        metrics = learn(agent, acer.ReplayRollout(**rollout | {"act": act}), lr=0.0)
+        close(metrics["ratio"], torch.ones(24), rtol=1e-3)
+        assert all(x.isfinite().all() for x in metrics.values())
+        assert flat(agent.parameters()).isfinite().all()
+
+
+def test_numbers_that_are_not_to_be_scaled_are_used_as_they_are(monkeypatch):
+    agent = make_agent(scale_rew=False, norm_obs=False)
+    rollout, calls, plain = old_rollout(agent), [], acer.acer_loss
+    _, ret, _ = targets(agent, rollout)                         # which knows scale_rew
+    monkeypatch.setattr(acer, "acer_loss", lambda agent, batch: (
+        calls.append(batch), plain(agent, batch))[1])
+    learn(agent, rollout)
+    assert torch.equal(calls[0].obs, rollout.obs.flatten(0, 1))
+    close(calls[0].ret, ret.flatten(), rtol=1e-4, atol=1e-4)
+
+
+def test_without_orthogonal_init_the_first_weights_are_those_of_pytorch():
+    for flag in (True, False):
+        agent = acer.Agent(*SPACES["discrete"], config(orthogonal_init=flag))
+        for net in (agent.actor, agent.critic, agent.policy_avg[1]):
+            assert all(layer.bias.any() != flag for layer in net[::2])
+
+
+def test_a_buffer_is_restored_onto_its_own_device():
+    first = acer.ReplayBuffer(3, torch.device("cpu"))
+    second = acer.ReplayBuffer(3, torch.device("meta"))
+    first.add(numbered(1))
+    second.load_state_dict(first.state_dict())
+    assert {x.device.type for x in vars(second.sample()).values()} == {"meta"}
+
+
+def test_statistics_hold_every_new_row_once_and_no_replayed_one(monkeypatch):
+    collected, plain = [], acer.collect
+    monkeypatch.setattr(acer, "collect", lambda *args: (
+        collected.append(plain(*args)), collected[-1])[1])
+    agent = train(total_steps=120)
+    envs = make_envs(config(env="CartPole-v1"), 1)
+    fresh = acer.Agent(envs.single_observation_space, envs.single_action_space, agent.cfg)
+    for rollout, _ in collected:
+        fresh.update_stats(rollout)
+    assert same(statistics(agent), statistics(fresh))
+    close(agent.discounted_reward_sum, fresh.discounted_reward_sum)
+
+
+def test_a_rank_collects_its_share_and_keeps_as_many_rollouts_as_one_process(monkeypatch):
+    """What one of two ranks sees: half of the environments, T unchanged, the same capacity."""
+    class Half(acer.Run):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self.num_envs //= 2
+            self.buffer_size //= 2
+
+    monkeypatch.setattr(acer, "Run", Half)
+    held, add = [], acer.ReplayBuffer.add
+    monkeypatch.setattr(acer.ReplayBuffer, "add", lambda buffer, rollout: (
+        add(buffer, rollout), held.append((len(buffer.rollouts), *rollout.rew.shape)))[0])
+    train(num_envs=4, rollout_steps=24, buffer_size=72, total_steps=120)
+    assert held == [(min(i + 1, 3), 6, 2) for i in range(5)]
+
+
 if __name__ == "__main__":
     learn_share(sys.argv[1])
