@@ -58,7 +58,7 @@ def evaluations(path: Path) -> str:
     last, step = found[-1]
     best, best_step = max(found, key=lambda pair: pair[0])
     return (f"{rounded(last)} at step {step:,}; best {rounded(best)} at step {best_step:,} "
-            "(utils.play RUN --best)")
+            "(play it with --best)")
 
 
 def rounded(ret: float) -> str:
