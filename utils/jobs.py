@@ -173,7 +173,9 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
             for job, trouble, seconds in ended:
                 if trouble != "stopped":
                     failed += [(job, trouble)] * bool(trouble)
-                    print_end(job, trouble, seconds, start, len(todo), len(left))
+                    rest = time_left(time.perf_counter() - start, len(todo), len(left),
+                                     len(training))
+                    print_end(job, trouble, seconds, rest, len(left))
             live.show(training)
         live.show([])
         live.bars["all"].close()
@@ -192,9 +194,14 @@ def other_code(run_dir: Path, now: dict[str, str]) -> bool:
     return bool(made) and bool(changed_sources(made, now))
 
 
-def print_end(job: Job, trouble: str, seconds: float, start: float, runs: int, left: int) -> None:
-    """Print how a run ended, and an estimate of the time left."""
-    rest = (time.perf_counter() - start) / (runs - left) * left
+def time_left(elapsed: float, runs: int, left: int, running: int) -> float:
+    """Return an estimate in seconds. A run that is under way counts as half done."""
+    ahead = left - running / 2
+    return elapsed / (runs - ahead) * ahead
+
+
+def print_end(job: Job, trouble: str, seconds: float, rest: float, left: int) -> None:
+    """Print how a run ended, and an estimate of the seconds left."""
     print_line(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
                f"{trouble or headline(job.run_dir)}; {left} to go, "
                f"{timedelta(seconds=round(rest))} left")

@@ -328,10 +328,17 @@ def test_time_left_is_by_what_ran_now(monkeypatch):
     for job in jobs[:6]:
         job.run_dir.mkdir(parents=True)
         results.write_result(job.run_dir, {"steps": 1000, "train100": 1.0, "eval": [1.0]})
-    monkeypatch.setattr(work, "print_end", lambda job, trouble, seconds, start, all, left:
-                        runs.append((all, left)))
+    monkeypatch.setattr(work, "time_left", lambda elapsed, all, left, running:
+                        runs.append((all, left)) or 1.0)
     assert sweep.run_all(jobs, 1, FakeCrew()) == 0
     assert {all for all, _ in runs} == {3}
+
+
+def test_time_left_counts_runs_that_are_under_way():
+    """Two at a time, 100 seconds each: after 100 seconds, one of four is just being ended."""
+    assert work.time_left(100, runs=4, left=2, running=0) == 100
+    assert work.time_left(100, runs=4, left=3, running=2) == 100
+    assert work.time_left(100, runs=4, left=0, running=0) == 0
 
 
 def test_a_signal_that_comes_while_a_run_starts_reaches_it():
