@@ -1,21 +1,21 @@
 """Actor-Critic using Kronecker-Factored Trust Region (ACKTR).  Wu et al. 2017,
 arXiv:1708.05144.
 
-The problem. A2C's learning rate limits how far the weights move. But a step of
-the same length may barely change the policy in one direction and ruin it in
-another. The Fisher matrix F measures the difference: if the weights change by
-a small d, the KL divergence from the old policy to the new one is about
+The problem. A2C's learning rate sets how far the weights move. But of two steps
+of equal length, one may barely change the policy and the other ruin it. The
+Fisher matrix F measures how much a step changes it: if the weights change by a
+small d, the KL divergence from the old policy to the new one is about
 d^T F d / 2. Per unit of KL, the loss L falls fastest along -F^-1 grad L, but F
-is too large to invert. TRPO solves for it in every update, which is slow.
+is too large to invert. TRPO solves F x = grad L in every update, which is slow.
 
 The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). A layer computes
-W x; we append a 1 to its input x, so the last column of W is the bias. Let e
-be the gradient of -log-likelihood of one sampled output with respect to W x.
-For W it is e x^T, so the layer's block of F is the mean of (x x^T) kron
-(e e^T). K-FAC replaces it by X kron S, where X is the mean of x x^T and S that
-of e e^T, as if x and e were independent. Blocks between layers are dropped.
-X and S are small enough to invert: (X kron S)^-1 maps G to S^-1 G X^-1. They
-are running means, so earlier rollouts count as well.
+W x; its input x ends in a constant 1, so the last column of W is the bias. Let
+e be the gradient of -log p(y) with respect to W x, with y drawn from what the
+network predicts. For W the gradient is e x^T, so the layer's block of F is the
+mean of (x x^T) kron (e e^T). K-FAC replaces it by X kron S, where X is the mean
+of x x^T and S that of e e^T, as if x and e were independent. Blocks of F
+between layers are set to zero. X and S are running means over rollouts and
+small enough to invert: (X kron S)^-1 maps a matrix G to S^-1 G X^-1.
 
 algos/a2c.py explains (1) to (9). s' is the true next state. `terminated` is 1
 if it is terminal, `done` if the episode ended. R is the critic's target.
@@ -44,18 +44,18 @@ positions of an image, and x is the patch at one of them; else T = 1.
     M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
     KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
 
-In (10) a and v are drawn anew, because F is an expectation over what the model
-predicts. The second moments of grad L would not measure KL: they grow with the
-advantages and vanish where the critic fits R, so steps would explode there.
-The rollout's actions do follow pi, but their noise is also in grad L. V is
-treated as a Gaussian's mean, so the critic's F is the Gauss-Newton matrix. For
-each log sigma, F is exactly 2.
+In (10) a and v are drawn anew, because F is a mean over the model's predictions.
+The empirical Fisher, from gradients of L, would not measure KL: it grows with
+the advantages and vanishes as the critic fits R, so steps would explode. The
+rollout's actions do follow pi, but their noise is also in grad L. V is treated
+as the mean of a Gaussian, so the critic's F is the Gauss-Newton matrix. vf_coef
+= 0.5 makes L_V that Gaussian's loss. For each log sigma, F is exactly 2.
 
-Damping limits D where F is small or badly estimated. (13) adds at least
-damping I to X kron S and keeps a Kronecker product; c balances the two parts.
-D = F^-1 grad L, so sum(D * grad L) is D^T F D, and (15) roughly bounds the KL
-of a step: by max_kl for the policy and its image encoder, by v_max_kl for the
-critic. M is an exponential moving average of steps. (17) estimates the KL.
+Where F is small, D is mostly the noise of the 320 samples. Damping limits it
+there; CartPole needs 0.1. (13) adds at least damping I to X kron S and keeps a
+Kronecker product; c balances the two parts. sum(D * grad L) is D^T F D, so (15)
+roughly bounds a step's KL: by max_kl for the policy and an encoder of images,
+by v_max_kl for the critic. M is a running mean of steps. (17) estimates the KL.
 
 Departures from the paper: those of A2C; a separate bound for the critic; 1/k
 in (12) as in K-FAC; no clipping. (11) for images: KFC, arXiv:1602.01407.
@@ -66,7 +66,7 @@ to 0.2 at first, `kl` stays below max_kl, `explained_variance` rises above 0.5
 and `entropy` falls. A `kl` far above max_kl suggests that F is a bad estimate.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
-Try           python -m algos.acktr --env CartPole-v1 --total-steps 2e5
+Try           python -m algos.acktr --env CartPole-v1 --damping 0.1
 Reproduce     python -m algos.acktr    (learning curves: benchmarks/README.md)
 """
 
