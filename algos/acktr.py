@@ -44,7 +44,7 @@ positions of an image, and x is the patch at one of them; else T = 1.
     M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
     KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
 
-In (10) a and v are drawn anew, because F is a mean over the model's predictions.
+In (10) a and v are drawn anew, as F is a mean over the model's predictions.
 The empirical Fisher, from gradients of L, would not measure KL: it grows with
 the advantages and vanishes as the critic fits R, so steps would explode. The
 rollout's actions do follow pi, but their noise is also in grad L. V is treated
