@@ -116,8 +116,10 @@ def check_divides(cfg, pairs):
         a, b = pair.split("/")
         if getattr(cfg, a) % getattr(cfg, b):
             value, unit = getattr(cfg, a), getattr(cfg, b)
+            divisors = [each for each in range(1, min(value, 2 * unit) + 1) if value % each == 0]
+            near = min(divisors, key=lambda each: abs(each - unit))
             raise UsageError(f"{flag(a)} is {value}; it takes a multiple of {flag(b)}, which is "
-                             f"{unit}: {max(1, value // unit) * unit}")
+                             f"{unit}: {max(1, value // unit) * unit}, or {flag(b)} {near}")
 
 
 def check_spaces(obs_space, act_space, obs, act):

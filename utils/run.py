@@ -151,6 +151,9 @@ class Run:
         if isinstance(error, Exception) and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.run_dir} stays")
+            if "Output array is the wrong shape" in str(error):  # NumPy, in a vector environment
+                error.add_note("Its observations have another shape than its observation_space: "
+                               "gymnasium.utils.env_checker.check_env tells more")
         try:
             self.stack.close()
         except OSError:

@@ -325,6 +325,20 @@ def test_a_keyword_argument_of_another_kind_is_told_by_the_environment(refusal):
     assert "frame_skip" in message and "raised from" not in message
 
 
+class Crooked(Odd):
+    """Its observations have one number more than its space says."""
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(BOX.shape[0] + 1, np.float32), {}
+
+
+def test_a_wrong_shape_is_explained():
+    gym.register("Crooked-v0", Crooked, disable_env_checker=True)
+    with pytest.raises(ValueError) as caught:
+        ppo.train(ppo.Config(env="Crooked-v0", total_steps=100, run_dir="run", device="cpu"))
+    assert "another shape than its observation_space" in caught.value.__notes__[-1]
+
+
 def test_a_bug_in_an_environment_is_not_blamed_on_the_flags():
     """Its traceback is what helps."""
     class Broken(Odd):

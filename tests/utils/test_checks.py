@@ -52,10 +52,10 @@ def test_in_range():
 
 def test_what_does_not_divide():
     check_divides(Config(num_envs=4, width=2), "num_envs/width num_envs/num_procs")
-    with pytest.raises(UsageError, match="--num-envs is 4; .* multiple of --width, which is 3: 3$"):
+    with pytest.raises(UsageError, match="--num-envs is 4; .* of --width, which is 3: 3, or --width 2$"):
         check_divides(Config(num_envs=4, width=3), "num_envs/num_procs num_envs/width")
-    for value, near in ((2048, 2044), (5, 7)):
-        with pytest.raises(UsageError, match=f" which is 7: {near}$"):
+    for value, near, divisor in ((2048, 2044, 8), (5, 7, 5)):
+        with pytest.raises(UsageError, match=f" which is 7: {near}, or --width {divisor}$"):
             check_divides(Config(num_envs=value, width=7), "num_envs/width")
 
 
