@@ -52,7 +52,8 @@ def test_in_range():
 
 def test_what_does_not_divide():
     check_divides(Config(num_envs=4, width=2), "num_envs/width num_envs/num_procs")
-    with pytest.raises(UsageError, match="--num-envs is 4; .* of --width, which is 3: 3, or --width 2$"):
+    said = "--num-envs is 4; .* multiple of --width, which is 3: 3, or --width 2$"
+    with pytest.raises(UsageError, match=said):
         check_divides(Config(num_envs=4, width=3), "num_envs/num_procs num_envs/width")
     for value, near, divisor in ((2048, 2044, 8), (5, 7, 5)):
         with pytest.raises(UsageError, match=f" which is 7: {near}, or --width {divisor}$"):
