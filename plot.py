@@ -272,6 +272,16 @@ def finished(groups: Groups) -> Groups:
     return done
 
 
+def note_short_runs(groups: Groups, plot: Plot) -> None:
+    """Say where train100 is the mean over most of a run, rather than what it ended with."""
+    short = [run for _, _, runs in flat(groups) for run in runs
+             if not run.stored and len(run.x) and run.x[-100:][0] < run.end / 2]
+    if plot.y == "ep_ret" and short:
+        note(f"{short[0].path}: the last 100 episodes are more than half of the run"
+             f"{f', as of {len(short) - 1} more' * (len(short) > 1)}; train100 lags behind the "
+             "end of such a curve")
+
+
 def results(groups: Groups, how: str) -> list[dict]:
     """Return one table row per line. A statistic is a tuple with the two ends of its interval."""
     rows = []
@@ -737,6 +747,7 @@ def main(plot: Plot) -> None:
         raise UsageError(f"--against {plot.against}: finished runs have no two values of it")
     if done:
         print(table(results(done, plot.aggregate), plot.table))
+        note_short_runs(done, plot)
     compared = compare(done, *plot.compare, plot.table) if any(plot.compare) else {}
     others = published(done) if plot.anchors else []
     if others:

@@ -92,7 +92,7 @@ def test_real_runs_of_this_project(capsys):
     capsys.readouterr()
     cli("runs", "--smooth", "10", "--table", "csv")
     out, err = capsys.readouterr()
-    assert err.splitlines() == ["curves.svg: 2 runs"]
+    assert err.splitlines()[-1] == "curves.svg: 2 runs"
     results = [json.loads(Path(f"runs/{seed}/result.json").read_text()) for seed in (1, 2)]
     (row,) = rows_of(out)
     assert (row["environment"], row["line"], row["seeds"]) == ("CartPole-v1", "ppo", "2")
@@ -523,7 +523,7 @@ def test_a_run_with_few_rows_is_in_the_table_and_in_the_figure(capsys):
     cli("runs", "--table", "csv", "--out", "few.svg")
     out, err = capsys.readouterr()
     assert float(rows_of(out)[0]["train100"]) == 255 and rows_of(out)[0]["seeds"] == "2"
-    assert err == "few.svg: 2 runs\n"
+    assert err.endswith("\nfew.svg: 2 runs\n")
     gids, texts = drawn("few.svg")
     assert {"Hopper-v4, ppo, seed 1", "Hopper-v4, ppo, seed 2"} <= gids
     assert "ppo (2 seeds)" in texts
@@ -591,6 +591,18 @@ def test_text_and_markdown(six, capsys):
     head, rule, first, _ = table_of(capsys, "--table", "markdown").out.splitlines()
     assert head.count("|") == rule.count("|") == first.count("|") == 8
     assert first.startswith("| Hopper-v4 | ppo | 1,000 | 6 | 175 [")
+
+
+def test_a_run_of_few_episodes_is_named_beside_its_train100(capsys):
+    write_run("runs/a", returns=range(100), total_steps=1000.0)
+    write_run("runs/b", seed=2, returns=range(100), total_steps=1000.0)
+    said = "runs/a: the last 100 episodes are more than half of the run, as of 1 more; train100"
+    assert said in table_of(capsys)[1]
+
+
+def test_a_run_of_many_episodes_is_not(capsys):
+    write_run("runs/a", returns=range(300), total_steps=3000.0)
+    assert "lags" not in table_of(capsys)[1]
 
 
 def test_unfinished_runs_are_drawn_but_not_in_the_table(six, capsys):
