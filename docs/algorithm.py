@@ -189,7 +189,7 @@ def shape_of(node: ast.AST) -> tuple[str, str] | None:
 
 
 def spell(dtype: str, letters: str) -> str:
-    """Return [T, N]: T steps of a rollout, N parallel environments; float32."""
+    """Return "[T, N]: T = steps of a rollout, N = parallel environments; float32"."""
     if not letters:
         return f"one number; {DTYPES[dtype]}"
     words = letters.split()
@@ -198,8 +198,8 @@ def spell(dtype: str, letters: str) -> str:
 
 
 def spell_letters(words: Iterable[str]) -> str:
-    """Return "T counts steps of a rollout, N parallel environments"."""
-    return ", ".join(f"{word} {LETTERS[word]}" for word in words)
+    """Return "T = steps of a rollout, N = parallel environments"."""
+    return ", ".join(f"{word} = {LETTERS[word]}" for word in words)
 
 
 def git_diff(old: str, new: str) -> list[tuple[str, int, str]]:

@@ -118,15 +118,20 @@ def write_notebooks(folder: Path, execute: bool) -> None:
     """Copy the notebooks, or run them and write what they print and draw now."""
     folder.mkdir()
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        notebook = nbformat.read(path, as_version=4)
         if execute:
-            import nbformat  # both come with the extra test
-
-            from tests.notebooks import execute as run, strip
+            from tests.notebooks import execute as run  # imports what runs a notebook
             notebook = run(path, path.parent)
-            strip(notebook)
-            nbformat.write(notebook, folder / path.name)
-        else:
-            shutil.copy(path, folder)
+        with_one_title(notebook)
+        nbformat.write(notebook, folder / path.name)
+
+
+def with_one_title(notebook: nbformat.NotebookNode) -> None:
+    """Lower the headings after the first cell by one if the notebook has several titles."""
+    later = [cell for cell in notebook.cells[1:] if cell.cell_type == "markdown"]
+    if any(re.search(r"^# ", cell.source, re.M) for cell in later):
+        for cell in later:
+            cell.source = re.sub(r"^(#+ )", r"#\1", cell.source, flags=re.M)
 
 
 # ---- pages of the site's own

@@ -183,7 +183,7 @@ def diff(algo: Algorithm, child: Algorithm) -> str:
     html = []
     for sign, number, text in child.diff:
         if sign == "@":
-            html.append(f'<span class="hunk">{escape(child.function_at(number))}\n</span>')
+            html.append(f'<span class="hunk">{escape(child.function_at(number) or "…")}\n</span>')
             continue
         inner = escape(text) if sign == "-" else highlighted(child, False)[number - 1]
         kind = {"+": "add", "-": "del", " ": "ctx"}[sign]
@@ -205,7 +205,7 @@ def shapes(algo: Algorithm) -> str:
                     f"<td>{escape(comment or 'a single number')}</td></tr>"
                     for name, (written, comment) in algo.aliases.items())
     letters = spell_letters(word for word in LETTERS if word in used and not word.isdigit())
-    return (f"<p>The tests check every shape at every call. In this file, {letters}.</p>"
+    return (f"<p>The tests check every shape at every call. Letters: {letters}.</p>"
             f'<div class="scroll"><table><thead><tr><th>name</th><th>annotation</th><th>meaning'
             f"</th></tr></thead><tbody>{names}</tbody></table></div>")
 
@@ -267,4 +267,4 @@ def bug(bug: Bug) -> str:
     seen = f" Seen by <code>{escape(seen)}</code>." if seen else ""
     return (f'<details class="bug"><summary>{escape(bug.wrong)}</summary><div class="highlight">'
             f'<pre class="diff">{"".join(html)}</pre></div><p>Where it was found: '
-            f"{escape(bug.found)}.{seen}</p></details>")
+            f"{escape(bug.found.rstrip('.'))}.{seen}</p></details>")
