@@ -49,7 +49,7 @@ def build(out: Path, only: list[str] | None = None, notebooks: bool = True,
                      status=None, warning=warnings)
         app.build(force_all=True)
     (out / ".nojekyll").touch()     # GitHub Pages then serves _static
-    return warnings.getvalue()
+    return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())       # without colours
 
 
 def clear(out: Path) -> None:
@@ -127,11 +127,10 @@ def write_notebooks(folder: Path, execute: bool) -> None:
 
 
 def with_one_title(notebook: nbformat.NotebookNode) -> None:
-    """Lower the headings after the first cell by one if the notebook has several titles."""
-    later = [cell for cell in notebook.cells[1:] if cell.cell_type == "markdown"]
-    if any(re.search(r"^# ", cell.source, re.M) for cell in later):
-        for cell in later:
-            cell.source = re.sub(r"^(#+ )", r"#\1", cell.source, flags=re.M)
+    """Turn every further title of a notebook into a heading, for the navigation."""
+    for cell in notebook.cells[1:]:
+        if cell.cell_type == "markdown" and "```" not in cell.source:
+            cell.source = re.sub(r"^# ", "## ", cell.source, flags=re.M)
 
 
 # ---- pages of the site's own
@@ -146,7 +145,7 @@ def index(only: list[str], notebooks: bool) -> str:
 
 {page.raw(f'''<p class="lead">Deep reinforcement learning algorithms that you can read end to end.
 Each algorithm is one file. Its page shows the idea, the equations beside the lines that compute
-them, and every run.</p>
+them, and every published run.</p>
 <div class="ways"><section><h2>I am new</h2><p>Read the notebooks in order. Each builds an idea in
 small steps, with exercises. The outputs shown are stored in the repository, and a test runs every
 notebook and compares them.</p><ol>{begin}</ol></section>

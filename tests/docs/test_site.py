@@ -244,10 +244,10 @@ def test_equations_are_drawn(whole, tab):
         assert "\\" not in "".join(page.locator(".eq-math").all_inner_texts())
     page.goto((whole / "algos/ppo.html").as_uri())
     assert page.locator("#eq-9 mfrac").bounding_box()["height"] > 20
-    assert page.evaluate("document.fonts.ready.then(() => "
-                         "document.fonts.check('16px \"STIX Two Math\"'))")
-    page.focus("#L350 .eqref")
-    assert page.locator("#tip mi", has_text="clip").count() == 1
+    page.wait_for_function("[...document.fonts].some(font => /STIX/.test(font.family) "
+                           "&& font.status === 'loaded')")
+    page.focus(".source .eqref[href='#eq-10'] >> nth=-1")
+    assert "clip" in page.inner_text("#tip") and page.locator("#tip math").count() == 1
     page.keyboard.press("Escape")
     assert not page.locator("#tip").is_visible()
     page.focus(".source .shape >> nth=-1")
