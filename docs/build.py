@@ -193,8 +193,8 @@ def explorer(only: list[str]) -> str:
     scripts = "".join(f'<script src="_static/curves/{name}.js"></script>' for name in only)
     return f"""# Explorer
 
-{page.raw('<p>All runs that the repository stores. Choose an environment and a number of steps, '
-          'then lines. The address holds your choice, so you can share it.</p>'
+{page.raw('<p>All stored runs that have a learning curve. Choose an environment and a number of '
+          'steps, then lines. The address holds your choice, so you can share it.</p>'
           '<div class="chart explorer"></div><noscript><p>The explorer needs JavaScript. '
           '<a href="benchmarks/results.html">Benchmarks</a> has the same results as tables and '
           f'pictures.</p></noscript>{scripts}')}

@@ -23,7 +23,7 @@ NAMED = re.compile(r"<mo>([A-Za-z]{3,})</mo>")
 def parts(latex: str) -> list[str]:
     r"""Split LaTeX at each \quad outside of braces and brackets, so that lines can wrap there."""
     found, depth, piece = [], 0, ""
-    for token in re.findall(r"\\quad|\\left|\\right|\\begin|\\end|\\.|[^\\]", latex, re.S):
+    for token in re.findall(r"\\[A-Za-z]+|\\.|[^\\]", latex, re.S):
         depth += (token in ("{", "\\left", "\\begin")) - (token in ("}", "\\right", "\\end"))
         if token == "\\quad" and depth == 0:
             found.append(piece)
@@ -36,8 +36,10 @@ def parts(latex: str) -> list[str]:
 def mathml(latex: str, display: str = "inline") -> str:
     """Return MathML. Words of several letters get a thin space beside letters."""
     latex = re.sub(r"\\log (?=[A-Za-z]|\\(?!left))", r"\\log \\, ", latex)
+    latex = re.sub(r"(?<=[A-Za-z)]) \\log\b", r" \\, \\log", latex)
     spaced = BEFORE_WORD.sub(r"\1 \\, ", AFTER_WORD.sub(r"\1 \\, ", latex))
     found = LETTERS.sub(merged, convert(spaced, display=display))
+    found = found.replace('">&#x0007C;', '" lspace="0" rspace="0">&#x0007C;')     # |x|
     found = SIGN.sub(r'\1<mo form="prefix" lspace="0" rspace="0">', found)
     found = found.replace("<mi>;</mi>", '<mo lspace="0" rspace="0.2em">;</mo>')
     return NAMED.sub(r'<mo lspace="0.1em" rspace="0.17em">\1</mo>', found)
@@ -50,7 +52,12 @@ def merged(letters: re.Match) -> str:
 
 
 def equation(latex: str) -> str:
-    return "".join(f"<span>{mathml(part, 'block')}</span>" for part in parts(latex))
+    """Return the parts of an equation; each row of `aligned` begins a new line."""
+    rows = re.sub(r"\\(begin|end)\{aligned\}|&", "", latex).split(r"\\") \
+        if "aligned" in latex else [latex]
+    lines = ["".join(f"<span>{mathml(part, 'block')}</span>" for part in parts(row))
+             for row in rows]
+    return '<span class="row"></span>'.join(lines)
 
 
 def write_font(folder: Path) -> None:
