@@ -223,7 +223,8 @@ def healthy_values(algo: Algorithm) -> str:
     found = healthy.read().get(algo.name)
     docstring = "The docstring's last paragraphs say what to expect in longer runs."
     if not found:
-        return (f"<p>No short run of this algorithm learns enough to measure. {docstring}</p>")
+        return ("<p>No ranges are stored for this algorithm. The docstring's last paragraphs say "
+                "what to expect.</p>")
     flat = (" Once every episode of CartPole lasts 500 steps, values hardly differ, and "
             "<code>explained_variance</code> means little."
             if any(row["column"] == "explained_variance" for row in found)
