@@ -58,7 +58,9 @@ def command(line: str) -> str:
     found = re.search(r"python -m .*?(?= {2,}\(|$)", line)
     if not found:
         return ""       # what to read before and after stands at the top of the page
-    return f'<div class="command"><code>{escape(" ".join(found[0].split()))}</code></div>'
+    label = re.match(r"(Try|Reproduce) ", line)
+    return (f'<div class="command"><span>{label[1] if label else ""}</span>'
+            f'<code>{escape(" ".join(found[0].split()))}</code></div>')
 
 
 def formula(lines: list[str]) -> str:
@@ -78,14 +80,16 @@ def equations(algo: Algorithm, lines: list[str]) -> str:
 
 def typeset(algo: Algorithm, number: int) -> str:
     """Return an equation, its number, and links to the lines of code that cite it."""
-    links = []
+    links = {}          # function -> its lines
     for line in algo.cited[number]:
-        name = algo.function_at(line)
-        links.append(f'<a class="toline" href="#L{line}">{escape(name)} {line}</a>')
+        name = escape(algo.function_at(line))
+        label = line if name in links else f"{name} {line}"
+        links.setdefault(name, []).append(f'<a class="toline" href="#L{line}">{label}</a>')
     return (f'<div class="eq" id="eq-{number}"><div class="eq-math" tabindex="0" role="group" '
             f'aria-label="Equation {number}">{equation(algo.equations[number])}</div>'
             f'<a class="eq-n" href="#eq-{number}">({number})</a>'
-            f'<div class="eq-lines">in code: {" · ".join(links)}</div></div>')
+            f'<div class="eq-lines">in code: {" · ".join(map(", ".join, links.values()))}</div>'
+            "</div>")
 
 
 def inline(algo: Algorithm, text: str) -> str:
