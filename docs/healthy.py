@@ -1,13 +1,12 @@
 """Train each algorithm briefly and store the usual range of every logged column.
 
-    python -m docs.healthy --work DIR            all of them, in about an hour
-    python -m docs.healthy --work DIR ppo sac    only these
+    python -m docs.healthy --work DIR                all, in about two hours
+    python -m docs.healthy --work DIR --seeds 1 sac  only one run of these
 
 The command of an algorithm is that of the README's table. It runs with seeds 1
 to 3; finished runs in DIR are not repeated. GAIL and BC imitate the PPO of
 seed 1. DQN for Atari is left out: a run that learns takes hours. The ranges go
-to docs/healthy.csv: median, 5% and 95% quantile over all reports of the three
-runs.
+to docs/healthy.csv: median, 5% and 95% quantile over all reports of the runs.
 """
 import argparse
 import csv
@@ -21,8 +20,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = Path(__file__).with_name("healthy.csv")
-FIELDS = ["algo", "column", "low", "median", "high", "reports", "command"]
-SEEDS = (1, 2, 3)
+FIELDS = ["algo", "column", "low", "median", "high", "reports", "runs", "command"]
 LEFT_OUT = {"dqn_atari"}
 NOT_SHOWN = re.compile(r"^(step|time|steps_per_second|lr|epochs)$|_(std|min|max)$")
 
@@ -35,12 +33,13 @@ def commands() -> dict[str, str]:
 
 def train(command: str, folder: Path, demos: Path) -> None:
     """Run a command of the README into a folder, unless a finished run is there."""
-    if (folder / "policy.pt").exists():
+    if (folder / "finished").exists():
         return
     words = [str(demos) if word == "demos.npz" else word for word in shlex.split(command)]
     flags = ["--run-dir", str(folder), "--seed", folder.name.removeprefix("seed")]
     subprocess.run([sys.executable, *words[1:], *flags, "--torch-threads", "1"], cwd=ROOT,
                    check=True, stdout=subprocess.DEVNULL)
+    (folder / "finished").touch()
 
 
 def record(run: Path, demos: Path) -> None:
@@ -77,18 +76,23 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("algos", nargs="*")
     parser.add_argument("--work", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs (default: 3)")
     asked = parser.parse_args()
-    stored, demos = read(), (asked.work / "demos.npz").resolve()
+    demos = (asked.work / "demos.npz").resolve()
     known = {algo: line for algo, line in commands().items() if algo not in LEFT_OUT}
+    if unknown := sorted({*asked.algos} - known.keys()):
+        parser.error(f"no such algorithm: {' '.join(unknown)}; there are: {' '.join(known)}")
     for algo in sorted(asked.algos or known, key=lambda name: name != "ppo"):    # PPO first
-        runs = [(asked.work / algo / f"seed{seed}").resolve() for seed in SEEDS]
+        runs = [(asked.work / algo / f"seed{k}").resolve() for k in range(1, asked.seeds + 1)]
         for run in runs:
             train(known[algo], run, demos)
         if algo == "ppo" and not demos.exists():
             record(runs[0], demos)
+        stored = read()
         stored[algo] = [
             {"algo": algo, "column": name, "low": f"{low:.3g}", "median": f"{median:.3g}",
-             "high": f"{high:.3g}", "reports": reports, "command": known[algo]}
+             "high": f"{high:.3g}", "reports": reports, "runs": asked.seeds,
+             "command": known[algo]}
             for name, (low, median, high, reports) in ranges(runs).items()]
         with open(STORED, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, FIELDS, lineterminator="\n")

@@ -231,14 +231,16 @@ def healthy_values(algo: Algorithm) -> str:
             and "CartPole-v1" in found[0]["command"] else "")
     body = "".join(f"<tr><td><code>{row['column']}</code></td><td>{row['low']}</td>"
                    f"<td>{row['median']}</td><td>{row['high']}</td></tr>" for row in found)
-    return (f"<p>What each column of <code>progress.csv</code> was in three short runs, from the "
-            f"first report to the last. {docstring} The ranges differ between environments, so a "
+    runs = int(found[0]["runs"])
+    short = "one short run (seed 1)" if runs == 1 else f"{runs} short runs (seeds 1 to {runs})"
+    return (f"<p>What each column of <code>progress.csv</code> was in {short}, from the first "
+            f"report to the last. {docstring} The ranges differ between environments, so a "
             f"value outside is a reason to look, not a proof of a bug.{flat}</p>"
             f'<div class="command"><code>{escape(found[0]["command"])}</code></div>'
             f'<div class="scroll"><table class="numbers"><thead><tr><th>column</th><th>5%</th>'
             f"<th>median</th><th>95%</th></tr></thead><tbody>{body}</tbody></table></div>"
-            f"<p>Seeds {', '.join(map(str, healthy.SEEDS))}; <code>python -m docs.healthy</code> "
-            "trains them and stores the ranges in <code>docs/healthy.csv</code>.</p>")
+            "<p><code>python -m docs.healthy</code> trains them and stores the ranges in "
+            "<code>docs/healthy.csv</code>.</p>")
 
 
 @cache
