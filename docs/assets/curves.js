@@ -79,7 +79,7 @@ function draw(svg, series, anchors, axis) {
   if (!all.length) [low, high] = [0, 1];
   const pad = (high - low || 1) * .05;
   [low, high] = [low - pad, high + pad];
-  const end = Math.max(...series.map((one) => one.grid[POINTS - 1]), 1e-9);
+  const end = Math.max(...series.flatMap((one) => one.grid.filter((_, k) => one.y[k])), 1e-9);
   const X = (x) => (left + x / end * (width - left - right)).toFixed(1);
   const Y = (y) => (top + (high - y) / (high - low) * (height - top - bottom)).toFixed(1);
   const unit = axis === "seconds" ? "seconds" : "environment steps";
@@ -276,7 +276,8 @@ function showExplorer(root) {
     const colour = (line) => COLOURS[chosen.indexOf(line) % COLOURS.length];
     draw(box.firstChild, chosen.map((line) => withMean(line, line.seeds, state, colour(line)).all),
       [], state.axis);
-    below.replaceChildren(element("div", { class: "keys" }, ...chosen.map((line) =>
+    below.replaceChildren(element("p", { class: "note" }, "A line is the mean over seeds. It ends " +
+      "with its shortest seed."), element("div", { class: "keys" }, ...chosen.map((line) =>
       toggle(`${nameOf(line)}: ${line.seeds.length} seeds, train100 ` +
         format(mean(line.seeds.map((seed) => seed.train100))), colour(line), true, () => {
         state.lines = chosen.filter((other) => other !== line).map(nameOf).join("|");
