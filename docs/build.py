@@ -45,9 +45,11 @@ def build(out: Path, only: list[str] | None = None, notebooks: bool = True,
     with tempfile.TemporaryDirectory() as folder:
         source, warnings = Path(folder, "source"), io.StringIO()
         write_sources(source, only or list(algorithms()), notebooks, execute)
-        app = Sphinx(source, None, out, Path(folder, "doctrees"), "html", SETTINGS,
+        built = Path(folder, "built/html")      # myst-nb also writes beside this folder
+        app = Sphinx(source, None, built, Path(folder, "doctrees"), "html", SETTINGS,
                      status=None, warning=warnings)
         app.build(force_all=True)
+        shutil.copytree(built, out, dirs_exist_ok=True)
     (out / ".nojekyll").touch()     # GitHub Pages then serves _static
     return re.sub(r"\x1b\[[\d;]*m", "", warnings.getvalue())       # without colours
 
