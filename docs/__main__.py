@@ -10,6 +10,7 @@ outputs stored in them, which pytest -m notebooks compares with new ones.
 """
 import argparse
 import importlib.util
+import shutil
 import sys
 import time
 import webbrowser
@@ -39,6 +40,8 @@ def main() -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return refuse(f"{', '.join(missing)} missing: pip install -e '.[docs]'")
+    if shutil.which("git") is None:
+        return refuse("git is missing: it finds the lines that are new in each file")
     server = None
     if asked.serve:
         handler = partial(Quiet, directory=str(asked.out))

@@ -17,6 +17,8 @@ from tests.house.tree import ROOT
 MISSING = "the site's packages are missing: pip install -e '.[docs]'"
 for package in command.NEEDED:
     pytest.importorskip(package, reason=MISSING)
+if not shutil.which("git"):
+    pytest.skip("no git, which finds new lines", allow_module_level=True)
 
 from docs.algorithm import algorithms  # noqa: E402
 from docs.build import build  # noqa: E402
@@ -131,7 +133,6 @@ def plus_lines(parent, child):
             if line.startswith("+")]
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="no git")
 def test_new_lines_are_those_of_git_diff(small):
     assert {name: algo.parent for name, algo in algorithms().items() if algo.parent} == PARENTS
     for name, parent in PARENTS.items():
