@@ -213,13 +213,13 @@ function showAlgorithm(root) {
     const command = element("div", { class: "command" }, element("code", {}, line.command));
     addCopyButton(command);
     const peer = line.library === "plainrl" ? "" : " Other seeds: --seed.";
-    const made = line.code === "-" ? "" : ` Made by commit ${line.code}.`;
+    const made = line.code === "-" ? "" : ` The commit that made them: ${line.code}.`;
     below.replaceChildren(
       element("p", { class: "note" }, "Thick: the mean over the chosen seeds, with its standard " +
         "deviation. A seed's number is train100, its mean return over the last 100 episodes."),
       seeds,
-      ...line.anchors.length ? [element("p", { class: "note" }, "Published by others for the same " +
-        "environment and number of steps (dashed):"), anchors] : [],
+      ...line.anchors.length ? [element("p", { class: "note" }, "Published by others (dashed), at " +
+        "nearly the same number of steps and partly on other versions of the environment:"), anchors] : [],
       element("p", { class: "note" }, `The command that trains these runs.${peer}${made}`), command);
     redraw();
     pick.redraw = redraw;
