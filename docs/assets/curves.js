@@ -107,7 +107,8 @@ function draw(svg, series, anchors, axis) {
       parts.push(`<path d="M${[...path(1), ...path(2).reverse()].join("L")}Z" opacity=".18"
         style="fill: ${one.colour}"/>`);
     }
-    parts.push(`<path d="M${path(0).join("L")}" class="curve" style="fill: none; stroke: ${one.colour}"
+    parts.push(`<path d="M${path(0).join("L")}" class="curve"
+      style="fill: none; stroke: ${one.colour}"
       stroke-width="${one.thin ? 1.2 : 2.6}" opacity="${one.thin ? .75 : 1}"
       stroke-linejoin="round"><title>${one.name}</title></path>`);
   }
@@ -219,7 +220,8 @@ function showAlgorithm(root) {
         "deviation. A seed's number is train100, its mean return over the last 100 episodes."),
       seeds,
       ...line.anchors.length ? [element("p", { class: "note" }, "Published by others (dashed), at " +
-        "nearly the same number of steps and partly on other versions of the environment:"), anchors] : [],
+        "nearly the same number of steps and partly on other versions of the environment:"),
+        anchors] : [],
       element("p", { class: "note" }, `The command that trains these runs.${peer}${made}`), command);
     redraw();
     pick.redraw = redraw;
