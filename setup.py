@@ -30,7 +30,15 @@ BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
 # imageio-ffmpeg brings FFmpeg, which writes .mp4 and .gif files; pygame draws classic control.
 VIDEO = ["imageio-ffmpeg", "pygame"]
 ROBOTICS = ["gymnasium-robotics"]       # FetchReach, PointMaze and other environments with goals
-DOCS = ["latex2mathml"]                  # LaTeX -> MathML, which browsers draw
+# The reading site: python -m docs
+DOCS = [
+    "sphinx",               # pages, navigation and a search that needs no server
+    "furo",                 # a theme with dark mode, phone width and keyboard use
+    "myst-nb",              # Markdown and notebooks as Sphinx pages
+    "latex2mathml",         # LaTeX -> MathML, which browsers draw without a script
+    "ziamath",              # brings the font STIX Two Math, so that no page fetches one
+]
+DOCS_TEST = ["playwright"]              # drives Chromium in the slow tests of the site
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
@@ -59,5 +67,5 @@ setup(
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
     extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "robotics": ROBOTICS,
-                    "wandb": WANDB, "docs": DOCS, "test": TEST},
+                    "wandb": WANDB, "docs": DOCS, "docs-test": DOCS_TEST, "test": TEST},
 )

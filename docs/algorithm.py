@@ -1,0 +1,239 @@
+"""Read an algorithm file: docstring, equations, sections, shapes, new lines, planted bugs."""
+import ast
+import difflib
+import re
+import subprocess
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+from tests.house.tree import in_readme
+from tests.mutants import catalogue
+
+ROOT = Path(__file__).resolve().parents[1]
+BANNER = re.compile(r"^# =+ (\w+) =+$")
+EQUATION = re.compile(r"^[ ]+\S.*(?<!Eq\.)[ ]\((\d+)\)$")       # an indented line that ends in (1)
+CITED = re.compile(r"Eqs?\. \(\d+\)(?:(?:, | and )\(\d+\))*")
+# What the letters of a shape mean, in every file.
+LETTERS = {
+    "T": "steps of a rollout", "N": "parallel environments", "B": "samples of a batch",
+    "M": "minibatches of an epoch", "E": "pairs of the expert", "P": "parameters of the policy",
+    "k": "outputs for each sample", "d": "dimensions of an action", "size": "units of the LSTM",
+    "obs_dim": "numbers in an observation", "goal_dim": "numbers in a goal",
+    "*obs": "the shape of one observation", "*act": "the shape of one action",
+    "*shape": "any further dimensions", "1": "one column", "2": "h and c of the LSTM",
+}
+DTYPES = {"Float32": "float32", "Float64": "float64", "Int64": "int64", "Shaped": "any dtype"}
+
+
+@dataclass(frozen=True)
+class Bug:
+    id: str
+    wrong: str
+    found: str
+    diff: list[str]     # lines of a unified diff, without its header
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    name: str
+    text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def doc(self) -> str:
+        return ast.get_docstring(self.tree, clean=False)
+
+    @cached_property
+    def parent(self) -> str:
+        """The file that the docstring diffs this one against, or ""."""
+        found = re.search(rf"diff algos/(\w+)\.py algos/{self.name}\.py", self.doc)
+        return found[1] if found else ""
+
+    @cached_property
+    def title(self) -> str:
+        return re.split(r"[.:](?:\s|$)", self.doc, maxsplit=1)[0].replace("\n", " ")
+
+    @cached_property
+    def sections(self) -> list[tuple[str, range]]:
+        """Return (name, line numbers) of the docstring, the imports and each banner's section."""
+        starts = [("docstring", 1), ("imports", self.tree.body[0].end_lineno + 1)]
+        starts += [(found[1], number) for number, line in enumerate(self.lines, 1)
+                   if (found := BANNER.match(line))]
+        ends = [start for _, start in starts[1:]] + [len(self.lines) + 1]
+        return [(name, range(start, end)) for (name, start), end in zip(starts, ends)]
+
+    @cached_property
+    def equations(self) -> dict[int, str]:
+        """Return number -> LaTeX."""
+        path = ROOT / f"docs/equations/{self.name}.toml"
+        return {int(number): latex for number, latex in
+                tomllib.loads(path.read_text(encoding="utf-8"))["equations"].items()}
+
+    @cached_property
+    def cited(self) -> dict[int, list[int]]:
+        """Return equation -> the lines of code that cite it; those that compute it come first."""
+        found = defaultdict(list)
+        where = {line: name for name, lines in self.sections for line in lines}
+        for number, line in enumerate(self.lines, 1):
+            if where[number] != "docstring":
+                for group in CITED.findall(line):
+                    for n in re.findall(r"\d+", group):
+                        found[int(n)].append(number)
+        order = ["mathematics", "update"]
+        return {n: sorted(set(lines), key=lambda at: (where[at] not in order, at))
+                for n, lines in found.items()}
+
+    def function_at(self, line: int) -> str:
+        """Return the name of the innermost function or class around a line, or ""."""
+        around = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef |
+                  ast.ClassDef) and node.lineno <= line <= node.end_lineno]
+        return max(around, key=lambda node: node.lineno).name if around else ""
+
+    @cached_property
+    def settings(self) -> set[str]:
+        config = next(node for node in self.tree.body if getattr(node, "name", "") == "Config")
+        return {node.target.id for node in config.body if isinstance(node, ast.AnnAssign)}
+
+    # ---- shapes
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, str]]:
+        """Return PerStep -> (its annotation, its comment) for each named shape of the file."""
+        found = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign) and shape_of(node.value):
+                comment = self.lines[node.lineno - 1].partition("  # ")[2]
+                found[node.targets[0].id] = ast.unparse(node.value), comment
+        return found
+
+    def described(self, annotation: ast.expr) -> str:
+        """Return what the shapes in an annotation mean, or "" if there is none."""
+        told = []
+        for node in ast.walk(annotation):
+            name = getattr(node, "id", None)
+            if name in self.aliases:
+                written, comment = self.aliases[name]
+                shape = shape_of(ast.parse(written, mode="eval").body)
+                told.append(f"{name} is {spell(*shape)}{comment and f'; {comment}'}")
+            elif shape := shape_of(node):
+                told.append(spell(*shape))
+        return ". ".join(dict.fromkeys(told))
+
+    @cached_property
+    def shapes(self) -> dict[tuple[int, int], str]:
+        """Return (line, column) of each annotated name -> what its shape means."""
+        found = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.arg) and node.annotation is not None:
+                found[node.lineno, node.col_offset] = f"{node.arg}: ", node.annotation
+            elif isinstance(node, ast.AnnAssign):
+                found[node.lineno, node.col_offset] = f"{node.target.id}: ", node.annotation
+            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+                column = node.col_offset + len("def ")
+                found[node.lineno, column] = f"{node.name} returns ", node.returns
+        return {place: start + told for place, (start, annotation) in found.items()
+                if (told := self.described(annotation))}
+
+    @cached_property
+    def shape_letters(self) -> set[str]:
+        """Return the letters of all annotations, as written: {"T N", "B", ...}."""
+        return {found[1] for node in ast.walk(self.tree) if (found := shape_of(node))}
+
+    # ---- beside other files
+
+    @cached_property
+    def diff(self) -> list[tuple[str, int, str]]:
+        """Return the diff from the parent as rows (sign, line number in this file, text)."""
+        return git_diff(self.parent, self.name) if self.parent else []
+
+    @cached_property
+    def new(self) -> list[int]:
+        """Return the numbers of the lines that are new since the parent."""
+        return [number for sign, number, _ in self.diff if sign == "+"]
+
+    @cached_property
+    def new_code(self) -> int:
+        """Count the new lines that are code: not blank, not a comment, not in the docstring."""
+        end = self.tree.body[0].end_lineno
+        return sum(number > end and bool(text := self.lines[number - 1].strip())
+                   and not text.startswith("#") for number in self.new)
+
+    @cached_property
+    def bugs(self) -> list[Bug]:
+        """Return the bugs that the tests plant in this file."""
+        found = []
+        for mutant in [*catalogue.read(), *catalogue.read(second=True)]:
+            if self.name in (mutant.module, *mutant.also):
+                wrong = catalogue.planted(mutant, self.text).splitlines()
+                diff = list(difflib.unified_diff(self.lines, wrong, n=2, lineterm=""))[2:]
+                found.append(Bug(mutant.id, mutant.wrong, mutant.found, diff))
+        return found
+
+
+def shape_of(node: ast.AST) -> tuple[str, str] | None:
+    """Return ("Float32", "T N") for Float32[Tensor, "T N"], else None."""
+    match node:
+        case ast.Subscript(ast.Name(dtype), ast.Tuple([_, ast.Constant(str(letters))])):
+            return (dtype, letters) if dtype in DTYPES else None
+
+
+def spell(dtype: str, letters: str) -> str:
+    """Return "[T, N]: T = steps of a rollout, N = parallel environments; float32"."""
+    if not letters:
+        return f"one number; {DTYPES[dtype]}"
+    words = letters.split()
+    meaning = spell_letters(word for word in words if not word.isdigit())
+    return f"[{', '.join(words)}]: {meaning}; {DTYPES[dtype]}"
+
+
+def spell_letters(words: Iterable[str]) -> str:
+    """Return "T = steps of a rollout, N = parallel environments"."""
+    return ", ".join(f"{word} = {LETTERS[word]}" for word in words)
+
+
+def git_diff(old: str, new: str) -> list[tuple[str, int, str]]:
+    """Return rows (sign, line number in the new file, text); sign is "+", "-", " " or "@"."""
+    command = ["git", "diff", "--no-index", "--no-color", "--no-ext-diff", "-U2",
+               f"algos/{old}.py", f"algos/{new}.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
+    if done.returncode not in (0, 1):
+        raise RuntimeError(done.stderr)
+    rows, at = [], 0
+    for line in done.stdout.splitlines():
+        if found := re.match(r"@@ -\S+ \+(\d+)", line):
+            at = int(found[1])
+            rows.append(("@", at, ""))
+        elif at and line[0] in "+- ":
+            rows.append((line[0], at, line[1:]))
+            at += line[0] != "-"
+    return rows
+
+
+@cache
+def algorithms() -> dict[str, Algorithm]:
+    """Return all algorithms in the order of the README's table."""
+    return {name: Algorithm(name, (ROOT / f"algos/{name}.py").read_text(encoding="utf-8"))
+            for name in in_readme()}
+
+
+@cache
+def ideas() -> dict[str, tuple[str, str, str]]:
+    """Return algorithm -> (short name, idea, command) of the README's table."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[([^\]]+)\]\(algos/(\w+)\.py\) \| (.+) \| `([^`]+)` \|$", text, re.M)
+    return {name: (short, idea, command) for short, name, idea, command in rows}
+
+
+def children(name: str) -> list[str]:
+    return [other.name for other in algorithms().values() if other.parent == name]

@@ -1,0 +1,277 @@
+"""The page of an algorithm: idea, source, shapes, curves, healthy values and planted bugs."""
+import csv
+import re
+from functools import cache
+from html import escape
+
+from pygments.lexers import PythonLexer
+from pygments.token import STANDARD_TYPES
+
+from docs import healthy, prose
+from docs.algorithm import (
+    CITED,
+    LETTERS,
+    ROOT,
+    Algorithm,
+    Bug,
+    algorithms,
+    children,
+    ideas,
+    spell_letters,
+)
+
+FENCE = "`" * 6
+PLAIN = {"", "n", "p", "w"}     # names, brackets and spaces have no colour of their own
+MATH = ROOT / "tests/mutants/math"
+
+
+def page(algo: Algorithm, results: str) -> str:
+    """Return the Markdown of an algorithm's page. `results` is the table of its runs."""
+    short, idea, _ = ideas()[algo.name]
+    return "\n\n".join([
+        f"# {algo.title}",
+        raw(f'<p class="lead">{prose.inline(algo, idea[0].upper() + idea[1:])}.</p>'
+            f'<p class="paper">{prose.source(algo)}</p>{family(algo)}{contents(algo)}'),
+        "## The idea", raw(prose.prose(algo)),
+        f"## The source of {algo.name}.py", raw(switch(algo)),
+        *(part for name, lines in algo.sections for part in section(algo, name, lines)),
+        *next_files(algo),
+        "## Shapes", raw(shapes(algo)),
+        "## Learning curves", raw(chart(algo)), results,
+        "## Healthy values", raw(healthy_values(algo)),
+        "## Silent bugs", raw(silent_bugs(algo))])
+
+
+def raw(html: str) -> str:
+    return f"{FENCE}{{raw}} html\n{html}\n{FENCE}"
+
+
+def family(algo: Algorithm) -> str:
+    """Return links to the parent, this file and its children."""
+    def link(name):
+        return f'<a href="{name}.html">{name}</a>'
+    steps = [link(algo.parent)] if algo.parent else []
+    steps.append(f"<strong>{algo.name}</strong>")
+    if below := children(algo.name):
+        steps.append(", ".join(map(link, below)))
+    return f'<p class="family">{" → ".join(steps)} <a href="../index.html">the ladder</a></p>'
+
+
+def contents(algo: Algorithm) -> str:
+    """Return links to the parts of the page, for screens without a column for them."""
+    parts = [("the-idea", "idea"), (f"the-source-of-{algo.name.replace('_', '-')}-py", "source"),
+             *((name, name) for name, _ in algo.sections[2:]),
+             *([("what-the-next-files-add", "next files")] if children(algo.name) else []),
+             ("shapes", "shapes"), ("learning-curves", "curves"),
+             ("healthy-values", "healthy values"), ("silent-bugs", "bugs")]
+    links = [f'<a href="#{part}">{label}</a>' for part, label in parts]
+    return f'<p class="toc-line">On this page: {" · ".join(links)}</p>'
+
+
+# ---- the source
+
+
+@cache
+def highlighted(algo: Algorithm, marked: bool) -> list[str]:
+    """Return each line as HTML, with shapes and references to equations if `marked`."""
+    html, line, column = [""], 1, 0
+    for kind, value in PythonLexer(stripnl=False).get_tokens(algo.text):
+        while kind not in STANDARD_TYPES:
+            kind = kind.parent
+        style = STANDARD_TYPES[kind]
+        for k, text in enumerate(value.split("\n")):
+            if k:
+                html.append("")
+                line, column = line + 1, 0
+            if text:
+                html[-1] += token(algo, text, style, line, column, marked)
+                column += len(text)
+    return html[:len(algo.lines)]
+
+
+def token(algo: Algorithm, text: str, style: str, line: int, column: int, marked: bool) -> str:
+    inner = escape(text, quote=False)
+    if marked and style in ("c1", "sd"):
+        inner = CITED.sub(references, inner)
+    shape = algo.shapes.get((line, column)) if marked else None
+    if shape:
+        inner = f'<span class="shape" tabindex="0" data-tip="{escape(shape)}">{inner}</span>'
+    return inner if style in PLAIN else f'<span class="{style}">{inner}</span>'
+
+
+def references(found: re.Match) -> str:
+    """Return Eqs. (6), (7) with a link for each number."""
+    start = found[0][:found[0].index("(")]
+    links = re.sub(r"\((\d+)\)", r'<a class="eqref" href="#eq-\1">(\1)</a>', found[0][len(start):])
+    return start + links
+
+
+def section(algo: Algorithm, name: str, lines: range) -> list[str]:
+    """Return the heading and the lines of a section."""
+    code = f'<div class="highlight"><pre class="source">{rows(algo, lines)}</pre></div>'
+    if name == "docstring":
+        new = sum(number in algo.new for number in lines)
+        told = f", {new} of them new since {algo.parent}.py" if algo.parent else ""
+        code = (f'<details class="docstring"><summary>{len(lines)} lines, typeset above'
+                f"{told}</summary>{code}</details>")
+    lead = sections().get(name)
+    return [f"### {name}", raw((f"<p>{prose.inline(algo, lead)}</p>" if lead else "") + code)]
+
+
+@cache
+def sections() -> dict[str, str]:
+    """Return section -> what it holds, from the README's table."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.M)
+    return {name: f"{what[0].upper()}{what[1:]}." for name, what in rows}
+
+
+def rows(algo: Algorithm, lines: range) -> str:
+    """Return lines as HTML. Runs of lines that the parent has too get a bar that unfolds them."""
+    new, html, run = set(algo.new), [], []
+
+    def close():
+        if run and algo.parent:
+            noun = "line" if len(run) == 1 else "lines"
+            html.append(f'<button class="fold" aria-expanded="false">… {len(run)} {noun} as in '
+                        f'{algo.parent}.py</button><span class="same">{"".join(run)}</span>')
+        else:
+            html.extend(run)
+        run.clear()
+
+    for number in lines:
+        kind = "line new" if number in new else "line"
+        row = (f'<span class="{kind}" id="L{number}"><a class="ln" href="#L{number}" '
+               f'data-n="{number}"></a>'
+               f"{highlighted(algo, True)[number - 1]}\n</span>")
+        if number in new:
+            close()
+            html.append(row)
+        else:
+            run.append(row)
+    close()
+    return "".join(html)
+
+
+def switch(algo: Algorithm) -> str:
+    """Return the switch between the whole file and new lines, and links to the next files."""
+    parts = ['<button data-view="whole" aria-pressed="true">whole file</button>']
+    if algo.parent:
+        parts.append(f'<button data-view="new" aria-pressed="false">only what is new since '
+                     f'{algo.parent}.py: {len(algo.new)} lines</button>')
+    parts += [f'<a href="#next-{name}">what {name}.py adds</a>' for name in children(algo.name)]
+    note = ("<p>Hover over an equation's number, or over the underlined names of a signature, or "
+            "reach them with Tab.</p>")
+    if algo.parent:
+        note += (f'<p><a id="new"></a>{len(algo.new)} lines are new since <a href="'
+                 f'{algo.parent}.html">{algo.parent}.py</a>: {algo.new_code} of code, the others '
+                 f'docstring, comments and blank lines. <a href="{algo.parent}.html#next-'
+                 f'{algo.name}">The diff</a> also shows the lines that are gone.</p>')
+    return (f'{note}<div class="switch" role="group" aria-label="Lines to show">'
+            f'{"".join(parts)}</div>')
+
+
+def next_files(algo: Algorithm) -> list[str]:
+    """Return the diff from this file to each of its children."""
+    below = [algorithms()[name] for name in children(algo.name)]
+    if not below:
+        return []
+    return ["## What the next files add", *(raw(diff(algo, child)) for child in below)]
+
+
+def diff(algo: Algorithm, child: Algorithm) -> str:
+    html = []
+    for sign, number, text in child.diff:
+        if sign == "@":
+            html.append(f'<span class="hunk">{escape(child.function_at(number) or "…")}\n</span>')
+            continue
+        inner = escape(text) if sign == "-" else highlighted(child, False)[number - 1]
+        kind = {"+": "add", "-": "del", " ": "ctx"}[sign]
+        at = "" if sign == "-" else number
+        html.append(f'<span class="{kind}" data-n="{at}">{sign} {inner}\n</span>')
+    gone = sum(sign == "-" for sign, *_ in child.diff)
+    return (f'<details class="next" id="next-{child.name}"><summary><strong>{child.name}.py'
+            f"</strong> adds {len(child.new)} lines, {child.new_code} of them code, and drops "
+            f'{gone}</summary><p><a href="{child.name}.html">{escape(child.title)}</a>: '
+            f"{prose.inline(child, ideas()[child.name][1])}. Line numbers are those of "
+            f'{child.name}.py.</p><div class="highlight"><pre class="diff">{"".join(html)}</pre>'
+            "</div></details>")
+
+
+def shapes(algo: Algorithm) -> str:
+    """Return the file's named shapes, and the letters that occur in its shapes."""
+    used = {letter for written in algo.shape_letters for letter in written.split()}
+    names = "".join(f"<tr><td><code>{name}</code></td><td><code>{escape(written)}</code></td>"
+                    f"<td>{escape(comment or 'a single number')}</td></tr>"
+                    for name, (written, comment) in algo.aliases.items())
+    letters = spell_letters(word for word in LETTERS if word in used and not word.isdigit())
+    return (f"<p>The tests check every shape at every call. Letters: {letters}.</p>"
+            f'<div class="scroll"><table><thead><tr><th>name</th><th>annotation</th><th>meaning'
+            f"</th></tr></thead><tbody>{names}</tbody></table></div>")
+
+
+# ---- runs and bugs
+
+
+def chart(algo: Algorithm) -> str:
+    return (f'<div class="chart" data-algo="{algo.name}"></div><noscript><p>The curves need '
+            "JavaScript. The table below has the results of every run.</p></noscript>"
+            f'<script src="../_static/curves/{algo.name}.js"></script>')
+
+
+def healthy_values(algo: Algorithm) -> str:
+    found = healthy.read().get(algo.name)
+    docstring = "The docstring's last paragraphs say what to expect in longer runs."
+    if not found:
+        return ("<p>No ranges are stored for this algorithm. The docstring's last paragraphs say "
+                "what to expect.</p>")
+    flat = (" Once every episode of CartPole lasts 500 steps, values hardly differ, and "
+            "<code>explained_variance</code> means little."
+            if any(row["column"] == "explained_variance" for row in found)
+            and "CartPole-v1" in found[0]["command"] else "")
+    body = "".join(f"<tr><td><code>{row['column']}</code></td><td>{row['low']}</td>"
+                   f"<td>{row['median']}</td><td>{row['high']}</td></tr>" for row in found)
+    runs = int(found[0]["runs"])
+    short = "one short run (seed 1)" if runs == 1 else f"{runs} short runs (seeds 1 to {runs})"
+    return (f"<p>What each column of <code>progress.csv</code> was in {short}, from the first "
+            f"report to the last. {docstring} The ranges differ between environments, so a "
+            f"value outside is a reason to look, not a proof of a bug.{flat}</p>"
+            f'<div class="command"><code>{escape(found[0]["command"])}</code></div>'
+            f'<div class="scroll"><table class="numbers"><thead><tr><th>column</th><th>5%</th>'
+            f"<th>median</th><th>95%</th></tr></thead><tbody>{body}</tbody></table></div>"
+            "<p><code>python -m docs.healthy</code> trains them and stores the ranges in "
+            "<code>docs/healthy.csv</code>.</p>")
+
+
+@cache
+def killers() -> dict[str, str]:
+    """Return planted bug -> the test that saw it."""
+    found = {}
+    for path in (ROOT / "tests/mutants/last_run.csv", ROOT / "tests/mutants/second/last_run.csv"):
+        with open(path, newline="", encoding="utf-8") as file:
+            found |= {row["id"]: row["by"] for row in csv.DictReader(file)}
+    return found
+
+
+def silent_bugs(algo: Algorithm) -> str:
+    """Return every planted bug, folded."""
+    with open(MATH / "last_run.csv", newline="", encoding="utf-8") as file:
+        small = sum(row["function"].startswith(f"{algo.name}.") for row in csv.DictReader(file))
+    more = (f" They also make {small} small changes, such as another sign, to functions under "
+            "<code>mathematics</code> of this file." if small else "")
+    return ("<p>Broken reinforcement learning code rarely crashes; it learns less. The tests plant "
+            f"{len(algo.bugs)} bugs in this file, one at a time, and each has to make a test fail."
+            f"{more} Open a bug to see the change.</p>" + "".join(map(bug, algo.bugs)))
+
+
+def bug(bug: Bug) -> str:
+    html = []
+    for line in bug.diff:
+        kind = {"+": "add", "-": "del", "@": "hunk"}.get(line[0], "ctx")
+        text = re.sub(r"^@@ -(\d+).*", r"line \1", line)
+        html.append(f'<span class="{kind}">{escape(text)}\n</span>')
+    seen = killers().get(bug.id, "")
+    seen = f" Seen by <code>{escape(seen)}</code>." if seen else ""
+    return (f'<details class="bug"><summary>{escape(bug.wrong)}</summary><div class="highlight">'
+            f'<pre class="diff">{"".join(html)}</pre></div><p>Where it was found: '
+            f"{escape(bug.found.rstrip('.'))}.{seen}</p></details>")

@@ -1,0 +1,90 @@
+"""Published runs for the site: curves as data for curves.js, tables, commands and anchors."""
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+import plot
+from benchmarks import table
+
+FOLDERS = ("results", "ablation", "batch", "imitation", "scaled")
+DIGITS = 4      # of a stored return
+
+
+@cache
+def groups() -> dict[tuple, list[dict]]:
+    """Return (folder, environment, library, algorithm, settings) -> results of all seeds."""
+    return {(folder, *key): found for folder in FOLDERS
+            for key, found in table.read(table.HERE / folder).items()}
+
+
+def short(number: float) -> float:
+    """Return a number with few digits, to keep the site small."""
+    rounded = float(f"{number:.{DIGITS}g}")
+    return int(rounded) if rounded.is_integer() else rounded
+
+
+def command(key: tuple, results: list[dict]) -> str:
+    """Return the command that trains all seeds of a line."""
+    folder, env, library, algo, _ = key
+    if library != "plainrl":
+        steps = f"{results[0]['total_steps']:.2g}".replace("+0", "")
+        flags = f"--algo {algo} --env {env} --seed 1 --total-steps {steps} --out DIR/sb3"
+        return f"python benchmarks/sb3.py {results[0].get('command', flags)}".replace("DIR", "runs")
+    seeds = [result["seed"] for result in results]
+    settings = [spell(*setting) for setting in sorted(results[0]["settings"].items())]
+    words = [f"python -m utils.sweep --algos {algo} --envs {env} --seeds {len(seeds)}",
+             f"--first-seed {seeds[0]}" if seeds[0] != 1 else "",
+             f"--set {' '.join(settings)}" if settings else "", "--out runs/again"]
+    return " ".join(filter(None, words))
+
+
+def spell(name: str, value) -> str:
+    """Return a setting for --set: total_steps=1e5, "hidden=64 64"."""
+    if isinstance(value, (list, tuple)):
+        return f'"{name}={" ".join(map(str, value))}"'
+    if isinstance(value, float) and value >= 1e4:
+        return f"{name}={value:g}".replace("+0", "")
+    return f"'{name}={value}'" if isinstance(value, str) and '"' in value else f"{name}={value}"
+
+
+def anchors(key: tuple, results: list[dict]) -> list[list]:
+    """Return [mean, source, what was measured] of the results that others have published."""
+    if key[2] != "plainrl" or not table.PLAIN.fullmatch(key[4]) or not results[0]["curve"]:
+        return []
+    return [[float(row["mean"]), row["source"], row["measure"]]
+            for _, _, _, rows in plot.published(table.grouped({key[1:]: results})) for row in rows]
+
+
+def line(key: tuple, results: list[dict]) -> dict:
+    """Return everything that the page shows of a line, as JSON."""
+    folder, env, library, _, settings = key
+    seeds = [{"seed": result["seed"], "train100": result["train100"],
+              "eval": short(np.mean(result["eval"])), "seconds": round(result["seconds"]),
+              "x": [x for x, _ in result["curve"]], "y": [short(y) for _, y in result["curve"]]}
+             for result in results]
+    return {"env": env.rpartition(":")[2], "library": library, "settings": settings or "default",
+            "folder": folder, "steps": results[0].get("steps", results[0]["total_steps"]),
+            "code": table.code(key[1:], results), "command": command(key, results),
+            "anchors": anchors(key, results), "seeds": seeds}
+
+
+def write_curves(algo: str, folder: Path) -> None:
+    """Write the curves of an algorithm as a script, which a browser also reads from a file."""
+    lines = [line(key, results) for key, results in groups().items() if key[3] == algo]
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(lines, separators=(",", ":"))
+    (folder / f"{algo}.js").write_text(f"(window.CURVES ??= {{}}).{algo} = {text};\n",
+                                       encoding="utf-8")
+
+
+def markdown(algo: str) -> str:
+    """Return the table of an algorithm's published runs."""
+    parts = []
+    for folder in FOLDERS:
+        found = {key[1:]: results for key, results in groups().items()
+                 if key[0] == folder and key[3] == algo}
+        if found:
+            parts.append(f"Runs in `benchmarks/{folder}`:\n\n{table.table(found)}")
+    return "\n\n".join(parts) or "No run of this algorithm has been published yet."

@@ -1,0 +1,311 @@
+"""The reading site: its links, equations and new lines, and how a browser shows it."""
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from docs import __main__ as command
+from tests.house.test_rules import PARENTS
+from tests.house.tree import ROOT
+
+MISSING = "the site's packages are missing: pip install -e '.[docs]'"
+for package in command.NEEDED:
+    pytest.importorskip(package, reason=MISSING)
+if not shutil.which("git"):
+    pytest.skip("no git, which finds new lines", allow_module_level=True)
+
+from docs.algorithm import algorithms  # noqa: E402
+from docs.build import build  # noqa: E402
+
+LARGEST = 10e6                                  # bytes of the whole site
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
+                None)
+
+
+class Page(HTMLParser):
+    """The ids of a page, its links, and what a browser loads for it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.loaded, self.new = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if "id" in given:
+            self.ids.append(given["id"])
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"])
+        if tag == "link" and given.get("rel") != "canonical" and given.get("href"):
+            self.loaded.append(given["href"])
+        if tag in ("script", "img", "iframe", "source", "video") and given.get("src"):
+            self.loaded.append(given["src"])
+        if given.get("class") == "line new":
+            self.new.append(int(given["id"][1:]))
+
+
+def read(site):
+    return {path.relative_to(site).as_posix(): Page(path.read_text(encoding="utf-8"))
+            for path in site.rglob("*.html")}
+
+
+def broken(site, pages):
+    """Yield every link to a page, file or place that is not there."""
+    for name, page in pages.items():
+        for link in page.links + page.loaded:
+            parts = urlsplit(link)
+            if parts.scheme or link.startswith("//"):
+                continue
+            path = ((site / name).parent / unquote(parts.path)).resolve() if parts.path \
+                else site / name
+            if path.is_dir():
+                path /= "index.html"
+            there = path.exists() and path.is_relative_to(site)
+            other = pages.get(path.relative_to(site).as_posix()) if there else None
+            if not there or (parts.fragment and other
+                             and unquote(parts.fragment) not in {*other.ids, ""}):
+                yield f"{name}: {link}"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Build the pages of two algorithms, without notebooks."""
+    site = tmp_path_factory.mktemp("site") / "small"
+    assert build(site, only=["a2c", "ppo"], notebooks=False) == ""
+    return site, read(site)
+
+
+def test_every_link_resolves(small):
+    site, pages = small
+    assert {"index.html", "algos/ppo.html", "algos/a2c.html", "explorer.html"} <= pages.keys()
+    assert "algos/sac.html" not in pages
+    assert sum(len(page.links) for page in pages.values()) > 500
+    assert list(broken(site, pages)) == []
+
+
+def test_a_broken_link_is_found(small):
+    site, pages = small
+    wrong = Page('<a href="ppo.html#eq-99"></a><a href="no.html"></a><img src="no.png">'
+                 '<a href="ppo.html#eq-1"></a>')
+    assert list(broken(site, pages | {"algos/wrong.html": wrong})) == [
+        "algos/wrong.html: ppo.html#eq-99", "algos/wrong.html: no.html",
+        "algos/wrong.html: no.png"]
+
+
+def test_nothing_is_loaded_from_elsewhere(small):
+    site, pages = small
+    away = [link for page in pages.values() for link in page.loaded
+            if urlsplit(link).scheme not in ("", "data") or link.startswith("//")]
+    assert away == []
+    for path in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(?:https?:)?//|@import", path.read_text("utf-8")), path
+    own = "".join(path.read_text("utf-8") for path in (ROOT / "docs/assets").iterdir())
+    assert set(re.findall(r"https?://[\w./]+", own)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_every_equation_is_typeset_and_linked_both_ways(small):
+    site, pages = small
+    for name in ("a2c", "ppo"):
+        page, algo = pages[f"algos/{name}.html"], algorithms()[name]
+        assert {f"eq-{n}" for n in algo.equations} == {i for i in page.ids if i.startswith("eq-")}
+        for number, lines in algo.cited.items():
+            assert f"#eq-{number}" in page.links
+            assert {f"#L{line}" for line in lines} <= set(page.links)
+            assert all(f"({number})" in algo.lines[line - 1] for line in lines)
+        assert [i for i in page.ids if re.fullmatch(r"L\d+", i)] == [
+            f"L{k}" for k in range(1, len(algo.lines) + 1)]
+        text = (site / f"algos/{name}.html").read_text(encoding="utf-8")
+        assert text.count("<math") >= len(algo.equations)
+        assert not re.search(r"\\(frac|mathrm|operatorname|pi\b)", text)
+
+
+def plus_lines(parent, child):
+    """Return the lines that git diff marks as new."""
+    done = subprocess.run(["git", "diff", "--no-index", "-U0", f"algos/{parent}.py",
+                           f"algos/{child}.py"], cwd=ROOT, capture_output=True, text=True)
+    return [line[1:] for line in done.stdout.split("\n@@", 1)[1].split("\n")[1:]
+            if line.startswith("+")]
+
+
+def test_new_lines_are_those_of_git_diff(small):
+    assert {name: algo.parent for name, algo in algorithms().items() if algo.parent} == PARENTS
+    for name, parent in PARENTS.items():
+        algo = algorithms()[name]
+        assert [algo.lines[number - 1] for number in algo.new] == plus_lines(parent, name), name
+    site, pages = small
+    assert pages["algos/ppo.html"].new == algorithms()["ppo"].new
+    start = (site / "index.html").read_text(encoding="utf-8")
+    assert f">+{len(plus_lines('a2c', 'ppo'))}<" in start
+
+
+def test_curves_are_the_stored_ones(small):
+    site, _ = small
+    text = (site / "_static/curves/ppo.js").read_text(encoding="utf-8")
+    lines = json.loads(text.split(" = ", 1)[1].rstrip(";\n"))
+    line = next(line for line in lines if (line["env"], line["settings"], line["library"])
+                == ("HalfCheetah-v4", "default", "plainrl"))
+    stored = json.loads((ROOT / "benchmarks/results/plainrl/HalfCheetah-v4/ppo/default/seed1"
+                         "/result.json").read_text(encoding="utf-8"))
+    assert line["seeds"][0]["train100"] == stored["train100"]
+    assert line["seeds"][0]["x"] == [x for x, _ in stored["curve"]]
+    assert line["seeds"][0]["y"] == pytest.approx([y for _, y in stored["curve"]], rel=1e-3)
+    assert len(line["anchors"]) > 5
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(command, "NEEDED", ("sphinx", "no_such_package"))
+    monkeypatch.setattr(sys, "argv", ["docs"])
+    assert command.main() == 2
+    assert capsys.readouterr().err == (
+        "error: no_such_package missing: pip install -e '.[docs]'\n")
+
+
+def test_a_taken_port_is_refused(monkeypatch, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(sys, "argv", ["docs", "--serve", "--port", str(port)])
+        assert command.main() == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: --port {port}: ") and message.count("\n") == 1
+
+
+def test_a_folder_with_other_files_is_not_emptied(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError):
+        build(tmp_path)
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+# ---- The whole site, in a browser
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    site = tmp_path_factory.mktemp("site") / "whole"
+    assert build(site) == ""
+    return site
+
+
+@pytest.fixture(scope="module")
+def browser():
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is missing: pip install -e '.[docs-test]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: install the package chromium")
+    with driver.sync_playwright() as tool:
+        started = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(params=[1280, 390])
+def tab(request, browser):
+    """Return a page of this width, and what went wrong on it: errors and requests elsewhere."""
+    page, wrong = browser.new_page(viewport={"width": request.param, "height": 900}), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+    page.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:"))
+            or wrong.append(asked.url))
+    yield page, wrong
+    page.close()
+
+
+@pytest.mark.slow
+def test_the_whole_site_is_small_and_linked(whole):
+    pages = read(whole)
+    assert {f"algos/{name}.html" for name in algorithms()} <= pages.keys()
+    assert sum(name.startswith("notebooks/") for name in pages) == 6
+    assert list(broken(whole, pages)) == []
+    assert sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) < LARGEST
+
+
+@pytest.mark.slow
+def test_no_page_errs_or_scrolls_sideways(whole, tab, tmp_path):
+    page, wrong = tab
+    width = page.viewport_size["width"]
+    for path in sorted(whole.rglob("*.html")):
+        page.goto(path.as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, path.name
+        page.screenshot(path=tmp_path / f"{path.stem}-{width}.png")
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_equations_are_drawn(whole, tab):
+    page, wrong = tab
+    for name in algorithms():
+        page.goto((whole / f"algos/{name}.html").as_uri())
+        assert "\\" not in "".join(page.locator(".eq-math").all_inner_texts())
+    page.goto((whole / "algos/ppo.html").as_uri())
+    assert page.locator("#eq-9 mfrac").bounding_box()["height"] > 20
+    page.wait_for_function("[...document.fonts].some(font => /STIX/.test(font.family) "
+                           "&& font.status === 'loaded')")
+    page.focus(".source .eqref[href='#eq-10'] >> nth=-1")
+    assert "clip" in page.inner_text("#tip") and page.locator("#tip math").count() == 1
+    page.keyboard.press("Escape")
+    assert not page.locator("#tip").is_visible()
+    page.focus(".source .shape >> nth=-1")
+    assert page.locator("#tip").is_visible()
+    assert wrong == []
+
+
+SHOWN = """() => [...document.querySelectorAll('.line')].filter(line => line.offsetParent)
+    .map(line => Number(line.id.slice(1)))"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo", "sac_her", "acktr"])
+def test_the_switch_shows_the_lines_of_git_diff(whole, tab, name):
+    page, wrong = tab
+    algo = algorithms()[name]
+    page.goto((whole / f"algos/{name}.html").as_uri())
+    page.click("[data-view=new]")
+    lines = page.evaluate(SHOWN)
+    assert [algo.lines[number - 1] for number in lines] == plus_lines(algo.parent, name)
+    fold = page.locator(".fold").first
+    fold.click()
+    assert len(page.evaluate(SHOWN)) == len(lines) + int(re.search(r"\d+", fold.inner_text())[0])
+    page.click("[data-view=whole]")
+    page.click(".docstring summary")
+    assert page.evaluate(SHOWN) == list(range(1, len(algo.lines) + 1))
+    page.goto((whole / f"algos/{algo.parent}.html").as_uri() + f"#next-{name}")
+    added = page.locator(f"#next-{name} .add").all_inner_texts()
+    assert [line[2:].rstrip("\n") for line in added] == plus_lines(algo.parent, name)
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_curves_react(whole, tab):
+    page, wrong = tab
+    page.goto((whole / "algos/ppo.html").as_uri())
+    assert page.locator(".chart .curve").count() == 7               # six seeds and their mean
+    before = page.locator(".chart .curve").last.get_attribute("d")
+    page.locator(".chart button", has_text="seed 2").focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".chart .curve").count() == 6
+    assert page.locator(".chart .curve").last.get_attribute("d") != before
+    page.goto((whole / "explorer.html").as_uri() + "#env=Hopper-v4&lines=ppo%7Ctrpo")
+    assert page.locator(".chart .curve").count() == 2
+    page.select_option("select >> nth=2", "seconds")
+    assert "env=Hopper-v4" in page.url and "axis=seconds" in page.url
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_pages_are_readable_without_scripts(whole, browser):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto((whole / "index.html").as_uri())
+    assert page.locator(".ladder .node").count() == len(algorithms())
+    page.goto((whole / "algos/ppo.html").as_uri())
+    page.click(".docstring summary")
+    text = "".join(page.locator(".source").all_inner_texts())
+    assert text.split() == algorithms()["ppo"].text.split()
+    context.close()
