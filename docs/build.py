@@ -75,7 +75,8 @@ def write_sources(source: Path, only: list[str], notebooks: bool, execute: bool)
     for path, place in DOCUMENTS.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         write(source / place, relinked(text, path, place, notebooks), only, notebooks)
-    shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures")
+    shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures",
+                    copy_function=copy_figure)
     if notebooks:
         write_notebooks(source / "notebooks", execute)
     write(source / "explorer.md", explorer(only), only, notebooks)
@@ -114,6 +115,16 @@ def site_of(path: str, notebooks: bool) -> str:
     if path.startswith("notebooks/") and path.endswith(".ipynb"):
         return path if notebooks else ""
     return DOCUMENTS.get(path, "index.md" if path in ("README.md", "notebooks/README.md") else "")
+
+
+def copy_figure(path: str, target: str) -> None:
+    """Copy a figure. Points of an SVG's lines keep two decimals, to keep the site small."""
+    if not path.endswith(".svg"):
+        shutil.copy(path, target)
+        return
+    text = Path(path).read_text(encoding="utf-8")
+    text = re.sub(r' d="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
+    Path(target).write_text(text, encoding="utf-8")
 
 
 def write_notebooks(folder: Path, execute: bool) -> None:
