@@ -18,7 +18,7 @@ from docs.mathml import write_font
 HERE = Path(__file__).resolve().parent
 # Documents of the repository that become pages, and their place on the site.
 DOCUMENTS = {
-    "docs/howto.md": "howto.md", "docs/debugging.md": "debugging.md",
+    "README.md": "readme.md", "docs/howto.md": "howto.md", "docs/debugging.md": "debugging.md",
     "benchmarks/README.md": "benchmarks/results.md", "benchmarks/NOTES.md": "benchmarks/notes.md",
     "CONTRIBUTING.md": "contributing.md"}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
@@ -74,6 +74,8 @@ def write_sources(source: Path, only: list[str], notebooks: bool, execute: bool)
             write(source / f"algos/{name}.md", text, only, notebooks)
     for path, place in DOCUMENTS.items():
         text = (ROOT / path).read_text(encoding="utf-8")
+        if path == "README.md":     # its pictures are large, and the site shows more
+            text = re.sub(r"^!\[.*\n", "", text, flags=re.M)
         write(source / place, relinked(text, path, place, notebooks), only, notebooks)
     shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures",
                     copy_function=copy_figure)
@@ -114,7 +116,7 @@ def site_of(path: str, notebooks: bool) -> str:
         return f"algos/{found[1]}.md" if found[1] in algorithms() else ""
     if path.startswith("notebooks/") and path.endswith(".ipynb"):
         return path if notebooks else ""
-    return DOCUMENTS.get(path, "index.md" if path in ("README.md", "notebooks/README.md") else "")
+    return DOCUMENTS.get(path, "index.md" if path == "notebooks/README.md" else "")
 
 
 def copy_figure(path: str, target: str) -> None:
@@ -180,7 +182,7 @@ all published runs in the <a href="explorer.html">explorer</a>.</p>
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in only])}
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>",
                      "Notes on the runs <benchmarks/notes>"])}
-{toctree("Use", ["howto", "debugging", "contributing"])}
+{toctree("Use", ["The README <readme>", "howto", "debugging", "contributing"])}
 """
 
 

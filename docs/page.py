@@ -142,7 +142,7 @@ def rows(algo: Algorithm, lines: range) -> str:
     for number in lines:
         kind = "line new" if number in new else "line"
         row = (f'<span class="{kind}" id="L{number}"><a class="ln" href="#L{number}" '
-               f'data-n="{number}"></a>'
+               f'tabindex="-1" data-n="{number}"></a>'
                f"{highlighted(algo, True)[number - 1]}\n</span>")
         if number in new:
             close()
@@ -180,8 +180,10 @@ def next_files(algo: Algorithm) -> list[str]:
 
 
 def diff(algo: Algorithm, child: Algorithm) -> str:
-    html = []
+    docstring, code = [], []
+    end = child.tree.body[0].end_lineno
     for sign, number, text in child.diff:
+        html = docstring if number <= end else code
         if sign == "@":
             html.append(f'<span class="hunk">{escape(child.function_at(number) or "…")}\n</span>')
             continue
@@ -190,12 +192,15 @@ def diff(algo: Algorithm, child: Algorithm) -> str:
         at = "" if sign == "-" else number
         html.append(f'<span class="{kind}" data-n="{at}">{sign} {inner}\n</span>')
     gone = sum(sign == "-" for sign, *_ in child.diff)
+    parts = [f'<div class="highlight"><pre class="diff">{"".join(html)}</pre></div>'
+             for html in (docstring, code)]
+    words = sum(number <= end for number in child.new)
     return (f'<details class="next" id="next-{child.name}"><summary><strong>{child.name}.py'
             f"</strong> adds {len(child.new)} lines, {child.new_code} of them code, and drops "
             f'{gone}</summary><p><a href="{child.name}.html">{escape(child.title)}</a>: '
             f"{prose.inline(child, ideas()[child.name][1])}. Line numbers are those of "
-            f'{child.name}.py.</p><div class="highlight"><pre class="diff">{"".join(html)}</pre>'
-            "</div></details>")
+            f'{child.name}.py.</p><details class="docdiff"><summary>docstring: {words} new lines'
+            f"</summary>{parts[0]}</details>{parts[1]}</details>")
 
 
 def shapes(algo: Algorithm) -> str:
@@ -225,10 +230,13 @@ def healthy_values(algo: Algorithm) -> str:
     if not found:
         return ("<p>No ranges are stored for this algorithm. The docstring's last paragraphs say "
                 "what to expect.</p>")
-    flat = (" Once every episode of CartPole lasts 500 steps, values hardly differ, and "
-            "<code>explained_variance</code> means little."
-            if any(row["column"] == "explained_variance" for row in found)
-            and "CartPole-v1" in found[0]["command"] else "")
+    flat = ""
+    if "CartPole-v1" in found[0]["command"]:
+        rows = [row for row in found if row["column"] != "explained_variance"]
+        if len(rows) < len(found):
+            flat = (" <code>explained_variance</code> is left out: once every episode of CartPole "
+                    "lasts 500 steps, values hardly differ, and it means little.")
+        found = rows
     body = "".join(f"<tr><td><code>{row['column']}</code></td><td>{row['low']}</td>"
                    f"<td>{row['median']}</td><td>{row['high']}</td></tr>" for row in found)
     runs = int(found[0]["runs"])

@@ -50,11 +50,13 @@ def spell(name: str, value) -> str:
 
 
 def anchors(key: tuple, results: list[dict]) -> list[list]:
-    """Return [mean, source, what was measured] of the results that others have published."""
+    """Return [mean, source, what was measured, whether in training] of others' results, best first.
+    """
     if key[2] != "plainrl" or not table.PLAIN.fullmatch(key[4]) or not results[0]["curve"]:
         return []
-    return [[float(row["mean"]), row["source"], row["measure"]]
-            for _, _, _, rows in plot.published(table.grouped({key[1:]: results})) for row in rows]
+    found = plot.published(table.grouped({key[1:]: results}))
+    return sorted(([float(row["mean"]), row["source"], row["measure"], plot.of_training(row)]
+                   for _, _, _, rows in found for row in rows), reverse=True)
 
 
 def line(key: tuple, results: list[dict]) -> dict:

@@ -69,17 +69,19 @@ function element(name, attributes = {}, ...children) {
   return node;
 }
 
-function draw(svg, series, anchors, axis) {
+function draw(svg, series, anchors, axis, empty = 1) {
   // series: [{grid, y: [centre, low, high] or null, colour, thin, name}]; anchors: [{y, strong}]
+  // empty: where the x-axis ends if there is no series
   const width = Math.max(300, svg.parentNode.clientWidth), height = Math.min(380, width * .62);
-  const [left, right, top, bottom] = [58, 12, 12, 40];
+  const [left, right, top, bottom] = [58, 12, 28, 40];
   const values = series.flatMap((one) => one.y.flatMap((y) => y ?? []));
   const all = [...values, ...anchors.map((anchor) => anchor.y)];
   let low = Math.min(...all), high = Math.max(...all);
   if (!all.length) [low, high] = [0, 1];
   const pad = (high - low || 1) * .05;
   [low, high] = [low - pad, high + pad];
-  const end = Math.max(...series.flatMap((one) => one.grid.filter((_, k) => one.y[k])), 1e-9);
+  const ends = series.flatMap((one) => one.grid.filter((_, k) => one.y[k]));
+  const end = ends.length ? Math.max(...ends) : empty;
   const X = (x) => (left + x / end * (width - left - right)).toFixed(1);
   const Y = (y) => (top + (high - y) / (high - low) * (height - top - bottom)).toFixed(1);
   const unit = axis === "seconds" ? "seconds" : "environment steps";
@@ -94,7 +96,7 @@ function draw(svg, series, anchors, axis) {
       ${label.replace(/,000k$/, "M")}</text>`);
   }
   parts.push(`<text x="${(left + width - right) / 2}" y="${height - 4}" text-anchor="middle">
-    ${unit}</text>`);
+    ${unit}</text><text x="4" y="12">episode return</text>`);
   for (const anchor of anchors) {
     parts.push(`<path d="M${left},${Y(anchor.y)}H${width - right}" stroke="currentColor"
       stroke-dasharray="3 4" opacity="${anchor.strong ? 1 : .35}" class="anchor"
@@ -139,6 +141,14 @@ function toggle(text, colour, pressed, click) {
     click(on);
   });
   return button;
+}
+
+function keepFocus(root, change) {
+  // Put the focus back on the control that `change` replaces by one like it.
+  const all = () => [...root.querySelectorAll("select, input, button")];
+  const at = all().indexOf(document.activeElement);
+  change();
+  if (at >= 0) all()[Math.min(at, all().length - 1)]?.focus();
 }
 
 const nameOf = (line) => `${line.library === "plainrl" ? "" : `${line.library} `}${line.algo}` +
@@ -186,31 +196,39 @@ function showAlgorithm(root) {
         colour: COLOURS[line.seeds.indexOf(seeds[i]) % COLOURS.length] }));
       const anchors = line.anchors.map(([y], k) => ({ y, strong: k === strong }))
         .filter((_, k) => shown.has(k));
-      draw(box.firstChild, seeds.length ? [...each, all] : [], anchors, state.axis);
+      draw(box.firstChild, seeds.length ? [...each, all] : [], anchors, state.axis, line.steps);
     };
     const same = lines.filter((other) => other.env === line.env);
-    controls.replaceChildren(
+    keepFocus(controls, () => controls.replaceChildren(
       choice("environment", envs.map((env) => [env, env]), line.env,
         (env) => pick(lines.find((other) => other.env === env))),
       choice("runs", same.map((other, k) => [k, `${nameOf(other)}, ${format(other.steps)} steps`]),
         same.indexOf(line), (k) => pick(same[k])),
       choice("x-axis", AXES, state.axis, (axis) => { state.axis = axis; redraw(); }),
-      choice("smoothing", WIDTHS, state.width, (width) => { state.width = width; redraw(); }));
+      choice("smoothing", WIDTHS, state.width, (width) => { state.width = width; redraw(); })));
     const seeds = element("div", { class: "keys" }, ...line.seeds.map((seed, k) =>
       toggle(`seed ${seed.seed}: ${format(seed.train100 ?? seed.eval)}`,
         COLOURS[k % COLOURS.length], true, (on) => {
           on ? off.delete(seed.seed) : off.add(seed.seed);
           redraw();
         })));
-    const anchors = element("div", { class: "keys" }, ...line.anchors.map(([y, source, what], k) => {
-      shown.add(k);
-      const button = toggle(`${format(y)} · ${source}, ${what}`, "currentColor", true,
+    const keys = line.anchors.map(([y, source, what, training], k) => {
+      if (training) shown.add(k);
+      const button = toggle(`${format(y)} · ${source}, ${what}`, "currentColor", training,
         (on) => { on ? shown.add(k) : shown.delete(k); redraw(); });
       for (const kind of ["mouseenter", "focus"]) {
         button.addEventListener(kind, () => { strong = k; redraw(); });
       }
       return button;
-    }));
+    });
+    const anchors = [[true, "Training returns that others published (dashed), at nearly the same " +
+      "number of steps and partly on other versions of the environment:"], [false, "Evaluations " +
+      "that others published. They are not drawn at first, because the curves are training " +
+      "returns:"]].flatMap(([training, text]) => {
+      const group = keys.filter((_, k) => line.anchors[k][3] === training);
+      return group.length ? [element("p", { class: "note" }, text),
+        element("div", { class: "keys" }, ...group)] : [];
+    });
     const command = element("div", { class: "command" }, element("code", {}, line.command));
     addCopyButton(command);
     const peer = line.library === "plainrl" ? "" : " Other seeds: --seed.";
@@ -219,9 +237,7 @@ function showAlgorithm(root) {
       element("p", { class: "note" }, "Thick: the mean over the chosen seeds, with its standard " +
         "deviation. A seed's number is train100, its mean return over the last 100 episodes."),
       seeds,
-      ...line.anchors.length ? [element("p", { class: "note" }, "Published by others (dashed), at " +
-        "nearly the same number of steps and partly on other versions of the environment:"),
-        anchors] : [],
+      ...anchors,
       element("p", { class: "note" }, `The command that trains these runs.${peer}${made}`), command);
     redraw();
     pick.redraw = redraw;
@@ -248,8 +264,9 @@ function showExplorer(root) {
   };
   let state = read();
   const write = () => {
-    history.replaceState(null, "", `#${new URLSearchParams(keys.map((key) => [key, state[key]]))}`);
-    show();
+    keepFocus(root, show);
+    const chosen = keys.filter((key) => state[key] !== "").map((key) => [key, state[key]]);
+    history.replaceState(null, "", `#${new URLSearchParams(chosen)}`);
   };
   const controls = root.appendChild(element("div", { class: "controls" }));
   const box = root.appendChild(picture("Learning curves of the chosen lines"));
@@ -262,11 +279,10 @@ function showExplorer(root) {
     const found = here.filter((line) => line.budget === Number(state.budget));
     const asked = state.lines.split("|");
     let chosen = found.filter((line) => asked.includes(nameOf(line)));
-    if (!chosen.length) {
-      chosen = found.filter((line) => line.library === "plainrl" && line.folder === "results")
-        .slice(0, 6);
+    if (!state.lines) {
+      const ours = found.filter((line) => line.library === "plainrl" && line.folder === "results");
+      chosen = (ours.length ? ours : found).slice(0, 6);
     }
-    if (!chosen.length) chosen = found.slice(0, 6);
     const set = (key) => (value) => { state[key] = value; write(); };
     controls.replaceChildren(
       choice("environment", envs.map((env) => [env, env]), state.env,
@@ -277,12 +293,12 @@ function showExplorer(root) {
       choice("interval", BANDS, state.band, set("band")));
     const colour = (line) => COLOURS[chosen.indexOf(line) % COLOURS.length];
     draw(box.firstChild, chosen.map((line) => withMean(line, line.seeds, state, colour(line)).all),
-      [], state.axis);
+      [], state.axis, Number(state.budget));
     below.replaceChildren(element("p", { class: "note" }, "A line is the mean over seeds. It ends " +
       "with its shortest seed."), element("div", { class: "keys" }, ...chosen.map((line) =>
       toggle(`${nameOf(line)}: ${line.seeds.length} seeds, train100 ` +
         format(mean(line.seeds.map((seed) => seed.train100))), colour(line), true, () => {
-        state.lines = chosen.filter((other) => other !== line).map(nameOf).join("|");
+        state.lines = chosen.filter((other) => other !== line).map(nameOf).join("|") || "none";
         write();
       }))));
     list.replaceChildren(...found.map((line) => {
@@ -290,7 +306,7 @@ function showExplorer(root) {
       input.checked = chosen.includes(line);
       input.addEventListener("change", () => {
         const now = input.checked ? [...chosen, line] : chosen.filter((other) => other !== line);
-        state.lines = now.map(nameOf).join("|");
+        state.lines = now.map(nameOf).join("|") || "none";
         write();
       });
       return element("label", {}, input, nameOf(line));

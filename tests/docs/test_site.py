@@ -276,7 +276,7 @@ def test_the_switch_shows_the_lines_of_git_diff(whole, tab, name):
     page.click(".docstring summary")
     assert page.evaluate(SHOWN) == list(range(1, len(algo.lines) + 1))
     page.goto((whole / f"algos/{algo.parent}.html").as_uri() + f"#next-{name}")
-    added = page.locator(f"#next-{name} .add").all_inner_texts()
+    added = page.locator(f"#next-{name} .add").all_text_contents()     # the docstring is folded
     assert [line[2:].rstrip("\n") for line in added] == plus_lines(algo.parent, name)
     assert wrong == []
 
@@ -295,7 +295,32 @@ def test_curves_react(whole, tab):
     assert page.locator(".chart .curve").count() == 2
     page.select_option("select >> nth=2", "seconds")
     assert "env=Hopper-v4" in page.url and "axis=seconds" in page.url
+    for _ in range(2):
+        page.locator(".lines input:checked").first.click()
+    assert page.locator(".chart .curve").count() == 0               # no line comes back by itself
     assert wrong == []
+
+
+@pytest.mark.slow
+def test_curves_without_a_seed_keep_their_axis(whole, tab):
+    page, _ = tab
+    page.goto((whole / "algos/ppo.html").as_uri())
+    for seed in range(1, 7):
+        page.locator(".chart button", has_text=f"seed {seed}").click()
+    assert page.locator(".chart .curve").count() == 0
+    assert "1M" in page.locator(".chart svg").text_content()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["algos/ppo.html", "explorer.html"])
+def test_a_choice_keeps_the_focus(whole, tab, path):
+    page, _ = tab
+    page.goto((whole / path).as_uri())
+    box = page.locator(".chart select").first
+    box.focus()
+    before = box.input_value()
+    page.select_option(".chart select >> nth=0", index=0 if before != "Acrobot-v1" else 1)
+    assert page.evaluate("document.activeElement.tagName") == "SELECT"
 
 
 @pytest.mark.slow
