@@ -42,7 +42,7 @@ DOCS_TEST = ["playwright"]              # drives Chromium in the slow tests of t
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
-    *ATARI, *BOX2D, *VIDEO, *ROBOTICS,
+    *ATARI, *BOX2D, *VIDEO, *ROBOTICS, *DOCS,
     "pytest",
     "pytest-xdist",         # runs tests in parallel
     "pytest-timeout",       # fails a test that hangs, and prints its stack
