@@ -20,8 +20,9 @@ for package in command.NEEDED:
 if not shutil.which("git"):
     pytest.skip("no git, which finds new lines", allow_module_level=True)
 
+from docs import results  # noqa: E402
 from docs.algorithm import algorithms  # noqa: E402
-from docs.build import build  # noqa: E402
+from docs.build import build, copy_figure  # noqa: E402
 
 LARGEST = 10e6                                  # bytes of the whole site
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -334,3 +335,19 @@ def test_pages_are_readable_without_scripts(whole, browser):
     text = "".join(page.locator(".source").all_inner_texts())
     assert text.split() == algorithms()["ppo"].text.split()
     context.close()
+
+
+def test_published_results_come_best_first_and_evaluations_apart():
+    line = "results", "Hopper-v4", "plainrl", "ppo"
+    key = next(key for key in results.groups() if key[:4] == line)
+    found = results.anchors(key, results.groups()[key])
+    means = [mean for mean, *_ in found]
+    assert means == sorted(means, reverse=True) and {row[3] for row in found} == {True, False}
+    assert all(not training for _, _, what, training in found if "eval" in what)
+
+
+def test_figures_keep_their_text_and_lose_digits(tmp_path):
+    (tmp_path / "a.svg").write_text('<path d="M1.23456 7.5"/><text x="2.34567">0.125</text>')
+    copy_figure(str(tmp_path / "a.svg"), str(tmp_path / "b.svg"))
+    assert (tmp_path / "b.svg").read_text() == (
+        '<path d="M1.23 7.5"/><text x="2.34567">0.125</text>')
