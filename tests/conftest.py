@@ -55,4 +55,5 @@ def many_cores(monkeypatch):
 @pytest.fixture
 def dynamo_env():
     """Return environment variables for a subprocess that may use torch.compile: it has no hook."""
-    return {key: value for key, value in os.environ.items() if key != "TORCHDYNAMO_DISABLE"}
+    kept = {key: value for key, value in os.environ.items() if key != "TORCHDYNAMO_DISABLE"}
+    return kept | {"TORCHINDUCTOR_CPP_WRAPPER": "1"}  # as Run sets it

@@ -496,13 +496,15 @@ def test_cuda_without_a_gpu_is_refused(monkeypatch):
         device_of("cuda")
 
 
-def test_a_run_sets_the_threads_and_ends_compiling():
+def test_a_run_sets_the_threads_and_ends_compiling(monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CPP_WRAPPER", raising=False)
     before = torch.get_num_threads()
     try:
         for threads in (2, 1, 3):
             with Run(toy.Config(torch_threads=threads, compile=threads == 2)):
                 assert torch.get_num_threads() == threads and mpi.COMPILE == (threads == 2)
             assert not mpi.COMPILE
+        assert os.environ.pop("TORCHINDUCTOR_CPP_WRAPPER") == "1"
     finally:
         torch.set_num_threads(before)
 
