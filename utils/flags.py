@@ -5,6 +5,7 @@ names the flag and, if it can be guessed, what was meant.
 """
 
 import difflib
+import os
 import re
 import sys
 from dataclasses import fields
@@ -86,12 +87,24 @@ def read_command(config_class, doc, prog, args=None, hint=None):
     """
     args = sys.argv[1:] if args is None else list(args)
     if "-h" in args or "--help" in args:
-        print(doc)  # tyro would join its lines
-    else:
-        for given, values in words_of(args):
-            check_words(config_class, given, values, hint)
-        args = spelled_out(config_class, args)
+        print_help(config_class, doc, args, prog)
+    for given, values in words_of(args):
+        check_words(config_class, given, values, hint)
+    args = spelled_out(config_class, args)
     return tyro.cli(config_class, description="", args=args, prog=prog)
+
+
+def print_help(config_class, doc, args, prog):
+    """Print `doc` and all flags, and end the program."""
+    try:
+        print(doc)  # tyro would join its lines
+        try:
+            tyro.cli(config_class, description="", args=args, prog=prog)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # as in `--help | head`: the reader has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
 
 
 def spelled_out(config_class, args):

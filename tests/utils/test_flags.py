@@ -2,6 +2,7 @@
 import dataclasses
 import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Literal
@@ -60,6 +61,18 @@ def test_help_of_every_algorithm(algo, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert text.startswith(algo.__doc__)
     check_help(text, f"python -m {algo.__name__}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
+@pytest.mark.parametrize("lines", [0, 1, 300])
+def test_help_ends_in_silence_when_its_reader_leaves(lines):
+    """As in `--help | head -1`. Whether the pipe breaks while printing or at the end is chance."""
+    child = subprocess.Popen([sys.executable, "-m", "utils.sweep", "--help"], cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for _ in range(lines):
+        child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr.read() == "" and child.wait() == (0 if lines == 300 else 141)
 
 
 def check_help(text, prog):
