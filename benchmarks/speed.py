@@ -4,8 +4,9 @@
     python benchmarks/speed.py --algo sac --num-envs 1 --steps 20000
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
-    python benchmarks/speed.py --num-envs 8 --profile    # where the time goes
+    python benchmarks/speed.py --table [--quick]  # where the time goes
     python benchmarks/speed.py --scaling      # one process against two
+    python benchmarks/speed.py --growth       # more environments, ranks, units
     python benchmarks/speed.py --start        # time to the first report, memory
 
 Both train with the same environments, rollout steps, minibatch size, epochs and
@@ -13,10 +14,16 @@ network, without evaluation. On-policy algorithms normalise observations and
 rewards. Both processes count the environment's and the optimizer's steps, and
 the comparison fails if the counts differ. Unless --threads is given, a short
 trial picks the faster thread count for each library.
+
+--table has a row per algorithm file, with the peer where there is one. `start`,
+`environment`, `acting`, `learning` and `rest` are shares of the whole process.
+`bound` is how many times as fast the run would be if only the simulator took
+time. gail and bc are left out, because they need demonstrations.
 """
 
 import argparse
 import csv
+import functools
 import importlib
 import json
 import resource
@@ -42,6 +49,18 @@ PEER = {"trpo": {"n_critic_updates": 10, "batch_size": 256, "cg_max_steps": 15,
         **{algo: {"learning_starts": 1000} for algo in ("ddpg", "td3", "sac")}}
 OURS = {"dqn": {"double": False, "dueling": False},     # the peer has neither
         **{algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac")}}
+# Of each file in --table: environment, number of environments, steps.
+CASES = {
+    "vpg": (ENV, 8, 100_000), "a2c": (ENV, 16, 100_000), "ppo": (ENV, 8, 100_352),
+    "trpo": (ENV, 8, 100_352), "acktr": (ENV, 16, 100_000), "ppo_popart": (ENV, 8, 100_352),
+    "ppo_lstm": ("CartPole-v1", 8, 25_600), "acer": ("CartPole-v1", 16, 40_000),
+    "dqn": ("CartPole-v1", 1, 30_000), "dqn_per": ("CartPole-v1", 1, 30_000),
+    "dqn_atari": ("ALE/Pong-v5", 1, 8_000), "ddpg": (ENV, 1, 5_000), "td3": (ENV, 1, 5_000),
+    "sac": (ENV, 1, 5_000), "sac_her": ("FetchReach-v4", 1, 5_000)}
+TABLE_PEERS = ("a2c", "ppo", "ppo_lstm", "trpo", "dqn", "ddpg", "td3", "sac")
+TABLE_ONLY = {"dqn_atari": {"start_steps": 500, "buffer_size": 20_000},
+              "sac_her": {"start_steps": 1000}}
+PARTS = ("start", "environment", "acting", "learning", "rest")
 
 
 def count_steps(library: str, env: str) -> dict[str, int]:
@@ -71,9 +90,41 @@ def count_steps(library: str, env: str) -> dict[str, int]:
     return counts
 
 
+def clock_parts(module) -> dict[str, float]:
+    """Return the seconds that an algorithm file spends in its parts from now on."""
+    seconds = dict.fromkeys(("environment", "acting", "learning"), 0.0)
+
+    def clocked(part, function):
+        def wrapper(*inputs, **settings):
+            began = time.perf_counter()
+            result = function(*inputs, **settings)
+            seconds[part] += time.perf_counter() - began
+            return result
+        return wrapper
+
+    make_envs = module.make_envs
+
+    def make_clocked_envs(cfg, num_envs):
+        envs = make_envs(cfg, num_envs)
+        envs.step = clocked("environment", envs.step)
+        return envs
+
+    module.make_envs = make_clocked_envs
+    module.update = clocked("learning", module.update)
+    for part, name in (("acting", "act"), ("acting", "env_act"), ("learning", "update_stats")):
+        if hasattr(module.Agent, name):
+            setattr(module.Agent, name, clocked(part, getattr(module.Agent, name)))
+    return seconds
+
+
 def child(library: str, args: argparse.Namespace) -> None:
-    """Train once, and print the counts of steps as the last line."""
+    """Train once. The last line has the counts of steps; ours also where the time went."""
+    from utils.envs import refusing_bad_env
+
+    with refusing_bad_env(argparse.Namespace(env=args.env, env_kwargs="{}")):
+        pass  # registers Atari's games and the robots
     counts = count_steps(library, args.env)
+    seconds = {}
     if library == "sb3":
         sys.path.insert(0, str(HERE))
         import torch
@@ -84,23 +135,33 @@ def child(library: str, args: argparse.Namespace) -> None:
         make_peer(args.algo, args.env, 1, args.num_envs, **given).learn(args.steps)
     else:
         module = importlib.import_module(f"algos.{args.algo}")
+        seconds = clock_parts(module)
+        began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
                 env=args.env, total_steps=args.steps, num_envs=args.num_envs,
                 torch_threads=args.threads, compile=args.compile, run_dir=f"{folder}/run",
-                **OURS.get(args.algo, {})))
-    print("\n" + json.dumps(counts))
+                **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
+        seconds["train"] = time.perf_counter() - began
+    print("\n" + json.dumps({"counts": counts, "seconds": seconds}))
 
 
-def timed(library: str, args: argparse.Namespace, threads: int, steps: int) -> tuple[float, dict]:
-    """Return the seconds of a whole process, start-up included, and its counts."""
+def timed(library: str, args: argparse.Namespace, threads: int,
+          steps: int) -> tuple[float, dict, dict]:
+    """Return the seconds of a whole process, start-up included, its counts, and where they went."""
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
                "--num-envs", str(args.num_envs),
                "--threads", str(threads), "--steps", str(steps)]
     command += ["--compile"] * (args.compile and library == "plainrl")
     start = time.perf_counter()
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return time.perf_counter() - start, json.loads(out.splitlines()[-1])
+    took = time.perf_counter() - start
+    told = json.loads(out.splitlines()[-1])
+    parts = told["seconds"]
+    if parts:
+        train = parts.pop("train")
+        parts |= {"start": took - train, "rest": train - sum(parts.values())}
+    return took, told["counts"], parts
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -116,59 +177,106 @@ def compare(args: argparse.Namespace) -> None:
         print(f"{library}: trial by number of threads: {times}", flush=True)
     ratios = []
     for pair in range(args.pairs):
-        peer, peer_counts = timed("sb3", args, threads["sb3"], args.steps)
-        ours, counts = timed("plainrl", args, threads["plainrl"], args.steps)
+        peer, peer_counts, _ = timed("sb3", args, threads["sb3"], args.steps)
+        ours, counts, parts = timed("plainrl", args, threads["plainrl"], args.steps)
         if counts != peer_counts:
             sys.exit(f"numbers of steps differ: plainrl {counts}, stable-baselines3 {peer_counts}")
         ratios.append(peer / ours)
         print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
-              f"ratio {ratios[-1]:.2f}", flush=True)
+              f"ratio {ratios[-1]:.2f}; ours: {in_percent(parts, ours)}", flush=True)
     print(f"{args.algo}, num_envs {args.num_envs}, compile {args.compile}, {counts}: median ratio "
           f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
 
 
-def profile(args: argparse.Namespace) -> None:
-    """Print where the time of a PPO run goes, and the speed of the bare environments."""
-    import torch
+def in_percent(parts: dict[str, float], total: float) -> str:
+    return ", ".join(f"{part} {parts[part] / total:.0%}" for part in PARTS)
 
-    from algos import ppo
-    from utils import mpi
-    from utils.envs import make_envs
 
-    seconds = dict.fromkeys(("environment", "policy while acting", "update"), 0.0)
+@functools.cache
+def bare_rate(env: str) -> float:
+    """Return the steps per second of one environment, without anything around it."""
+    import gymnasium as gym
 
-    def clocked(name, function):
-        def wrapper(*inputs, **settings):
-            start = time.perf_counter()
-            result = function(*inputs, **settings)
-            seconds[name] += time.perf_counter() - start
-            return result
-        return wrapper
+    from utils.envs import refusing_bad_env
 
-    cfg = ppo.Config(env=ENV, num_envs=args.num_envs, torch_threads=args.threads or 1)
-    torch.set_num_threads(cfg.torch_threads)
-    envs = make_envs(cfg, cfg.num_envs)
-    agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    optimizer = mpi.Adam(agent, eps=1e-5)
-    bare, actions = time.perf_counter(), envs.action_space.sample()
-    obs, _ = envs.reset(seed=1)
-    for _ in range(4000 // cfg.num_envs):
-        envs.step(actions)
-    bare = 4000 / (time.perf_counter() - bare)
-    envs.step = clocked("environment", envs.step)
-    agent.act = clocked("policy while acting", agent.act)
-    start, steps = time.perf_counter(), 0
-    while steps < args.steps:
-        rollout, obs = ppo.collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
-        clocked("update", ppo.update)(agent, optimizer, rollout, cfg.lr)
-        agent.update_stats(rollout)
-        steps += cfg.rollout_steps
-    total = time.perf_counter() - start
-    seconds["the rest"] = total - sum(seconds.values())
-    print(f"num_envs {cfg.num_envs}: {steps / total:.0f} steps/s, bare environments {bare:.0f} "
-          f"steps/s ({bare * total / steps:.1f} times as many)")
-    for name, part in seconds.items():
-        print(f"  {name:20s} {part / total:6.1%}")
+    with refusing_bad_env(argparse.Namespace(env=env, env_kwargs="{}")):
+        bare = gym.make(env).unwrapped
+    bare.reset(seed=1)
+    bare.action_space.seed(1)
+    rates = []
+    for _ in range(3):
+        began = time.perf_counter()
+        for _ in range(1000):
+            if bare.step(bare.action_space.sample())[2]:
+                bare.reset()
+        rates.append(1000 / (time.perf_counter() - began))
+    return max(rates)
+
+
+def table(args: argparse.Namespace) -> None:
+    """Print a row of Markdown per algorithm file: medians over pairs of runs in turn."""
+    pairs = 1 if args.quick else args.pairs
+    print("| algorithm | environment | N | steps/s | bound | over the peer | " + " | ".join(PARTS)
+          + " |\n|---|---|---:|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
+    for algo, (env, num_envs, steps) in CASES.items():
+        case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile)
+        steps = steps // 4 if args.quick else steps
+        if algo.startswith(("ppo", "trpo")):
+            steps = -(-steps // 2048) * 2048  # whole rollouts
+        times, ratios, shares = [], [], []
+        for _ in range(pairs):
+            peer = None
+            if algo in TABLE_PEERS:
+                peer, peer_counts, _ = timed("sb3", case, 1, steps)
+            ours, counts, parts = timed("plainrl", case, 1, steps)
+            if peer and counts != peer_counts:
+                sys.exit(f"{algo}: numbers of steps differ: plainrl {counts}, "
+                         f"stable-baselines3 {peer_counts}")
+            times.append(ours)
+            ratios += [peer / ours] if peer else []
+            shares.append([parts[part] / ours for part in PARTS])
+        rate = steps / statistics.median(times)
+        cells = [algo, env, str(num_envs), f"{rate:,.0f}", f"{bare_rate(env) / rate:.1f}",
+                 " ".join(f"{ratio:.2f}" for ratio in ratios) or "no peer",
+                 *(f"{statistics.median(column):.0%}" for column in zip(*shares))]
+        print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def growth(args: argparse.Namespace) -> None:
+    """Measure PPO's steps per second as one setting grows; print them and draw figures/growth.svg.
+
+    The cases run in turn, `--pairs` times; the picture has every one of them.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = {"environments": (1, 2, 4, 8, 16, 32, 64), "ranks": (1, 2),
+              "units per layer": (16, 32, 64, 128, 256, 512)}
+    # Ranks keep the environments and the minibatch of one process each (weak scaling).
+    flags = {"environments": lambda n: ["--num-envs", n],
+             "ranks": lambda n: ["--num-procs", n, "--num-envs", 8 * n, "--rollout-steps", 2048 * n,
+                                 "--minibatch-size", 64 * n],
+             "units per layer": lambda n: ["--hidden", n, n]}
+    rates = {(panel, n): [] for panel, counts in panels.items() for n in counts}
+    for _ in range(args.pairs):
+        for panel, n in rates:
+            batch = 2048 * (n if panel == "ranks" else 1)
+            rates[panel, n].append(rate_of(*flags[panel](n), "--total-steps", 5 * batch))
+    fig, axes = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
+    for ax, (panel, counts) in zip(axes, panels.items()):
+        median = [statistics.median(rates[panel, n]) for n in counts]
+        ax.plot(counts, median, color="C0")
+        for n in counts:
+            ax.plot([n] * args.pairs, rates[panel, n], ".", color="C0")
+            print(f"{n} {panel}: {' '.join(f'{rate:.0f}' for rate in rates[panel, n])} steps/s")
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(counts, counts)
+        ax.set_xlabel(panel)
+    axes[0].set_ylabel("steps per second")
+    axes[0].set_ylim(bottom=0)
+    fig.savefig(HERE / "figures" / "growth.svg", metadata={"Date": None})
 
 
 def run_ppo(folder: str, *flags: str) -> Path:
@@ -178,16 +286,19 @@ def run_ppo(folder: str, *flags: str) -> Path:
     return Path(folder, "progress.csv")
 
 
-def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch: int) -> float:
+def rate_of(*flags) -> float:
     """Return the steps per second of a PPO run, from its first report on."""
     with tempfile.TemporaryDirectory() as folder:
-        path = run_ppo(f"{folder}/run", "--num-procs", str(procs), "--num-envs", str(num_envs),
-                       "--rollout-steps", str(batch), "--minibatch-size", str(minibatch),
-                       "--total-steps", str(updates * batch))
+        path = run_ppo(f"{folder}/run", *map(str, flags))
         rows = list(csv.DictReader(path.open()))
     first, last = ({key: float(row[key]) for key in ("step", "time")}
                    for row in (rows[0], rows[-1]))
     return (last["step"] - first["step"]) / (last["time"] - first["time"])
+
+
+def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch: int) -> float:
+    return rate_of("--num-procs", procs, "--num-envs", num_envs, "--rollout-steps", batch,
+                   "--minibatch-size", minibatch, "--total-steps", updates * batch)
 
 
 def scaling(args: argparse.Namespace) -> None:
@@ -208,16 +319,40 @@ def scaling(args: argparse.Namespace) -> None:
 
 
 def start(args: argparse.Namespace) -> None:
-    """Print the seconds of a run of one report, and the peak memory of a longer run."""
-    for _ in range(args.pairs):
-        with tempfile.TemporaryDirectory() as folder:
+    """Print each file's seconds of --help and to the first report, and PPO's peak memory."""
+    for algo, (env, num_envs, _) in CASES.items():
+        helps, firsts = [], []
+        for _ in range(args.pairs):
             began = time.perf_counter()
-            run_ppo(f"{folder}/run", "--total-steps", "2048")
-            print(f"a run of one report: {time.perf_counter() - began:.1f} s")
+            subprocess.run([sys.executable, "-m", f"algos.{algo}", "--help"], check=True,
+                           capture_output=True, cwd=HERE.parent)
+            helps.append(time.perf_counter() - began)
+            with tempfile.TemporaryDirectory() as folder:
+                firsts.append(first_report(Path(folder, "run"), algo, env, num_envs))
+        print(f"{algo}: --help {' '.join(f'{x:.1f}' for x in helps)} s, "
+              f"first report {' '.join(f'{x:.1f}' for x in firsts)} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run_ppo(f"{folder}/run", "--total-steps", str(args.steps))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"peak memory in {args.steps} steps: {peak:.0f} MiB")
+
+
+def first_report(run: Path, algo: str, env: str, num_envs: int) -> float:
+    """Return the seconds from the command to the first row in progress.csv; then end the run."""
+    command = [sys.executable, "-m", f"algos.{algo}", "--env", env, "--num-envs", str(num_envs),
+               "--run-dir", str(run)]
+    began = time.perf_counter()
+    child = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    rows = run / "progress.csv"
+    while not (rows.exists() and rows.read_bytes().count(b"\n") > 1):
+        if child.poll() is not None:
+            sys.exit(f"{algo} ended before its first report")
+        time.sleep(0.01)
+    took = time.perf_counter() - began
+    child.kill()
+    child.wait()
+    return took
 
 
 if __name__ == "__main__":
@@ -232,15 +367,21 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=0,
                         help="threads of PyTorch; 0: the faster of 1 and 2")
     parser.add_argument("--compile", action="store_true", help="run ours with --compile")
-    parser.add_argument("--profile", action="store_true", help="print where the time goes")
+    parser.add_argument("--table", action="store_true", help="a row per algorithm file")
+    parser.add_argument("--quick", action="store_true",
+                        help="--table with one pair of short runs each: five minutes")
+    parser.add_argument("--growth", action="store_true",
+                        help="PPO with more environments, ranks, units; draws a figure")
     parser.add_argument("--scaling", action="store_true", help="compare one process with two")
-    parser.add_argument("--start", action="store_true", help="time a short run, measure memory")
+    parser.add_argument("--start", action="store_true", help="time to each file's first report")
     parser.add_argument("--child", choices=("plainrl", "sb3"), help="internal: one training run")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments)
-    elif arguments.profile:
-        profile(arguments)
+    elif arguments.table:
+        table(arguments)
+    elif arguments.growth:
+        growth(arguments)
     elif arguments.scaling:
         scaling(arguments)
     elif arguments.start:
