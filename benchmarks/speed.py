@@ -164,6 +164,20 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     return took, told["counts"], parts
 
 
+def timed_pair(args: argparse.Namespace, threads: dict[str, int],
+               steps: int) -> tuple[float, float, dict, dict]:
+    """Time the peer, then ours; return the seconds of both, the counts, and where ours went.
+
+    The script ends if they made different numbers of steps.
+    """
+    peer, peer_counts, _ = timed("sb3", args, threads["sb3"], steps)
+    ours, counts, parts = timed("plainrl", args, threads["plainrl"], steps)
+    if counts != peer_counts:
+        sys.exit(f"{args.algo}: numbers of steps differ: plainrl {counts}, "
+                 f"stable-baselines3 {peer_counts}")
+    return peer, ours, counts, parts
+
+
 def compare(args: argparse.Namespace) -> None:
     """Print each pair's seconds and ratio, and the median ratio."""
     threads = {}
@@ -177,10 +191,7 @@ def compare(args: argparse.Namespace) -> None:
         print(f"{library}: trial by number of threads: {times}", flush=True)
     ratios = []
     for pair in range(args.pairs):
-        peer, peer_counts, _ = timed("sb3", args, threads["sb3"], args.steps)
-        ours, counts, parts = timed("plainrl", args, threads["plainrl"], args.steps)
-        if counts != peer_counts:
-            sys.exit(f"numbers of steps differ: plainrl {counts}, stable-baselines3 {peer_counts}")
+        peer, ours, counts, parts = timed_pair(args, threads, args.steps)
         ratios.append(peer / ours)
         print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
               f"ratio {ratios[-1]:.2f}; ours: {in_percent(parts, ours)}", flush=True)
@@ -225,15 +236,12 @@ def table(args: argparse.Namespace) -> None:
             steps = -(-steps // 2048) * 2048  # whole rollouts
         times, ratios, shares = [], [], []
         for _ in range(pairs):
-            peer = None
             if algo in TABLE_PEERS:
-                peer, peer_counts, _ = timed("sb3", case, 1, steps)
-            ours, counts, parts = timed("plainrl", case, 1, steps)
-            if peer and counts != peer_counts:
-                sys.exit(f"{algo}: numbers of steps differ: plainrl {counts}, "
-                         f"stable-baselines3 {peer_counts}")
+                peer, ours, _, parts = timed_pair(case, {"plainrl": 1, "sb3": 1}, steps)
+                ratios.append(peer / ours)
+            else:
+                ours, _, parts = timed("plainrl", case, 1, steps)
             times.append(ours)
-            ratios += [peer / ours] if peer else []
             shares.append([parts[part] / ours for part in PARTS])
         rate = steps / statistics.median(times)
         cells = [algo, env, str(num_envs), f"{rate:,.0f}", f"{bare_rate(env) / rate:.1f}",

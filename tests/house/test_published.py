@@ -6,15 +6,13 @@ import xml.etree.ElementTree as ElementTree
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import plot
-from benchmarks import sb3, show, speed, table
-from tests.house.tree import in_readme
+from benchmarks import sb3, show, table
 from utils.results import sources
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -584,25 +582,3 @@ def test_rows_of_a_short_run_have_no_clock_and_end_in_time(tmp_path):
     assert not {"time", "steps_per_second"} & first[0].keys()
     with pytest.raises(SystemExit, match="ppo in .* failed:\n"):
         show.rows_of(show.ROOT, "ppo", settings | {"lr": -1.0}, tmp_path / "bad", 256)
-
-
-# ---- benchmarks/speed.py
-
-def test_the_table_of_speeds_has_every_file_that_needs_no_demonstrations():
-    assert set(speed.CASES) == set(in_readme()) - {"bc", "gail"}
-    assert set(speed.TABLE_PEERS) <= set(speed.CASES)
-    assert set(speed.OURS) | set(speed.PEER) | set(speed.TABLE_ONLY) <= set(speed.CASES)
-
-
-def test_parts_of_a_run_are_clocked_where_they_happen(monkeypatch):
-    """The clock is counted here: every call takes one second."""
-    ticks = iter(range(1000))
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(ticks)))
-    envs = SimpleNamespace(step=lambda action: "stepped")
-    module = SimpleNamespace(
-        make_envs=lambda cfg, num_envs: envs, update=lambda agent: "updated",
-        Agent=type("Agent", (), {"act": lambda self, obs: "acted"}))
-    seconds = speed.clock_parts(module)
-    assert module.make_envs(None, 3).step(0) == "stepped" and envs.step(0) == "stepped"
-    assert module.Agent().act(0) == "acted" and module.update(None) == "updated"
-    assert seconds == {"environment": 2.0, "acting": 1.0, "learning": 1.0}

@@ -1,0 +1,112 @@
+"""benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
+import argparse
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import speed
+from tests.house.tree import in_readme
+
+
+def test_the_table_has_every_file_that_needs_no_demonstrations():
+    assert set(speed.CASES) == set(in_readme()) - {"bc", "gail"}
+    assert set(speed.TABLE_PEERS) <= set(speed.CASES)
+    assert set(speed.OURS) | set(speed.PEER) | set(speed.TABLE_ONLY) <= set(speed.CASES)
+
+
+def test_parts_of_a_run_are_clocked_where_they_happen(monkeypatch):
+    """The clock is counted here: every call takes one second."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(ticks)))
+    envs = SimpleNamespace(step=lambda action: "stepped")
+    module = SimpleNamespace(
+        make_envs=lambda cfg, num_envs: envs, update=lambda agent: "updated",
+        Agent=type("Agent", (), {"act": lambda self, obs: "acted"}))
+    seconds = speed.clock_parts(module)
+    assert module.make_envs(None, 3).step(0) == "stepped" and envs.step(0) == "stepped"
+    assert module.Agent().act(0) == "acted" and module.update(None) == "updated"
+    assert seconds == {"environment": 2.0, "acting": 1.0, "learning": 1.0}
+
+
+def test_a_real_run_is_counted_and_its_parts_are_the_whole():
+    args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=False)
+    took, counts, parts = speed.timed("plainrl", args, 1, 400)
+    assert counts == {"env": 480, "optimizer": 3}  # three whole rollouts, one gradient step each
+    assert set(parts) == set(speed.PARTS) and min(parts.values()) > 0
+    assert sum(parts.values()) == pytest.approx(took)
+
+
+def told_by(monkeypatch, counts, seconds):
+    """Let `timed` find these counts and seconds, by library, instead of starting processes."""
+    def timed(library, args, threads, steps):
+        parts = dict(zip(speed.PARTS, (0.1, 0.2, 0.3, 0.25, 0.15)))
+        return seconds[library], counts[library], {k: v * seconds[library]
+                                                   for k, v in parts.items()}
+
+    monkeypatch.setattr(speed, "timed", timed)
+
+
+@pytest.mark.parametrize("command", [speed.compare, speed.table])
+def test_a_comparison_of_unequal_work_is_refused(monkeypatch, command):
+    counts = {"plainrl": {"env": 8, "optimizer": 4}, "sb3": {"env": 8, "optimizer": 5}}
+    told_by(monkeypatch, counts, {"plainrl": 1.0, "sb3": 2.0})
+    monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 1, 2048)})
+    args = argparse.Namespace(algo="ppo", num_envs=1, threads=1, pairs=1, steps=8, quick=True,
+                              compile=False)
+    with pytest.raises(SystemExit, match="ppo: numbers of steps differ: .*4.*5"):
+        command(args)
+
+
+def test_a_row_of_the_table_by_hand(monkeypatch, capsys):
+    counts = dict.fromkeys(("plainrl", "sb3"), {"env": 2048, "optimizer": 4})
+    told_by(monkeypatch, counts, {"plainrl": 4.0, "sb3": 6.0})
+    monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 8, 6000), "sac": ("Hopper", 1, 8),
+                                         "sac_her": ("FetchReach-v4", 1, 800)})
+    monkeypatch.setattr(speed, "bare_rate", lambda env: 5120.0)
+    speed.table(argparse.Namespace(pairs=2, quick=False, compile=False))
+    head, _, ppo, sac, her = (line.strip("| ").split(" | ")
+                              for line in capsys.readouterr().out.splitlines())
+    assert head[3:6] == ["steps/s", "bound", "over the peer"] and head[6:] == list(speed.PARTS)
+    shares = ["10%", "20%", "30%", "25%", "15%"]
+    # 6000 steps are three whole rollouts of 2048, in 4 seconds.
+    assert ppo == ["ppo", "Pendulum-v1", "8", "1,536", "3.3", "1.50 1.50", *shares]
+    assert sac == ["sac", "Hopper", "1", "2", "2560.0", "1.50 1.50", *shares]
+    assert her == ["sac_her", "FetchReach-v4", "1", "200", "25.6", "no peer", *shares]
+
+
+def test_a_rate_is_taken_from_the_first_report_on(monkeypatch, tmp_path):
+    path = tmp_path / "progress.csv"
+    path.write_text("step,time\n100,9.5\n200,10\n300,11.5\n")
+    monkeypatch.setattr(speed, "run_ppo", lambda folder, *flags: path)
+    assert speed.rate_of("--num-envs", 2) == (300 - 100) / (11.5 - 9.5)
+
+
+@pytest.mark.parametrize("command, marks", [
+    (speed.growth, None), (speed.scaling, ["2.00", "0.50"])])
+def test_growth_and_scaling_measure_each_case_in_turn(monkeypatch, capsys, tmp_path, command,
+                                                      marks):
+    """Two processes with twice the work are twice as fast here, and half with the same work."""
+    asked = []
+
+    def rate_of(*flags):
+        asked.append(json.dumps(flags))
+        given = dict(zip(map(str, flags[::2]), flags[1::2]))
+        procs, batch = int(given.get("--num-procs", 1)), int(given.get("--rollout-steps", 2048))
+        return 1000.0 * (procs if batch > 2048 else 1 / procs)
+
+    monkeypatch.setattr(speed, "rate_of", rate_of)
+    monkeypatch.setattr(speed, "HERE", tmp_path)
+    (tmp_path / "figures").mkdir()
+    command(argparse.Namespace(pairs=2, steps=20480))
+    half = len(asked) // 2
+    assert asked[:half] == asked[half:] and len(set(asked[:half])) == half
+    weak = ["--num-procs", 2, "--num-envs", 16, "--rollout-steps", 4096, "--minibatch-size", 128]
+    assert any(json.loads(flags)[:8] == weak for flags in asked)
+    out = capsys.readouterr().out
+    if marks:
+        found = [line.split()[-1] for line in out.splitlines()]
+        assert found == ["1.00", *marks]
+    else:
+        assert "2 ranks: 2000 2000 steps/s" in out
+        assert (tmp_path / "figures/growth.svg").stat().st_size > 0
