@@ -11,14 +11,15 @@ the actor how to improve, since the gradient of Q with respect to a points
 towards better actions. Q in turn learns the value of following pi.
 
 Notation. s' is the state that follows s, and V(s') its value. `terminated` is
-1 if s' is terminal. At a time limit it is 0: rewards would have followed, so
-we still bootstrap from V(s'). Every transition goes into a replay buffer, and
-every update uses a random batch from it. Earlier policies collected most of
-these transitions. That is valid ("off-policy"): given s and a, the environment
-alone decides r and s', and V(s') in (1) uses the present actor's target copy,
-not the policy that chose a. The targets y use slowly moving copies of both
-networks, Q_targ and pi_targ, so y changes only a little per update. w stands
-for a network's weights, and `mean` is over the batch.
+1 if s' is terminal. If only a time limit ends the episode, it is 0: rewards
+would have followed, so we still bootstrap from V(s'). Every transition goes
+into a replay buffer, and every update uses a random batch from it. Earlier
+policies collected most of these transitions. We may still learn from them
+("off-policy"): r and s' depend only on s and a, not on the policy that chose
+a, and V(s') in (1) uses the target copy of the present actor. The targets y
+use copies of both networks that follow them slowly, Q_targ and pi_targ, so y
+changes only a little per update. w stands for a network's weights, and `mean`
+is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)
@@ -56,8 +57,8 @@ The weak point: the actor seeks out actions that the critic overestimates, and
 (6) feeds these errors into the targets. TD3 was designed to reduce this.
 
 The actor ends with tanh, so policy, buffer and critic all use actions in [-1,
-1]. They are rescaled to the environment's bounds just before `env.step`.
-Observations and rewards are not normalised.
+1]. Only `env.step` gets actions within the environment's bounds. Observations
+and rewards are not normalised.
 
 Departures from the paper. The noise in (4) is independent across steps, with
 sigma = 0.1; the paper uses an Ornstein-Uhlenbeck process with 0.2, in which
@@ -68,8 +69,8 @@ the actor), tau 0.005 (0.001), batches of 256 (64), layers of 256 and 256 units
 (400 and 300), PyTorch's initial weights in the last layers (at most 3e-3). The
 first actions are uniformly random.
 
-Defaults: the first 10,000 steps take random actions, or the first tenth of
-total_steps if that is less. Then each environment step is followed by one
+Defaults: actions are random for the first 10,000 steps, or for the first tenth
+of total_steps if that is less. Then each environment step is followed by one
 update of the critic, the actor and both targets, in that order, on the same
 batch of 256. In a healthy run `critic_loss` stays bounded, and `q`, the mean
 of Q over sampled transitions, levels off. If `q` keeps growing while the
@@ -106,7 +107,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # of random actions; default: a tenth, at most 1e4
+    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -227,7 +228,7 @@ class ReplayBuffer:
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """For checkpoints. Views, since a copy would take as much memory again."""
+        """The stored rows, for checkpoints. Views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -240,8 +241,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
+    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -345,7 +346,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # 0, or where the run stopped.
+        # 0 in a new run; with --resume, the step to continue from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

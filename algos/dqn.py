@@ -236,7 +236,7 @@ class ReplayBuffer:
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """For checkpoints. Views, since a copy would take as much memory again."""
+        """The stored rows, for checkpoints. Views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -249,8 +249,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
+    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -356,7 +356,7 @@ def train(cfg: Config) -> Agent:
         obs_example = np.zeros(obs_space.shape, obs_dtype)
         act_example = np.zeros((), np.int64)
         buffer = ReplayBuffer(run.buffer_size, obs_example, act_example, run.device)
-        # 0, or where the run stopped.
+        # 0 in a new run; with --resume, the step to continue from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -65,8 +65,7 @@ step is followed by one update on a batch of 32 (605,000 updates in all), and Q
 is copied into the target network every 250 updates. Frames stay in main
 memory; only batches go to the GPU.
 
-Read after    algos/dqn.py, to see the changes:
-              diff algos/dqn.py algos/dqn_atari.py
+Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_atari.py
 Try           python -m algos.dqn_atari --total-steps 1e5 \
                   --start-steps 10000 --eps-steps 50000
 Full run      python -m algos.dqn_atari    (not benchmarked yet)
@@ -260,7 +259,7 @@ class FrameBuffer:
         return Transitions(obs, act, rew, next_obs, terminated)
 
     def state_dict(self) -> dict:
-        """For checkpoints. Views, since a copy would take as much memory again."""
+        """The stored rows, for checkpoints. Views: copies would double the memory."""
         filled = min(int(self.num_written.max()), self.num_rows)
         rows = {name: torch.from_numpy(c[:filled]) for name, c in self.columns.items()}
         return {"columns": rows, "num_written": torch.from_numpy(self.num_written)}
@@ -274,8 +273,8 @@ class FrameBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
+    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -382,7 +381,7 @@ def train(cfg: Config) -> Agent:
         num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(
             run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)
-        # 0, or where the run stopped.
+        # 0 in a new run; with --resume, the step to continue from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -70,8 +70,7 @@ between 2 and 3. It is positive because the largest errors come from episodes
 that ended when Q expected them to go on. The mean `weight` falls to about 0.1,
 which pulls `q_loss` down to between 0.01 and 0.03.
 
-Read after    algos/dqn.py, to see the changes:
-              diff algos/dqn.py algos/dqn_per.py
+Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn_per
@@ -242,7 +241,7 @@ class ReplayBuffer:
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """For checkpoints. Views, since a copy would take as much memory again."""
+        """The stored rows, for checkpoints. Views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -337,8 +336,8 @@ class PrioritizedBuffer(ReplayBuffer):
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
+    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -463,7 +462,7 @@ def train(cfg: Config) -> Agent:
         act_example = np.zeros((), np.int64)
         buffer = PrioritizedBuffer(
             run.buffer_size, obs_example, act_example, run.device)
-        # 0, or where the run stopped.
+        # 0 in a new run; with --resume, the step to continue from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

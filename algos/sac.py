@@ -2,32 +2,34 @@
 1.
 
 The problem. DDPG and TD3 learn a deterministic policy and add exploration
-noise of a fixed, hand-tuned scale. SAC learns how random to be in each state.
-It maximises reward plus alpha times the entropy H of the policy,
+noise of a fixed, hand-tuned scale, the same in every state. SAC learns how
+random to be in each state. It maximises the reward plus alpha times the
+entropy H of the policy,
 
     J = E sum_t gamma^t [r_t + alpha H(pi(. | s_t))],   H = -E log pi,
 
 so the policy stays random where randomness costs little reward and becomes
-nearly deterministic where it costs a lot. Values that count rewards and future
-entropy are called soft. The temperature alpha is adjusted throughout training
+nearly deterministic where it costs a lot. Values that include this entropy
+bonus are called soft. The temperature alpha is adjusted throughout training,
 to keep the mean entropy near a target.
 
 Notation. s' is the state that follows s, and V(s') its soft value, estimated
-by (6). `terminated` is 1 if s' is terminal. At a time limit it is 0: rewards
-would have followed, so we still bootstrap from V(s'). Every transition goes
-into a replay buffer, and every update uses a random batch from it. Earlier
-policies collected most of these transitions. That is valid ("off-policy"):
-given s and a, the environment alone decides r and s', and V(s') in (1) uses
-the current actor, not the policy that chose a. The targets y use slowly moving
-copies of the critics (subscript `targ`), so y changes only a little per
-update. w stands for the critics' weights, and `mean` is over the batch.
+by (6). `terminated` is 1 if s' is terminal. If only a time limit ends the
+episode, it is 0: rewards would have followed, so we still bootstrap from
+V(s'). Every transition goes into a replay buffer, and every update uses a
+random batch from it. Earlier policies collected most of these transitions. We
+may still learn from them ("off-policy"): r and s' depend only on s and a, not
+on the policy that chose a, and V(s') in (1) uses the current actor. The target
+y uses copies of the critics that follow them slowly, the target networks,
+marked `targ`. w stands for the critics' weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-Specific to SAC. The actor outputs mu(s) and log sigma(s). d is the
-number of action dimensions, eps a standard normal sample in d dimensions:
+(1) to (3) are as in TD3, and so is the minimum in (6). The rest is SAC's. The
+actor outputs mu(s) and log sigma(s). d is the number of action dimensions, and
+eps a sample from the standard normal distribution in d dimensions:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
     log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
@@ -40,44 +42,49 @@ number of action dimensions, eps a standard normal sample in d dimensions:
 
 Why each piece is there:
 
-(4) All the randomness is in eps, which does not depend on the weights. So (7)
-can be differentiated through the sampled action and log pi with respect to
-mu and sigma. This is the reparameterisation trick.
+(4) All the randomness is in eps, which does not depend on the actor's weights.
+So (7) can be differentiated through the sampled action and log pi with respect
+to mu and sigma. This is the reparameterisation trick. The actor outputs log
+sigma, and (8) learns log alpha, because sigma and alpha must stay positive.
 (5) Change of variables: the density of a is that of u divided by
-|da/du| = 1 - tanh(u)^2, per dimension. Without this correction we would reward
-the entropy of u, which a larger sigma always raises, even once it merely
-pushes a towards -1 and 1.
-(6) Q(s, a) does not count the entropy in s, because a is already given; V(s)
+|da/du| = 1 - tanh(u)^2, in each dimension. Without this correction we would
+reward the entropy of u. That grows with sigma without end, even when a larger
+sigma only pushes a towards -1 or 1 and so makes a less random.
+(6) Q(s, a) does not include the entropy at s, because a is already given; V(s)
 does. a' comes from the current policy, not from the buffer, because V is the
-value of the current policy. A policy trained to maximise a learned Q seeks out
-its overestimates. As in TD3, we take the minimum of two critics, which differ
-in their initial weights.
+value of the current policy. TD3 adds noise to a'; here a' is random anyway. A
+policy trained to maximise a learned Q seeks out actions for which Q is too
+high, so we take the minimum of two critics. They differ only in their initial
+weights.
 (7) Actions with high Q become more likely. One nat of entropy is worth alpha
-units of Q. This loss updates only the actor; the critics are held fixed.
-(8) If the entropy, estimated by the mean of -log pi, exceeds target_entropy,
-alpha falls; otherwise it rises. The default target is -1 nat per dimension:
-the entropy of a uniform distribution on an interval of length exp(-1) = 0.37,
-where the whole range has length 2. This is the authors' heuristic.
+units of Q. TD3's actor follows Q_1 alone, and learns in every second update;
+SAC's follows the minimum, in every update. Only the actor learns from (7): the
+optimizer of the actor leaves the critics' weights alone.
+(8) log pi is held constant. If the entropy, estimated by the mean of -log pi,
+is above target_entropy, alpha falls; if it is below, alpha rises. The default
+target is -1 nat per dimension: the entropy of a uniform distribution on an
+interval of length exp(-1) = 0.37, out of the full range of 2. This is the
+authors' heuristic.
 
-Policy, buffer and critics use actions in [-1, 1]. They are rescaled to the
-environment's bounds just before `env.step`. Observations and rewards are not
-normalised.
+Policy, buffer and critics use actions in [-1, 1]. Only `env.step` gets actions
+within the environment's bounds. Observations and rewards are not normalised.
 
-Departures from the paper. Where the paper's loss has alpha, (8) has log alpha,
-as in the authors' first code. Both stand still where the entropy equals the
-target; the paper states the target as a lower bound. Adam's learning rate is
-1e-3, not 3e-4. (2) has no factor 1/2. Two details are in the authors' code but
-not in the paper: log sigma is clamped to [-20, 2], and the first actions are
-uniformly random.
+Departures from the paper. (8) multiplies by log alpha, as an early version of
+the authors' code does, where the paper multiplies by alpha. Both losses have
+gradient zero where the entropy equals the target. Adam's learning rate is
+1e-3, not 3e-4. (2) has no factor 1/2. Two details are from the authors' code,
+not from the paper: log sigma is clamped to [-20, 2], so that sigma can neither
+vanish nor explode, and the first actions are uniformly random, so that the
+buffer starts with actions from the whole range.
 
-Defaults: the first 10,000 steps take random actions, or the first tenth of
-total_steps if that is less. Then each environment step is followed by one
+Defaults: actions are random for the first 10,000 steps, or for the first tenth
+of total_steps if that is less. Then each environment step is followed by one
 update of the critics, the actor, alpha and the target critics, in that order,
 on the same batch of 256. In a healthy run the mean `logp` settles near d, the
-negative of the target entropy; `q1` and `q2` stay close together, and
-`critic_loss` stays bounded.
+negative of the target entropy, `q1` and `q2` stay close together, and
+`critic_loss` does not keep growing.
 
-Read after    algos/td3.py, to see the changes:  diff algos/td3.py algos/sac.py
+Read after    algos/td3.py, then:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4
 Reproduce     python -m algos.sac    (learning curves: benchmarks/README.md)
 """
@@ -110,13 +117,13 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # of random actions; default: a tenth, at most 1e4
+    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature (with learn_alpha: its initial value)
+    alpha: float = 1.0  # temperature; with learn_alpha, its initial value
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -178,7 +185,7 @@ class Agent(nn.Module):
             self.target_entropy = cfg.target_entropy
 
     def alpha(self) -> Scalar:
-        """Detached: the critic and actor losses treat it as a constant."""
+        """The temperature, detached: critic and actor losses take it as a constant."""
         if not self.cfg.learn_alpha:
             return torch.tensor(self.cfg.alpha, device=self.low.device)
         return self.log_alpha.detach().exp()
@@ -257,7 +264,7 @@ class ReplayBuffer:
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """For checkpoints. Views, since a copy would take as much memory again."""
+        """The stored rows, for checkpoints. Views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -270,8 +277,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
+    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -315,8 +322,9 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
     log_std = log_std.clamp(-20, 2)
     eps = torch.randn_like(mean)
     u = mean + log_std.exp() * eps  # Eq. (4)
+    # log N(u; mu, sigma), where eps is (u - mu) / sigma.
     logp_u = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
-    # Equals log(1 - tanh(u)^2), which is -inf for large |u| if computed directly.
+    # This is log(1 - tanh(u)^2), but stays finite for large |u|.
     log_jacobian = 2 * (math.log(2) - u - softplus(-2 * u))
     return u.tanh(), (logp_u - log_jacobian).sum(-1)  # Eq. (5)
 
@@ -400,7 +408,7 @@ def train(cfg: Config) -> Agent:
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor),
             alpha=mpi.Adam(agent.log_alpha))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # 0, or where the run stopped.
+        # 0 in a new run; with --resume, the step to continue from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

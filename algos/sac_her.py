@@ -74,8 +74,7 @@ environment step is followed by one update on a batch of 256, of which 205 are
 relabelled. In a healthy run `success`, the fraction of training episodes that
 end at their goal, rises towards 1, and `ep_ret` rises with it.
 
-Read after    algos/sac.py, to see the changes:
-              diff algos/sac.py algos/sac_her.py
+Read after    algos/sac.py, then:  diff algos/sac.py algos/sac_her.py
 Try           python -m algos.sac_her --env utils.tasks:BitFlip-v0
 Reproduce     python -m algos.sac_her    (needs the extra robotics)
 """
@@ -110,14 +109,14 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # of random actions; default: a tenth, at most 1e4
+    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     her_k: int = 4  # relabelled transitions per original one (4 or 8); 0: only SAC
-    alpha: float = 1.0  # temperature (with learn_alpha: its initial value)
+    alpha: float = 1.0  # temperature; with learn_alpha, its initial value
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -187,7 +186,7 @@ class Agent(nn.Module):
             self.target_entropy = cfg.target_entropy
 
     def alpha(self) -> Scalar:
-        """Detached: the critic and actor losses treat it as a constant."""
+        """The temperature, detached: critic and actor losses take it as a constant."""
         if not self.cfg.learn_alpha:
             return torch.tensor(self.cfg.alpha, device=self.low.device)
         return self.log_alpha.detach().exp()
@@ -266,7 +265,7 @@ class ReplayBuffer:
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """For checkpoints. Views, since a copy would take as much memory again."""
+        """The stored rows, for checkpoints. Views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -334,8 +333,8 @@ class HindsightBuffer(ReplayBuffer):
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. Where an episode ended, the environment was reset
-    at once: `new_obs` is the first of the next one, `final_obs` the last of this."""
+    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
+    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -397,8 +396,9 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
     log_std = log_std.clamp(-20, 2)
     eps = torch.randn_like(mean)
     u = mean + log_std.exp() * eps  # Eq. (4)
+    # log N(u; mu, sigma), where eps is (u - mu) / sigma.
     logp_u = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
-    # Equals log(1 - tanh(u)^2), which is -inf for large |u| if computed directly.
+    # This is log(1 - tanh(u)^2), but stays finite for large |u|.
     log_jacobian = 2 * (math.log(2) - u - softplus(-2 * u))
     return u.tanh(), (logp_u - log_jacobian).sum(-1)  # Eq. (5)
 
@@ -484,7 +484,7 @@ def train(cfg: Config) -> Agent:
         buffer = HindsightBuffer(
             run.buffer_size, envs.single_observation_space, agent.act_dim, run.device,
             run.num_envs, goal_env(envs), cfg.her_k)
-        # 0, or where the run stopped.
+        # 0 in a new run; with --resume, the step to continue from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
