@@ -57,8 +57,8 @@ The weak point: the actor seeks out actions that the critic overestimates, and
 (6) feeds these errors into the targets. TD3 was designed to reduce this.
 
 The actor ends with tanh, so policy, buffer and critic all use actions in [-1,
-1]. Only `env.step` gets actions within the environment's bounds. Observations
-and rewards are not normalised.
+1]; `env_act` rescales them to the environment's bounds. Observations and
+rewards are not normalised.
 
 Departures from the paper. The noise in (4) is independent across steps, with
 sigma = 0.1; the paper uses an Ornstein-Uhlenbeck process with 0.2, in which
@@ -107,13 +107,13 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
+    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    act_noise: float = 0.1  # sigma, the exploration noise in Eq. (4) (0.05 to 0.3)
+    act_noise: float = 0.1  # sigma, the std of the noise in Eq. (4) (0.05 to 0.3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
 
     def __post_init__(self):
@@ -241,8 +241,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -281,7 +281,7 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 def add_noise(act: Actions, sigma: float) -> Actions:
-    """Eq. (4): independent noise in every dimension, within the bounds."""
+    """Eq. (4): independent Gaussian noise in every dimension, then clipping."""
     return (act + sigma * torch.randn_like(act)).clamp(-1, 1)
 
 

@@ -273,8 +273,8 @@ class FrameBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]

@@ -2,22 +2,22 @@
 
 The problem. The policy gradient is an expectation under the current policy, so
 a batch of data is strictly valid for only one gradient step. PPO takes many
-gradient steps on each batch. Its loss compares the new policy with the one
-that collected the data. Once an action's probability has changed by a fixed
-factor in the direction that the advantage favours, more change earns nothing.
+gradient steps on each batch. Its loss multiplies each advantage by how much
+more probable the action has become. Once this factor has left a fixed range on
+the side that the advantage favours, going further earns nothing.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to: at the end of an episode its final
-state, not the first one of the next episode. `terminated` is 1 if s' is
-terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-also at a time limit, where the task itself has not ended. The advantage A
+s' is the state that follows s: at the end of an episode its last state, not
+the first state of the next episode. `terminated` is 1 if s' is terminal;
+`done` is 1 if the episode ended, by termination or by a time limit. Unless s'
+is terminal, we bootstrap: V(s') stands in for the rewards that would follow,
+at a time limit too, because that does not end the task. The advantage A
 estimates how much better an action was than the policy's average in that
 state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
 lam = 1 uses every reward to the end of the episode or rollout, and only then
 V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
 2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
-the critic, (6) to (8) normalise observations, rewards and advantages.
+the critic, and (6) to (8) normalise observations, rewards and advantages.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -30,8 +30,8 @@ the critic, (6) to (8) normalise observations, rewards and advantages.
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
 R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts. G sums raw rewards; A and R use scaled ones. In PPO's own
-equations, pi_old collected the data and c is `clip_ratio`:
+rollouts (at first 0 and 1). G sums raw rewards; A and R use scaled ones. In
+PPO's own equations, pi_old collected the data and c is `clip_ratio`:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
@@ -39,27 +39,27 @@ equations, pi_old collected the data and c is `clip_ratio`:
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 At pi = pi_old the gradient of mean(ratio A) is the policy gradient. Near
-pi_old, mean(ratio A) estimates by how much pi improves on it; farther away it
-is unreliable, because the states still come from pi_old. The effect of (10):
+pi_old, mean(ratio A) estimates, up to a factor, how much better pi is. Farther
+away it is unreliable, because the states still come from pi_old. So (10) has
 
-    A > 0, ratio > 1 + c   already raised enough: no gradient
-    A < 0, ratio < 1 - c   already lowered enough: no gradient
-    A > 0, ratio < 1 - c   moved the wrong way: not clipped
-    A < 0, ratio > 1 + c   moved the wrong way: not clipped
+    A > 0, ratio > 1 + c   no gradient: the action is likely enough
+    A < 0, ratio < 1 - c   no gradient: the action is unlikely enough
+    A > 0, ratio < 1 - c   full gradient: the ratio moved the wrong way
+    A < 0, ratio > 1 + c   full gradient: the ratio moved the wrong way
 
-Without the minimum, the last two would have no gradient and no way back.
-Clipping does not keep ratios inside the range: all samples share one network,
-so gradients from other samples can push a ratio further out.
+Without the minimum, nothing would pull the last two back. Clipping does not
+keep ratios inside the range: all samples share one network, so gradients from
+other samples can push a ratio further out.
 
-pi_old must be the policy that acted, so observation statistics stay fixed from
-the start of a rollout to the end of the update. On vectors, actor and critic
-share no weights, and Adam is nearly invariant to gradient scale, so `vf_coef`
-acts mainly through the clipping of the joint gradient.
+(6) is part of the policy, so its statistics stay fixed from the start of a
+rollout to the end of the update. On vectors, actor and critic share no
+weights, and Adam nearly ignores the scale of a gradient, so `vf_coef` acts
+mainly through max_grad_norm, which limits the norm of both gradients together.
 
 Each of these details can be switched off: norm_obs (6), scale_rew (7),
 norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. In our ablation only
 norm_obs clearly helped (benchmarks/README.md). Most come from OpenAI Baselines
-("The 37 Implementation Details of PPO", 2022). (12): Schulman (2020).
+(Huang et al. 2022 list them all), (12) from Schulman's web page (2020).
 
 Departures from the paper. Advantages and targets are recomputed every epoch,
 because the critic has changed (benchmarks/NOTES.md, "Variants on MuJoCo").
@@ -109,7 +109,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # end an update once KL (12) exceeds this; 0: off
+    target_kl: float = 0.0  # end an update if KL (12) after an epoch is higher; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -135,7 +135,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With its small last weights, the actor begins nearly the same in every state."""
+    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -260,8 +260,8 @@ class Minibatch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -343,7 +343,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum may hide an improvement, never a deterioration."""
+    """Eqs. (9), (10). The minimum never promises more than the unclipped ratio A."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -357,7 +357,7 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
+    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 

@@ -89,7 +89,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # end an update once KL (12) exceeds this; 0: off
+    target_kl: float = 0.0  # end an update if KL (12) after an epoch is higher; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -115,7 +115,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With its small last weights, the actor begins nearly the same in every state."""
+    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -273,8 +273,8 @@ class Minibatch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -344,7 +344,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum may hide an improvement, never a deterioration."""
+    """Eqs. (9), (10). The minimum never promises more than the unclipped ratio A."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -358,7 +358,7 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
+    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 

@@ -28,8 +28,8 @@ marked `targ`. w stands for the critics' weights, and `mean` is over the batch.
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
 (1) to (3) are as in TD3, and so is the minimum in (6). The rest is SAC's. The
-actor outputs mu(s) and log sigma(s). d is the number of action dimensions, and
-eps a sample from the standard normal distribution in d dimensions:
+actor outputs mu(s) and log sigma(s). d is the number of action dimensions. eps
+is a sample from the standard normal distribution in d dimensions:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
     log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
@@ -45,17 +45,17 @@ Why each piece is there:
 (4) All the randomness is in eps, which does not depend on the actor's weights.
 So (7) can be differentiated through the sampled action and log pi with respect
 to mu and sigma. This is the reparameterisation trick. The actor outputs log
-sigma, and (8) learns log alpha, because sigma and alpha must stay positive.
+sigma, and we learn log alpha, because sigma and alpha must stay positive.
 (5) Change of variables: the density of a is that of u divided by
 |da/du| = 1 - tanh(u)^2, in each dimension. Without this correction we would
 reward the entropy of u. That grows with sigma without end, even when a larger
-sigma only pushes a towards -1 or 1 and so makes a less random.
+sigma only pushes a towards -1 or 1, and the action becomes less random.
 (6) Q(s, a) does not include the entropy at s, because a is already given; V(s)
 does. a' comes from the current policy, not from the buffer, because V is the
 value of the current policy. TD3 adds noise to a'; here a' is random anyway. A
 policy trained to maximise a learned Q seeks out actions for which Q is too
-high, so we take the minimum of two critics. They differ only in their initial
-weights.
+high, so we take the minimum of two critics. They differ because their initial
+weights do.
 (7) Actions with high Q become more likely. One nat of entropy is worth alpha
 units of Q. TD3's actor follows Q_1 alone, and learns in every second update;
 SAC's follows the minimum, in every update. Only the actor learns from (7): the
@@ -66,16 +66,15 @@ target is -1 nat per dimension: the entropy of a uniform distribution on an
 interval of length exp(-1) = 0.37, out of the full range of 2. This is the
 authors' heuristic.
 
-Policy, buffer and critics use actions in [-1, 1]. Only `env.step` gets actions
-within the environment's bounds. Observations and rewards are not normalised.
+Policy, buffer and critics use actions in [-1, 1]; `env_act` rescales them to
+the environment's bounds. Observations and rewards are not normalised.
 
 Departures from the paper. (8) multiplies by log alpha, as an early version of
 the authors' code does, where the paper multiplies by alpha. Both losses have
 gradient zero where the entropy equals the target. Adam's learning rate is
 1e-3, not 3e-4. (2) has no factor 1/2. Two details are from the authors' code,
-not from the paper: log sigma is clamped to [-20, 2], so that sigma can neither
-vanish nor explode, and the first actions are uniformly random, so that the
-buffer starts with actions from the whole range.
+not from the paper: log sigma is clamped to [-20, 2], and the first actions are
+uniformly random, so that the buffer starts with actions from the whole range.
 
 Defaults: actions are random for the first 10,000 steps, or for the first tenth
 of total_steps if that is less. Then each environment step is followed by one
@@ -117,7 +116,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
+    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -277,8 +276,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -331,7 +330,7 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6), and what (7) maximises."""
+    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6); minus its mean is (7)."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 

@@ -109,7 +109,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
+    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -333,8 +333,8 @@ class HindsightBuffer(ReplayBuffer):
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -405,7 +405,7 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6), and what (7) maximises."""
+    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6); minus its mean is (7)."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 

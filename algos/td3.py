@@ -2,12 +2,12 @@
 Algorithm 1.
 
 The problem. DDPG (Deep Deterministic Policy Gradient) trains its actor to
-choose the action with the highest Q. But Q is only an estimate, and the
-maximum of noisy estimates is too high on average. The critic's target contains
-this overestimate, so the error spreads to earlier states. TD3 adds three
-remedies: clipped double Q-learning (the target uses the lower of two critics),
-target policy smoothing (noise on the action in the target), and delayed
-updates of the actor and the target networks.
+choose the action with the highest Q. But Q is only an estimate, and where it
+is highest it is, on average, too high. The critic's target contains this
+overestimate, so the error spreads to earlier states. TD3 makes three changes:
+clipped double Q-learning (the target uses the lower of two critics), target
+policy smoothing (noise on the action in the target), and delayed updates of
+the actor and the target networks.
 
 Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 1 if s' is terminal. If only a time limit ends the episode, it is 0: rewards
@@ -54,14 +54,14 @@ updates only the actor. Either critic would do; the paper uses the first. The
 delay lets the critics reduce their errors before the actor and the target
 networks follow them.
 
-Policy, buffer and critics use actions in [-1, 1]. Only `env.step` gets actions
-within the environment's bounds. Observations and rewards are not normalised.
+Policy, buffer and critics use actions in [-1, 1]; `env_act` rescales them to
+the environment's bounds. Observations and rewards are not normalised.
 
 Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300),
 batches have 256 samples (100), and the actions in (4) and (5) are clipped to
-[-1, 1]: all three as in the authors' later code. Random actions last equally
-long on every environment (paper: 10,000 steps on HalfCheetah and Ant, 1,000
-elsewhere).
+[-1, 1]: all three as in the authors' later code. The phase of random actions
+does not depend on the environment (paper: 10,000 steps on HalfCheetah and Ant,
+1,000 elsewhere).
 
 Defaults: actions are random for the first 10,000 steps, or for the first tenth
 of total_steps if that is less. Then each environment step is followed by one
@@ -102,14 +102,14 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # first steps, random; default: a tenth, up to 1e4
+    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    act_noise: float = 0.1  # sigma, the exploration noise in Eq. (4) (0.05 to 0.3)
-    target_noise: float = 0.2  # sigma_targ, the noise in Eq. (5) (0.1 to 0.3)
+    act_noise: float = 0.1  # sigma, the std of the noise in Eq. (4) (0.05 to 0.3)
+    target_noise: float = 0.2  # sigma_targ, that of the noise in (5) (0.1 to 0.3)
     noise_clip: float = 0.5  # c, the bound on the noise in Eq. (5) (0.3 to 0.5)
     policy_delay: int = 2  # critic updates per actor update (1 to 3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -251,8 +251,8 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -291,12 +291,12 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 def add_noise(act: Actions, sigma: float) -> Actions:
-    """Eq. (4): independent noise in every dimension, within the bounds."""
+    """Eq. (4): independent Gaussian noise in every dimension, then clipping."""
     return (act + sigma * torch.randn_like(act)).clamp(-1, 1)
 
 
 def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
-    """Eq. (5): like `add_noise`, but the noise is first clipped to `limit`."""
+    """Eq. (5): like `add_noise`, but first the noise is clipped as well."""
     noise = (sigma * torch.randn_like(act)).clamp(-limit, limit)
     return (act + noise).clamp(-1, 1)
 

@@ -147,7 +147,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """With its small last weights, the actor begins nearly the same in every state."""
+    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -277,8 +277,8 @@ class OldPolicy:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. `make_envs` resets an environment when its episode
-    ends: then `new_obs` begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
+    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -402,7 +402,7 @@ def conjugate_gradient(product: Callable[[Vector], Vector], g: Vector,
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V matches its targets up to a constant. 0: it is no better than a constant."""
+    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
