@@ -138,11 +138,13 @@ def read_result(folder: Path, x: str, y: str) -> RunData:
     """
     result = results.read_result(folder / "result.json")
     algo = f"{result.get('library', '')} {result['algo']}".strip()
-    if x == "episodes" or y != "ep_ret":
-        raise Skip("result.json holds only ep_ret, against steps or time")
-    if not result["curve"]:
-        raise Skip("no episode ended in this run")
-    step, ret = np.array(result["curve"], dtype=float).T
+    if x == "episodes" or y not in ("ep_ret", "eval_ret"):
+        raise Skip("result.json holds only ep_ret and eval_ret, against steps or time")
+    curve = result["curve"] if y == "ep_ret" else result.get("eval_curve")
+    if not curve:
+        raise Skip("no episode ended in this run" if y == "ep_ret" else
+                   "this run was not evaluated during training")
+    step, ret = np.array(curve, dtype=float).T
     steps = int(result.get("steps", result["total_steps"]))
     unit = 1.0 if x == "steps" else result["seconds"] / 60 / steps  # minutes per step
     return RunData(folder, algo, str(result["env"]), int(result["seed"]),

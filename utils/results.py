@@ -8,6 +8,7 @@ logger, checkpoints and the like may change without making a result stale.
 import ast
 import csv
 import json
+import math
 import sys
 from dataclasses import fields
 from functools import cache
@@ -28,6 +29,8 @@ from utils.summary import rounded
 ROOT = Path(__file__).resolve().parent.parent
 ARITHMETIC = ("utils/mpi.py", "utils/envs.py")  # helpers that take part in the numbers of a run
 OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
+BACKEND = {"compile", "device", "torch_threads"}  # they change numbers only by rounding
+NO_NUMBERS = {"eval_every", "wandb"}  # they change no number of training
 HASHES = "# sources "  # begins the line of a log that holds the hashes
 
 
@@ -85,8 +88,11 @@ def make_result(run: Path) -> dict:
     train100      mean return of the last 100 training episodes, or of all if there are fewer
     eval          returns of 10 deterministic episodes with the final weights; 100 for classic
                   control
+    settings      those that are not the default and can change the results
+    backend       those that are not the default and change results only by rounding
     curve         at most 100 pairs: a step, and the mean return of the episodes that ended in the
                   1% of training before it
+    eval_curve    the same of the evaluations during training, at the steps where they were made
     git_commit    the commit that the run started from
     sources       hashes of the code behind the result, or {} if they are not known
     """
@@ -95,7 +101,7 @@ def make_result(run: Path) -> dict:
     with open(run / "episodes.csv", newline="") as file:
         rows = [(int(row["step"]), float(row["ep_ret"])) for row in csv.DictReader(file)]
     with open(run / "progress.csv", newline="") as file:
-        seconds = float(list(csv.DictReader(file))[-1]["time"])
+        reports = list(csv.DictReader(file))
     steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
     bins = np.ceil(100 * steps / policy["step"]).astype(int)
     torch.set_num_threads(cfg.torch_threads)
@@ -103,15 +109,22 @@ def make_result(run: Path) -> dict:
     spec = gym.spec(cfg.env.rpartition(":")[2])
     episodes = 100 if "classic_control" in str(spec.entry_point) else 10
     evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
+    evals = [[int(row["step"]), round(float(row["eval_ret_mean"]), 3)]
+             for row in reports if row.get("eval_ret_mean")]
+    every = max(1, math.ceil(len(evals) / 100))
     changed = {field.name: getattr(cfg, field.name) for field in fields(cfg)
-               if field.name not in OURS and getattr(cfg, field.name) != field.default}
+               if field.name not in OURS | NO_NUMBERS
+               and getattr(cfg, field.name) != field.default}
     return {
-        "algo": config["algo"], "env": cfg.env, "seed": cfg.seed, "settings": changed,
+        "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,
+        "settings": {name: x for name, x in changed.items() if name not in BACKEND},
+        "backend": {name: x for name, x in changed.items() if name in BACKEND},
         "total_steps": int(cfg.total_steps), "steps": policy["step"], "episodes": len(rows),
         "train100": round(float(returns[-100:].mean()), 3) if rows else None,
-        "eval": [round(float(ret), 3) for ret in evaluation], "seconds": seconds,
+        "eval": [round(float(ret), 3) for ret in evaluation], "seconds": float(reports[-1]["time"]),
         "curve": [[round(k * policy["step"] / 100), round(float(returns[bins == k].mean()), 3)]
                   for k in np.unique(bins)],
+        "eval_curve": evals[::-every][::-1],  # with the last one
         "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
         "git_commit": config["git_commit"], "sources": sources_of(run, config),
     }

@@ -1303,7 +1303,15 @@ def test_results_of_others(damage, capsys):
     assert plot.load(arguments(x="episodes")) == []     # a result.json holds no episodes
     err = capsys.readouterr().err
     assert "runs/good" in err or "and 1 more" in err    # the same reason is told once
-    assert "result.json holds only ep_ret" in err
+    assert "result.json holds only ep_ret and eval_ret" in err
+
+
+def test_a_result_has_the_evaluations_during_training(capsys):
+    write_result("runs/good", eval_curve=[[500, 1.0], [1000, 3.0]])
+    write_result("runs/none", seed=2)
+    (run,) = plot.load(arguments(y="eval_ret"))
+    assert (run.x.tolist(), run.y.tolist()) == ([500, 1000], [1.0, 3.0])
+    assert "runs/none: this run was not evaluated during training" in capsys.readouterr().err
 
 
 def test_a_result_knows_the_time_of_its_steps_as_if_all_took_as_long():

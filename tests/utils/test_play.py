@@ -400,8 +400,10 @@ def test_ctrl_c_ends_with_one_line(trained):
     command = [sys.executable, "-u", "-m", "utils.play", str(trained["Pendulum-v1"][0]),
                "--episodes", "100000"]
     env = os.environ | {"PYTHONPATH": str(Path(play.__file__).parents[1])}
+    # A script's background jobs ignore Ctrl-C, and so would all that they start.
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as process:
+                          text=True, preexec_fn=lambda: signal.signal(signal.SIGINT,
+                                                                      signal.SIG_DFL)) as process:
         assert process.stdout.readline().startswith("Pendulum-v1")
         process.send_signal(signal.SIGINT)
         err = process.communicate(timeout=300)[1]

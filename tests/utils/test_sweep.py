@@ -540,6 +540,26 @@ def test_no_point_of_the_curve_lies_beyond_the_end(run, steps, monkeypatch):
     assert results.make_result(run)["curve"] == [[steps, 1.0]]
 
 
+def test_a_result_has_at_most_100_evaluations_and_the_last(run):
+    assert results.make_result(run)["eval_curve"] == []
+    # 150 evaluations at every second report; every second of them is kept, counted from the end.
+    lines = [f"{10 * k},{k},{-k if k % 2 == 0 else ''}" for k in range(1, 301)]
+    (run / "progress.csv").write_text("\n".join(["step,time,eval_ret_mean", *lines, ""]))
+    result = results.make_result(run)
+    assert result["eval_curve"] == [[10 * k, -k] for k in range(4, 301, 4)]
+    assert result["seconds"] == 300
+
+
+def test_settings_of_a_result_are_those_that_decide_its_numbers(run):
+    config = json.loads((run / "config.json").read_text())
+    config["settings"] |= {"eval_every": 128, "compile": True, "device": "cpu", "wandb": True}
+    (run / "config.json").write_text(json.dumps(config))
+    result = results.make_result(run)
+    assert result["backend"] == {"compile": True, "device": "cpu"}
+    assert set(result["settings"]) == {"env_kwargs", "total_steps", "rollout_steps", "epochs",
+                                       "num_envs", "hidden"}
+
+
 def test_a_run_that_went_on_is_collected_again(run):
     sweep.main(sweep.Sweep(results="runs"))
     path = run / "result.json"
