@@ -335,6 +335,13 @@ def test_update_moves_every_parameter_and_leaves_statistics_alone(name, kind):
     assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
 
 
+@pytest.mark.parametrize("name", [name for name, algo in ALGOS.items()
+                                  if hasattr(algo, "explained_variance")])
+def test_explained_variance_of_returns_that_do_not_vary(name):
+    val = torch.tensor([[0.0], [2e-4]])  # its variance is 1e-8, the number that is added below
+    close(ALGOS[name].explained_variance(val, torch.zeros(2, 1)), 0.0, atol=1e-4)
+
+
 @without_memory
 def test_metrics_say_what_was_believed_before(name):
     """val and the explained variance are those of the critic that acted, not of the fitted one."""
