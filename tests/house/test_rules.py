@@ -346,6 +346,32 @@ def drifted(files):
                 yield f"{name}: {other}.py drifted from {origin}.py; make them equal, or rename"
 
 
+def described(file):
+    """Return {name: text} of the helpers that the comment above `from utils` describes."""
+    first = next(i for i, line in enumerate(file.lines) if line.startswith("from utils"))
+    block = itertools.takewhile(lambda line: line.startswith("# "), reversed(file.lines[:first]))
+    helpers, name = {}, ""
+    for line in reversed(list(block)):
+        start, text = re.fullmatch(r"# ([\w.]*) +(\S.*)", line).groups()
+        name = start or name                                    # else the line before goes on
+        helpers[name] = f"{helpers.get(name, '')} {text}".strip()
+    return helpers
+
+
+def misdescribed(files):
+    """Yield a complaint for each helper that two files describe differently, or one lacks."""
+    texts = {}
+    for file in files:
+        code = "\n".join(line for line in file.text.replace(file.doc, "").splitlines()
+                         if not line.startswith("#"))
+        for name, text in described(file).items():
+            origin, first = texts.setdefault(name, (file.name, text))
+            if text != first:
+                yield f"{file.name}.py and {origin}.py describe {name} differently"
+            if not re.search(rf"\b{re.escape(name)}\b", code):
+                yield f"{file.name}.py describes {name}, which it does not use"
+
+
 def root_of(algo):
     """Return the first ancestor of an algorithm in PARENTS."""
     return root_of(PARENTS[algo]) if algo in PARENTS else algo
@@ -409,6 +435,12 @@ def test_every_file_is_in_the_readmes_table():
 def test_same_name_means_same_code():
     complaints = "\n".join(drifted(ALGOS.values()))
     assert not complaints, complaints
+
+
+def test_a_helper_is_described_alike_in_all_files():
+    complaints = "\n".join(misdescribed(ALGOS.values()))
+    assert not complaints, complaints
+    assert {"make_envs", "mpi.Adam"} <= set().union(*map(described, ALGOS.values()))
 
 
 @pytest.mark.parametrize("child", PARENTS)
@@ -654,6 +686,19 @@ def test_tuples_that_belong_together_are_no_packed_lines():
 ])
 def test_drift_is_seen(old, new, drifts):
     assert bool(list(drifted([TOY, planted(old, new)]))) == drifts
+
+
+@pytest.mark.parametrize("old,new,wrong", [
+    ("", "", False),
+    ("over all\n", "over\n", True),                             # another text
+    ("#              processes", "#              processors", True),  # in its second line
+    ("mpi.moments(loss)", "mpi.average(loss)", True),           # it is not used
+])
+def test_another_description_is_seen(old, new, wrong):
+    toy = planted("from utils import mpi", "# mpi.moments  count, mean, variance over all\n"
+                  "#              processes\nfrom utils import mpi").text
+    assert described(File("a", toy)) == {"mpi.moments": "count, mean, variance over all processes"}
+    assert bool(list(misdescribed([File("a", toy), File("b", toy.replace(old, new))]))) == wrong
 
 
 def test_new_lines_are_counted():
