@@ -1,30 +1,31 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. By default algos/vpg.py (vanilla policy gradient) collects 64
-steps from each of 8 environments for one policy step. A2C updates after only
-10 steps per environment, so the policy improves more often for the same amount
-of data. The states of such a short rollout are highly correlated, so A2C runs
-more environments in parallel to keep the batch diverse. One gradient step on a
-joint loss trains the actor, the critic and, for images, the encoder that they
-share. The price is bias: an advantage contains at most 10 rewards and relies
-on the critic for everything after them.
+The problem. For each gradient step of the policy, algos/vpg.py (vanilla policy
+gradient) by default collects 512 samples: 64 steps in each of 8 environments.
+A2C collects only 10 steps per environment, so the policy changes more often for
+the same amount of data. Consecutive states resemble each other, and 10 of them
+cover little of the state space. So A2C runs more environments in parallel, to
+keep the batch diverse. VPG trains actor and critic in separate steps. A2C takes
+one step on a joint loss, which trains the actor (the network of the policy pi),
+the critic (the network of V, see below) and, for images, the encoder that they
+share. The price of short rollouts is bias: an advantage uses at most 10
+rewards, fewer near the end of a rollout, and V stands in for all later ones.
 
-A2C is the synchronous form of the paper's A3C. In A3C, parallel threads
-collect data and update the weights without waiting for each other, so a
-gradient may be stale: computed with weights that have since changed.
+A2C is the synchronous form of the paper's A3C. In A3C, parallel threads collect
+data and update the weights without waiting for each other. So a gradient may be
+stale: computed with weights that other threads have changed since then.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to: at the end of an episode its final
-state, not the first one of the next episode. `terminated` is 1 if s' is
-terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-also at a time limit, where the task itself has not ended. The advantage A
+s' is the state that follows s: at the end of an episode its last state, not
+the first state of the next episode. `terminated` is 1 if s' is terminal;
+`done` is 1 if the episode ended, by termination or by a time limit. Unless s'
+is terminal, we bootstrap: V(s') stands in for the rewards that would follow,
+at a time limit too, because that does not end the task. The advantage A
 estimates how much better an action was than the policy's average in that
-state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
-lam = 1 uses every reward to the end of the episode or rollout, and only then
-V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
-2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
-the critic, (6) and (7) normalise observations and rewards.
+state. (1) and (2) estimate it: generalized advantage estimation (GAE; Schulman
+et al. 2016, arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0
+uses one reward and then V(s'); lam = 1 uses all rewards until the episode or
+the rollout ends, and V(s') only there.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -36,52 +37,64 @@ the critic, (6) and (7) normalise observations and rewards.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target. mean and var are running statistics of all earlier
-rollouts. G sums raw rewards of the past; its standard deviation stands for the
-scale of returns. All other equations use the scaled rewards.
+In (2), A_{t+1} is 0 for the last step of a rollout. N is a Gaussian with mean
+mu_i and standard deviation sigma_i; in (3) and (8), a continuous action a is
+its sample, before tanh. R is the critic's target, a constant in (5). In (6),
+(7), mean and var are those of all earlier rollouts (at first 0 and 1). G is
+discounted like a return, but sums raw rewards of the past; its standard
+deviation measures the scale of returns. A and R use scaled rewards. The
+negative gradient of (8) estimates the policy gradient (derived in
+algos/vpg.py). (6) is part of the policy, so its statistics stay fixed from the
+start of a rollout to the end of the update.
 
-A2C minimises a weighted sum of the three terms:
+A2C minimises a weighted sum of policy loss, value loss and negative entropy:
 
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
 The entropy bonus keeps the policy from becoming deterministic too early. It is
 off by default. With discrete actions it often helps; the paper uses 0.01. With
-continuous ones, H is the entropy before tanh: a large bonus increases sigma,
-and tanh then turns most actions into their bounds. On vector observations
-actor and critic share no weights, and RMSProp nearly cancels the scale of each
-gradient, so `vf_coef` has little effect.
+continuous actions a large bonus increases sigma, because H is the entropy
+before tanh; tanh then maps most actions close to their bounds.
 
 The optimizer is RMSProp, as in the paper. It divides the gradient g of each
-weight by the root of m, a running mean of g^2. PyTorch and TensorFlow 1
+weight w by the root of m, a moving average of g^2. PyTorch and TensorFlow 1
 implement it differently; `--rmsprop` selects which:
 
     torch: m = 0; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / (sqrt(m) + eps)
     tf:    m = 1; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / sqrt(m + eps)
 
-The paper and OpenAI Baselines have eps inside the root. With the same eps, the
-torch form takes much larger steps for weights whose gradients are small, and
-at the very start. It was stable in our runs, and the tf form did no better
-(benchmarks/NOTES.md, "The rule of RMSProp").
+The paper and OpenAI Baselines have eps inside the root. With eps = 1e-5, the tf
+form divides by at least 0.003 and the torch form by at least 1e-5, so the torch
+form takes much larger steps where gradients are small. Its steps are also
+larger at first: its very first step changes a weight by up to 10 lr, because
+m starts at 0, whereas in the tf form m needs over 1,000 updates to fall from 1
+to eps. The torch form was stable in our runs all the same, and the tf form did
+no better (benchmarks/NOTES.md, "The rule of RMSProp").
 
-These details can each be switched off: norm_obs (6), scale_rew (7),
+The torch form nearly ignores the scale of gradients well above eps. For
+vectors, actor and critic share no weights. So `vf_coef` has little effect,
+except in the tf form or when max_grad_norm clips both gradients together.
+Advantages are not normalised: V centres them roughly, and their scale matters
+as little as `vf_coef`. Rewards are scaled but not centred: a constant added to
+every reward would change how much a longer episode is worth, and thereby the
+best policy.
+
+Each of these details can be switched off: norm_obs (6), scale_rew (7),
 max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines.
-Advantages are not normalised. Rewards are scaled but not centred: subtracting
-their mean would change whether long episodes are better than short ones.
 
-Other departures from the paper. GAE replaces n-step returns, which are the
-case lam = 1, and a rollout has 10 steps (paper: 5). sigma is a learned
-parameter per action dimension; in the paper it is an output of the network.
-Images are encoded by the larger network of Mnih et al. 2015. Gaussian actions
-are squashed by tanh and rescaled to the action bounds. The Jacobian of tanh
-depends only on the action, not on the weights, so the gradient of (8) is right
-without it.
+Departures from the paper. GAE replaces n-step returns, which are the case
+lam = 1, and a rollout has 10 steps (paper: 5). sigma is a learned parameter per
+action dimension; in the paper it is an output of the network. Images are
+encoded by the larger network of Mnih et al. 2015. Gaussian actions are squashed
+by tanh and rescaled to the action bounds. The Jacobian of tanh depends only on
+the action, not on the weights, so (8) has the right gradient without it.
 
 Defaults: 10 steps in each of 16 environments give 160 samples per gradient
-step, so a million steps give 6,250 gradient steps. If you change `num_envs`,
-scale `rollout_steps` with it to keep 10 steps per environment. In a healthy
-run on MuJoCo `grad_norm` is 0.05 to 0.5, so clipping is rare,
+step, so a million environment steps give 6,250 gradient steps. If you change
+`num_envs`, scale `rollout_steps` with it to keep 10 steps per environment. In a
+healthy run on MuJoCo `grad_norm` is 0.05 to 0.5, so clipping is rare;
 `explained_variance` (of R, which contains V itself; noisy with so few samples)
-rises above 0.5, and `entropy` falls.
+rises above 0.5; and `entropy` falls.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.a2c --env CartPole-v1 --total-steps 2e5
@@ -98,13 +111,20 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
+# mpi.RMSProp     `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
@@ -112,10 +132,10 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
-    num_envs: int = 16  # N, parallel environments (usually 8 to 64)
+    num_envs: int = 16  # N, parallel environments (8 to 64); must divide rollout_steps
     report_every: int = 4000  # environment steps between reports
-    rollout_steps: int = 160  # T x N, samples per rollout over all environments
-    lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
+    rollout_steps: int = 160  # T x N, samples per rollout: T steps in each of N envs
+    lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
@@ -145,7 +165,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -203,7 +223,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -220,7 +240,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -241,7 +261,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -269,8 +289,7 @@ class Batch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -294,13 +313,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -311,12 +330,12 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -325,7 +344,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -345,19 +364,19 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """The negative gradient of this loss estimates the policy gradient."""
+    """Its negative gradient estimates the policy gradient, up to a factor."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """Eq. (9). No gradient flows through advantages and value targets."""
+    """Eq. (9). `update` computes advantages and targets without gradients."""
     cfg = agent.cfg
     actor_out, val = agent(batch.obs)
     logp = log_prob(actor_out, agent.log_std, batch.act)
@@ -372,22 +391,18 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
     return val, adv, ret
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
-    """One gradient step on the whole rollout. Return metrics.
-
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), clips its norm, takes one RMSProp step and returns the metrics.
-    """
+    """One gradient step on the whole rollout. Return metrics."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:
@@ -423,7 +438,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.store(**metrics)
+            run.store(**metrics)  # the next report averages them
             run.report(step, envs, lr=lr)  # logs; evaluates and saves when due
     return agent
 

@@ -1,31 +1,31 @@
 """Actor-Critic with Experience Replay (ACER).  Wang et al. 2017, arXiv:1611.01224.
 
-The problem. A2C (algos/a2c.py) takes one gradient step on each rollout and
-discards it, because its gradient estimate is valid only for data collected by
-the current policy. ACER also keeps rollouts in a replay buffer. After each step
-on a new rollout it takes `replay_ratio` steps on rollouts from the buffer, so
-it needs fewer environment steps. This file handles discrete actions only.
+The problem. A2C (algos/a2c.py) takes a single gradient step on each rollout,
+because its gradient estimate is valid only for data collected by the current
+policy. ACER also keeps rollouts in a replay buffer. After the update on a new
+rollout it makes `replay_ratio` updates on rollouts from the buffer, so it needs
+fewer environment steps. This file handles discrete actions only.
 
 The idea. Let mu be the policy that collected a rollout, pi the current policy,
-and rho(a) = pi(a | s) / mu(a | s). Weighting each sample by rho corrects for
-the mismatch, but rho can be huge, and products of ratios along a trajectory
-even more so. ACER tames this variance with three devices:
+and rho(a) = pi(a | s) / mu(a | s). Weighting actions from mu by rho gives an
+expectation under pi. But rho can be huge, and a product of ratios along a
+trajectory even larger, so such estimates are noisy. ACER has three parts:
 
-- The critic learns Q(s, a) instead of V(s). Its target R is the Retrace
-  estimate (Munos et al. 2016, arXiv:1606.02647). It truncates every ratio at 1.
-- The policy gradient uses one ratio per sample, truncated at c. A second term
-  restores, in expectation, what the truncation removes. It asks Q about all
-  actions, also those not taken, so the critic has to learn Q.
-- A trust region keeps pi close to an average policy, whose weights are a moving
-  average of those of pi, because one bad step on old data can ruin pi.
+- The critic learns Q(s, a). Its target R, the Retrace estimate (Munos et al.
+  2016, arXiv:1606.02647), truncates ratios at 1, so no product exceeds 1.
+- The policy gradient uses one ratio per sample, truncated at c (`max_ratio`). A
+  second term restores, in expectation, what the truncation removes. It needs
+  values of all actions, so the critic learns Q instead of V.
+- One bad step on old data can ruin pi. A trust region limits how fast a step
+  moves pi away from a policy whose weights are a moving average of pi's.
 
-Notation. s' is the state an action leads to. When the episode ends, that is its
-final state, not the first state of the next episode. `terminated` is 1 if s' is
+Notation. s' is the state that follows s: at the end of an episode its last
+state, not the first state of the next episode. `terminated` is 1 if s' is
 terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-including at a time limit or the end of a rollout, where E_{t+1} = 0. Q and V
-always come from the current networks, and rho_t = rho(a_t). w and w_avg are the
-weights of pi and of the average policy avg. (6) and (7) are those of A2C.
+Unless s' is terminal, we bootstrap: V(s') stands in for the rewards that would
+follow, at a time limit too, and at the end of a rollout, where E_{t+1} = 0.
+`lam` trades bias for variance. Q and V come from the current networks, rho_t is
+rho(a_t). w and w_avg are the weights of pi and of avg, the average policy.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - Q(s_t, a_t)         (1)
     E_t     = delta_t + gamma lam (1 - done_t) min(1, rho_{t+1}) E_{t+1},
@@ -37,14 +37,14 @@ weights of pi and of the average policy avg. (6) and (7) are those of A2C.
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-(1) and (2) define R. (2) is GAE's recursion with one more factor. If pi is much
-less likely than mu to take the next action, min(1, rho) is near 0 and cuts the
-sum there. For a table of Q values, truncation does not change what Q converges
-to. On new data with lam = 1, R is the return up to the end of the rollout plus
-a discounted V(s) - Q(s, a) for each later action. These terms have mean zero.
+E corrects Q(s, a) as A corrects V(s) in GAE, with one more factor: min(1, rho)
+shrinks errors from an action on if pi takes it less often than mu. If Q is
+exact, this adds no bias: every delta has mean zero, so R has mean Q. On new
+data with lam = 1, R is A2C's R (rewards until the episode or rollout ends, then
+V(s')) plus a discounted V(s) - Q(s, a), of mean zero, for each later action.
 
-The policy. Consider one state with logits x and pi = softmax(x). [a = a_t] is 1
-for the action that was taken and 0 for the others. grad is with respect to x:
+The policy. Take one state with logits x: pi = softmax(x). [a = a_t] is 1 for
+the action taken, else 0. grad is the gradient in x. H is pi's mean entropy.
 
     u(a)    = [a = a_t] min(c, rho_t) (R_t - V(s))
               + pi(a | s) max(0, 1 - c / rho(a)) (Q(s, a) - V(s))          (8)
@@ -55,43 +55,43 @@ for the action that was taken and 0 for the others. grad is with respect to x:
     L_pi    = -mean sum_a z(a) log pi(a | s), where z is a constant       (12)
     L       = L_pi + vf_coef L_Q - ent_coef H                             (13)
 
-If R is unbiased and Q exact, g is an unbiased policy gradient at s: averaged
-over a_t from mu, the first term of (8) gives action a the weight min(c mu, pi),
-the second max(0, pi - c mu), and the sum is pi. A large c relies on rho, which
-is noisy; a small one on Q, which is biased. On new data with c >= 1, the second
-term is zero and g is the gradient of A2C with the advantage R - V(s). States
-are still distributed as under the old policy. ACER does not correct for this.
+R is known only for the action taken; the second term of (8) uses Q for all.
+Averaged over a_t from mu, the first term gives the advantage of action a the
+weight min(c mu, pi), the second max(0, pi - c mu): 0.2 and 0.7 if mu = 0.1,
+pi = 0.9, c = 2. They add up to pi, so if Q is exact, g is an unbiased policy
+gradient at s. A large c relies on noisy ratios, a small c on Q and its errors.
+On new data with c >= 1, the second term is 0 and g is A2C's gradient with
+advantage R - V(s). ACER does not correct for the states, which come from mu.
 
-A small step along z raises KL(avg || pi) at the rate k^T z. (11) is the vector
-closest to g for which this slope is at most `max_slope`. TRPO (algos/trpo.py)
-has to solve a linear system in all weights for its trust region. Here each
-sample has its own, over its logits only, with a solution in one line. (12)
-passes z on to the weights: z sums to zero over actions, so the gradient of (12)
-in the logits is -z, divided by the number of samples. H is the entropy of pi,
-averaged over the batch. Its bonus keeps pi from becoming deterministic. It is
-added after the projection, so `max_slope` limits only the policy gradient.
+The trust region. Moving x along z changes KL(avg || pi) at the rate k^T z, the
+slope. (11) is the vector closest to g whose slope is at most `max_slope`. TRPO
+(algos/trpo.py) solves a linear system for one constraint on all weights. Here
+each sample has its own constraint, on its logits, and (11) is the solution. z
+sums to zero over actions, so the gradient of (12) in the logits is -z, divided
+by the number of samples. H keeps pi from becoming deterministic too early. (11)
+limits neither H nor, with images, what L_Q changes in the shared encoder.
 
-The buffer keeps raw observations, raw rewards and log mu of all actions. A
-replay is normalised with the current statistics, which are a part of pi.
+In (6), (7), mean and var are those of all earlier rollouts (at first 0 and 1).
+The buffer keeps raw data and log mu of all actions. A replay is normalised with
+the current mean and var, because those of (6) are part of pi.
 
-Departures from the paper. Its x are the probabilities, so its k is -avg / pi,
-which is -1 at pi = avg and huge where pi is far below avg. With logits, k is 0
-at pi = avg and bounded, so `max_slope` is smaller than the paper's delta = 1.
-The number of replays is fixed; the paper draws it from a Poisson distribution.
-Environments step together, not in asynchronous threads, and are replayed
-together. For vectors, actor and critic share no weights. lam, (6), (7), the
-clipped gradient norm and the options of RMSProp are A2C's.
+Departures from the paper. There k is the gradient in the probabilities, which
+is -avg / pi: -1 at pi = avg, and huge where pi is far below avg. In the logits
+k is 0 at pi = avg, and bounded, so `max_slope` and the paper's delta = 1 differ
+in scale. The number of replays is fixed (paper: drawn from a Poisson
+distribution). Environments run in lockstep, not in asynchronous threads. lam,
+(6), (7), max_grad_norm, rmsprop and, for vectors, separate networks are A2C's.
 
-Defaults: 20 steps in each of 16 environments give 320 samples per rollout. Each
-is followed by 5 gradient steps: one on it, 4 on rollouts drawn from the latest
-200, whose metrics begin with `replayed_`. In a healthy run, the mean of rho,
-`replayed_ratio_mean`, is near 1; `projected`, the share of samples that (11)
-changes, is 0 to 0.2; `kl_avg` falls below 0.05; and `explained_variance` (of R
-by Q; noisy) rises above 0.5 unless all returns are equal.
+Defaults: 20 steps in each of 16 environments give 320 samples per rollout. Five
+updates follow: one on this rollout, 4 on rollouts drawn from the latest 200.
+Metrics of these 4 begin with `replayed_`. In a healthy run the mean of rho,
+`replayed_ratio_mean`, is near 1. This only checks log mu: over actions from mu
+it is 1 for any pi. `projected`, the share of samples that (11) changes, is 0 to
+0.2; `kl_avg`, the KL in (10), falls below 0.05; `explained_variance` (of R by
+Q; noisy) rises above 0.5 unless all returns are equal.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
-Try           python -m algos.acer --total-steps 1e5
-              python -m algos.acer --total-steps 1e5 --replay-ratio 0
+Try           python -m algos.acer --total-steps 1e5    (also: --replay-ratio 0)
 Reproduce     python -m algos.acer    (learning curves: benchmarks/README.md)
 """
 
@@ -106,6 +106,11 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
+# mpi.RMSProp     `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.envs import (
     check_memory,
@@ -129,20 +134,20 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --help
     env: str = "CartPole-v1"  # Gymnasium id
     total_steps: float = 5e5  # environment steps, rounded up to whole rollouts
-    num_envs: int = 16  # N, parallel environments (usually 8 to 64)
+    num_envs: int = 16  # N, parallel environments (8 to 64); must divide rollout_steps
     report_every: int = 4000  # environment steps between reports
-    rollout_steps: int = 320  # T x N, samples per rollout over all environments
-    buffer_size: int = 64_000  # environment steps, rounded down to whole rollouts
+    rollout_steps: int = 320  # T x N, samples per rollout: T steps in each of N envs
+    buffer_size: int = 64_000  # environment steps kept: whole rollouts, at least one
     replay_ratio: int = 4  # updates on replayed data per rollout; 0: on-policy (0 to 8)
-    lr: float = 1e-3  # RMSProp's learning rate at the start (1e-4 to 3e-3)
+    lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 1.0  # Retrace's lambda (lower: more bias; higher: more variance)
-    max_ratio: float = 10.0  # c, at which importance ratios are truncated (1 to 10)
-    max_slope: float = 0.1  # limit of k^T z in Eq. (11) (0.01 to 0.5); 0: off
-    tau: float = 0.01  # Polyak coefficient of the average policy (1 - alpha)
+    max_ratio: float = 10.0  # c, the limit of importance ratios in Eq. (8) (1 to 10)
+    max_slope: float = 0.1  # limit of the KL's slope, Eq. (11) (0.01 to 0.5); 0: off
+    tau: float = 0.01  # Polyak coefficient of avg, Eq. (3); 1 - alpha in the paper
     vf_coef: float = 0.5  # weight of the loss of Q (0.1 to 1)
     ent_coef: float = 0.01  # weight of the entropy bonus (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -167,7 +172,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -214,13 +219,13 @@ class Agent(nn.Module):
         self.critic = mlp(*sizes, num_outputs)
         if cfg.orthogonal_init:
             init_orthogonal(self)
-        self.policy_avg = copy.deepcopy(self.policy()).requires_grad_(False)
+        self.policy_avg = copy.deepcopy(self.policy()).requires_grad_(False)  # avg
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def policy(self) -> nn.Sequential:
-        """The networks that the average policy averages: observations -> logits."""
+        """Encoder and actor in one: normalised observations -> logits."""
         return nn.Sequential(self.encoder, self.actor)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
@@ -254,7 +259,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -282,8 +287,8 @@ class ReplayRollout(Rollout):
 class QBatch:
     obs: Float32[Tensor, "B *obs"]
     act: Shaped[Tensor, "B *act"]
-    logp_old: PerAction
-    ret: PerSample
+    logp_old: PerAction  # log mu(a | s)
+    ret: PerSample  # R, the target of Q
 
 
 class ReplayBuffer:
@@ -298,7 +303,7 @@ class ReplayBuffer:
         self.rollouts = [*self.rollouts, rollout][-self.capacity :]
 
     def sample(self) -> ReplayRollout:
-        """One of the rollouts: T steps of all environments."""
+        """A uniformly random rollout: T steps of all environments."""
         return self.rollouts[torch.randint(len(self.rollouts), ())]
 
     def state_dict(self) -> dict:
@@ -311,8 +316,7 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -336,7 +340,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 @torch.no_grad()
 def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
-    """Add log mu. Call it before weights or statistics change: mu is what acted."""
+    """Add log mu. Call it before weights or statistics change: mu acted with these."""
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
     logp_old = agent.policy()(obs).log_softmax(-1).unflatten(0, rollout.rew.shape)
     return ReplayRollout(**vars(rollout), logp_old=logp_old)
@@ -344,13 +348,13 @@ def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -365,13 +369,13 @@ def pick(values: PerAction, act: Choices) -> PerSample:
 
 
 def state_value(actor_out: PerAction, q: PerAction) -> PerSample:
-    """From logits, or from log pi, whose softmax is pi as well."""
+    """Return V(s). `actor_out` is logits or log pi: the softmax of both is pi."""
     return (actor_out.softmax(-1) * q).sum(-1)  # Eq. (4)
 
 
 def compute_retrace(rollout: Rollout, q: PerStep, next_val: PerStep, ratio: PerStep,
                     gamma: float, lam: float) -> PerStep:
-    """Retrace: return R. The recursion restarts at the end of every episode."""
+    """Retrace: return R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - q  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
@@ -380,7 +384,7 @@ def compute_retrace(rollout: Rollout, q: PerStep, next_val: PerStep, ratio: PerS
     next_error = np.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
         error[t] = delta[t] + decay[t] * next_error  # Eq. (2)
-        next_error = trace[t] * error[t]  # step t - 1 uses rho_t, not its own ratio
+        next_error = trace[t] * error[t]  # min(1, rho_t) E_t, for step t - 1
     return torch.as_tensor(error, device=q.device) + q
 
 
@@ -391,7 +395,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 def action_weights(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choices,
                    ret: PerSample, max_ratio: float) -> PerAction:
-    """Eq. (8): the weight of grad log pi(a | s) for every action a."""
+    """Eq. (8): u(a) for every action. Where ratio is 0, 1 - c / 0 = -inf becomes 0."""
     assert log_pi.shape == q.shape == ratio.shape and act.shape == ret.shape
     val = state_value(log_pi, q)
     truncated = pick(ratio, act).clamp(max=max_ratio) * (ret - val)
@@ -401,12 +405,12 @@ def action_weights(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choic
 
 
 def logit_gradient(weight: PerAction, log_pi: PerAction) -> PerAction:
-    """Eq. (9), since log pi(a) has the gradient [a = b] - pi(b) in logit b."""
+    """Eq. (9): the derivative of log pi(a) in logit b is [a = b] - pi(b)."""
     return weight - log_pi.exp() * weight.sum(-1, keepdim=True)
 
 
 def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
-    """Eq. (11) for each sample. At k = 0 the quotient is -inf, and z = g."""
+    """Eq. (11) for each sample. If k = 0, the quotient is -inf, clamped to 0: z = g."""
     excess = (k * g).sum(-1, keepdim=True) - max_slope
     return g - (excess / k.square().sum(-1, keepdim=True)).clamp(min=0) * k
 
@@ -424,7 +428,7 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -447,7 +451,7 @@ def policy_direction(agent: Agent, batch: QBatch, log_pi: PerAction,
 
 
 def acer_loss(agent: Agent, batch: QBatch) -> tuple[Scalar, dict]:
-    """Eq. (13). No gradient flows through z and the targets of Q."""
+    """Eq. (13). No gradient flows through z or R."""
     cfg = agent.cfg
     actor_out, q = agent(batch.obs)
     log_pi = actor_out.log_softmax(-1)
@@ -466,9 +470,9 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout) -> tuple[PerStep, Pe
     log_pi = actor_out.log_softmax(-1)
     val = state_value(actor_out, q).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = state_value(*agent(rollout.next_obs[ends]))
     ratio = pick((log_pi - rollout.logp_old.flatten(0, 1)).exp(), act).view_as(val)
     q = pick(q, act).view_as(val)
@@ -476,14 +480,10 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout) -> tuple[PerStep, Pe
     return q, compute_retrace(rollout, q, next_val, ratio, cfg.gamma, cfg.lam)
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
            lr: float) -> dict:
-    """One gradient step on a whole rollout, new or replayed. Return metrics.
-
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), clips its norm, takes one RMSProp step and returns the metrics.
-    """
+    """One gradient step on a whole rollout, new or replayed. Return metrics."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:
@@ -513,11 +513,11 @@ def train(cfg: Config) -> Agent:
         tf_style = cfg.rmsprop == "tf"
         trained = [param for param in agent.parameters() if param.requires_grad]
         optimizer = mpi.RMSProp(trained, eps=cfg.rmsprop_eps, tf_style=tf_style)
-        # obs and next_obs: of images nearly all that the buffer holds
+        # Only obs and next_obs count: with images they are nearly the whole buffer.
         num_bytes = 2 * run.buffer_size * envs.single_observation_space.sample().nbytes
         check_memory("--buffer-size", run.buffer_size, num_bytes)
         buffer = ReplayBuffer(max(1, cfg.buffer_size // cfg.rollout_steps), run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -531,7 +531,7 @@ def train(cfg: Config) -> Agent:
                 run.store(**{f"replayed_{name}": replayed[name] for name in replayed})
             agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.store(**metrics)
+            run.store(**metrics)  # the next report averages them
             run.report(step, envs, lr=lr)  # logs; evaluates and saves when due
     return agent
 

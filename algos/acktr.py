@@ -1,24 +1,25 @@
 """Actor-Critic using Kronecker-Factored Trust Region (ACKTR).  Wu et al. 2017,
 arXiv:1708.05144.
 
-The problem. A2C's learning rate sets how far the weights move. But of two steps
-of equal length, one may barely change the policy and the other ruin it. The
-Fisher matrix F measures how much a step changes it: if the weights change by a
-small d, the KL divergence from the old policy to the new one is about
-d^T F d / 2. Per unit of KL, the loss L falls fastest along -F^-1 grad L, but F
-is too large to invert. TRPO solves F x = grad L in every update, which is slow.
+The problem. In A2C the learning rate controls how far the weights move. But of
+two steps of equal length, one may barely change the policy and the other ruin
+it. If the weights change by a small d, the policy's KL(old || new) is about
+d^T F d / 2, where F is the Fisher matrix. Of all small steps with the same KL,
+one against the natural gradient F^-1 grad L lowers the loss L most. But F is
+too large to invert. TRPO solves F x = grad L in every update, which is slow.
 
 The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). A layer computes
-W x; its input x ends in a constant 1, so the last column of W is the bias. Let
-e be the gradient of -log p(y) with respect to W x, with y drawn from what the
-network predicts. For W the gradient is e x^T, so the layer's block of F is the
-mean of (x x^T) kron (e e^T). K-FAC replaces it by X kron S, where X is the mean
-of x x^T and S that of e e^T, as if x and e were independent. Blocks of F
-between layers are set to zero. X and S are running means over rollouts and
-small enough to invert: (X kron S)^-1 maps a matrix G to S^-1 G X^-1.
+W x. Its input x ends in a constant 1, so the last column of W is the bias. The
+network predicts p(y | s), where y is an action and a value. For a sampled y,
+let e be the gradient of -log p(y | s) with respect to W x. The one for W is
+e x^T, or x kron e (the Kronecker product) with columns stacked, so this layer's
+block of F is the mean of (x x^T) kron (e e^T). K-FAC replaces it by X kron S,
+with X the mean of x x^T and S that of e e^T, as if x and e were independent,
+and sets F to zero between layers. F^-1 grad L becomes S^-1 (grad L) X^-1.
 
-algos/a2c.py explains (1) to (9). s' is the true next state. `terminated` is 1
-if it is terminal, `done` if the episode ended. R is the critic's target.
+Notation. s' is the state that follows s: at an episode's end its last state.
+`done` is 1 if the episode ended, `terminated` only if s' is terminal. V is the
+critic, R its target, A the advantage. algos/a2c.py explains (1) to (9) fully.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -31,39 +32,39 @@ if it is terminal, `done` if the episode ended. R is the critic's target.
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
-B is the number of samples, and k counts updates. A convolution applies W at T
-positions of an image, and x is the patch at one of them; else T = 1.
+B is the number of samples in a rollout; k counts updates. A convolution applies
+W at T positions of an image, and x is the patch at one; else T = 1. As its
+gradient sums over positions, so does X; S averages (KFC, arXiv:1602.01407).
 
     ell     = -sum [log pi(a | s) + log N(v; V, 1)],  a ~ pi, v ~ N(V, 1) (10)
-    X_k     = sum x x^T / B,  S_k = sum e e^T / (B T),  e = grad ell      (11)
+    X_k     = sum x x^T / B, S_k = sum e e^T / (B T), e = d ell / d(W x)  (11)
     X, S   <- (1 - w) (X, S) + w (X_k, S_k), w = max(1 - decay, 1/k)      (12)
     X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
-    c       = sqrt(mean of the diagonal of X / mean of that of S)         (13)
+    c       = sqrt(mean of the diagonal of X / mean of the diagonal of S) (13)
     D       = S_d^-1 (grad L) X_d^-1; log sigma: grad L / (2 + damping)   (14)
     eta     = min(lr, sqrt(2 max_kl / sum(D * grad L)))                   (15)
     M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
     KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
 
-In (10) a and v are drawn anew, as F is a mean over the model's predictions.
-The empirical Fisher, from gradients of L, would not measure KL: it grows with
-the advantages and vanishes as the critic fits R, so steps would explode. The
-rollout's actions do follow pi, but their noise is also in grad L. V is treated
-as the mean of a Gaussian, so the critic's F is the Gauss-Newton matrix. vf_coef
-= 0.5 makes L_V that Gaussian's loss. For each log sigma, F is exactly 2.
+F is an expectation over the network's predictions, so (10) samples new a and v.
+Gradients of L in their place (the empirical Fisher) would not measure KL: the
+actor's grow with the advantages, the critic's vanish as V fits R. V counts as
+the mean of a Gaussian, so the critic has a KL too. For log sigma, F is 2 I.
 
-Where F is small, D is mostly the noise of the 320 samples. Damping limits it
-there; CartPole needs 0.1. (13) adds at least damping I to X kron S and keeps a
-Kronecker product; c balances the two parts. sum(D * grad L) is D^T F D, so (15)
-roughly bounds a step's KL: by max_kl for the policy and an encoder of images,
-by v_max_kl for the critic. M is a running mean of steps. (17) estimates the KL.
+Where F is small, F^-1 amplifies the noise of grad L. Damping limits this;
+CartPole needs 0.1. (13) adds at least damping I to X kron S; c balances the two
+factors. X_d and S_d are inverted in the first `inverse_every` updates, later in
+every `inverse_every`-th. sum(D * grad L) is D^T F D for the damped F, so (15)
+limits the predicted KL of eta D to max_kl. The critic has its own eta, limited
+by v_max_kl. M averages the steps. (17) estimates the KL that resulted.
 
-Departures from the paper: those of A2C; a separate bound for the critic; 1/k
-in (12) as in K-FAC; no clipping. (11) for images: KFC, arXiv:1602.01407.
+Departures from the paper: GAE and tanh, as in A2C; a separate limit for the
+critic; 1/k in (12), as in K-FAC; no clipping of the gradient norm.
 
 Defaults: 20 steps in each of 16 environments give 320 samples per update, so a
 million steps give 3,125 updates. In a healthy run on MuJoCo `step_size` is 0.1
 to 0.2 at first, `kl` stays below max_kl, `explained_variance` rises above 0.5
-and `entropy` falls. A `kl` far above max_kl suggests that F is a bad estimate.
+and `entropy` falls. If `kl` is far above max_kl, try more damping.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
 Try           python -m algos.acktr --env CartPole-v1 --damping 0.1
@@ -81,36 +82,37 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+# make_envs       parallel environments; a `step` that ends an episode starts the next
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
-Parts = dict[nn.Parameter, Tensor]  # a part of a gradient or step for each parameter
+Parts = dict[nn.Parameter, Tensor]  # the gradient or step of each parameter
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
-    num_envs: int = 16  # N, parallel environments (usually 8 to 64)
+    num_envs: int = 16  # N, parallel environments (8 to 64); must divide rollout_steps
     report_every: int = 4000  # environment steps between reports
-    rollout_steps: int = 320  # T x N, samples per rollout over all environments
-    lr: float = 0.25  # initial upper limit of the step size eta (0.03 to 1)
-    anneal_lr: bool = True  # anneal this limit linearly to zero
-    max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
-    v_max_kl: float = 0.01  # the same for the critic's Gaussian (1e-4 to 0.01)
+    rollout_steps: int = 320  # T x N, samples per rollout: T steps in each of N envs
+    lr: float = 0.25  # initial upper limit of eta, eta_max in the paper (0.03 to 1)
+    anneal_lr: bool = True  # anneal lr linearly to zero
+    max_kl: float = 0.001  # limit of the KL that (15) predicts, delta (1e-4 to 0.01)
+    v_max_kl: float = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in Eq. (16) (0 to 0.95)
-    damping: float = 0.01  # Tikhonov damping of the Fisher matrix (0.001 to 0.1)
-    decay: float = 0.95  # decay of the running X and S (0.9 to 0.99)
-    inverse_every: int = 5  # updates between inversions of X and S (1 to 50)
+    damping: float = 0.01  # added to the Fisher matrix F, Eq. (13) (0.001 to 0.1)
+    decay: float = 0.95  # weight of the old X and S in Eq. (12) (0.9 to 0.99)
+    inverse_every: int = 5  # updates between inversions of X_d and S_d (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     vf_coef: float = 0.5  # weight of the value loss (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
+    ent_coef: float = 0.0  # weight of the entropy bonus (0 to 0.05)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
@@ -133,7 +135,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -191,7 +193,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -208,7 +210,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -229,7 +231,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -257,8 +259,7 @@ class Batch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -282,13 +283,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -299,12 +300,12 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -313,7 +314,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -333,7 +334,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """The negative gradient of this loss estimates the policy gradient."""
+    """Its negative gradient estimates the policy gradient, up to a factor."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
@@ -356,7 +357,7 @@ class LayerFisher(nn.Module):
             self.register_buffer(name + "_inv", weight.new_zeros(size, size))
 
     def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
-        """Forward hook: keep x [B, T, n + 1], in the order of the layer's weights."""
+        """Hook: keep x [B, T, num_inputs + 1], in the order of `weight.flatten(1)`."""
         x = inputs[0].detach()
         if isinstance(layer, nn.Conv2d):
             x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
@@ -364,10 +365,10 @@ class LayerFisher(nn.Module):
         else:
             x = x.unsqueeze(1)
         self.x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
-        out.register_hook(self.on_backward)
+        out.register_hook(self.on_backward)  # called with the gradient of `out`
 
     def on_backward(self, grad_out: Tensor) -> None:
-        """Backward hook: keep e [B, T, m]. `grad_out` is [B, m] or [B, m, H, W]."""
+        """Hook: keep e [B, T, m]. `grad_out` is [B, m] or [B, m, height, width]."""
         self.e = grad_out.reshape(*grad_out.shape[:2], -1).transpose(1, 2)
 
     def update(self, w: float) -> None:
@@ -379,8 +380,8 @@ class LayerFisher(nn.Module):
         self.S.lerp_(mpi.average(S_k), w)
 
     def invert(self, damping: float) -> None:
-        """Eq. (13), the factored Tikhonov rule."""
-        size = self.S.diagonal().mean() + 1e-12  # S may be 0
+        """Eq. (13), called factored Tikhonov damping, and the inverses for Eq. (14)."""
+        size = self.S.diagonal().mean() + 1e-12  # S is 0 if every e is 0
         c = (self.X.diagonal().mean() / size).sqrt()
         root = math.sqrt(damping)
         X_d = self.X + c * root * torch.eye(len(self.X)).to(self.X)
@@ -397,7 +398,7 @@ class LayerFisher(nn.Module):
 
 
 class KFAC(nn.Module):
-    """Natural gradient steps for an agent of linear and convolution layers."""
+    """Natural gradient steps. A module, so that checkpoints save its buffers."""
 
     def __init__(self, agent: Agent):
         super().__init__()
@@ -413,16 +414,16 @@ class KFAC(nn.Module):
 
     @torch.enable_grad()
     def measure(self, agent: Agent, obs: Tensor) -> None:
-        """Update the factors of all layers from a batch. Hooks keep its x and e."""
+        """Update X and S of all layers. Hooks catch x and e on the two passes."""
         hooks = [layer.register_forward_hook(fisher.on_forward)
                  for layer, fisher in zip(self.layers, self.fishers)]
-        torch.autograd.grad(sampled_nll(agent, obs), self.params)  # calls the hooks
+        torch.autograd.grad(sampled_nll(agent, obs), self.params)  # only for the hooks
         self.k += 1
         every = self.cfg.inverse_every
         for hook, fisher in zip(hooks, self.fishers):
             hook.remove()
             fisher.update(w=max(1 - self.cfg.decay, 1 / self.k.item()))
-            if self.k <= every or self.k % every == 0:  # at first they change fast
+            if self.k <= every or self.k % every == 0:  # at first X and S change fast
                 fisher.invert(self.cfg.damping)
 
     @torch.no_grad()
@@ -434,12 +435,11 @@ class KFAC(nn.Module):
             grads = torch.autograd.grad(loss, self.params)
         grads = [mpi.average(grad.contiguous()) for grad in grads]
         grads = dict(zip(self.params, grads))
-        # Eq. (14) for log sigma, the only parameter that belongs to no layer
         D = {param: grad / (2 + cfg.damping) for param, grad in grads.items()}
         for layer, fisher in zip(self.layers, self.fishers):
-            D |= fisher.solve(layer, grads)
-        eta = step_size(self.policy_params, D, grads, lr, cfg.max_kl)
-        v_eta = step_size(self.critic_params, D, grads, lr, cfg.v_max_kl)
+            D |= fisher.solve(layer, grads)  # replaces all D but log sigma's
+        eta = step_size(self.policy_params, D, grads, lr, cfg.max_kl)  # actor, encoder
+        v_eta = step_size(self.critic_params, D, grads, lr, cfg.v_max_kl)  # critic
         steps = [eta * D[param] for param in self.policy_params]
         steps += [v_eta * D[param] for param in self.critic_params]
         self.M.lerp_(parameters_to_vector(steps), 1 - cfg.momentum)  # Eq. (16)
@@ -449,13 +449,13 @@ class KFAC(nn.Module):
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """Eq. (9). No gradient flows through advantages and value targets."""
+    """Eq. (9). `update` computes advantages and targets without gradients."""
     cfg = agent.cfg
     actor_out, val = agent(batch.obs)
     logp = log_prob(actor_out, agent.log_std, batch.act)
@@ -467,7 +467,7 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
 
 
 def sampled_nll(agent: Agent, obs: Float32[Tensor, "B *obs"]) -> Scalar:
-    """Eq. (10). Its gradients are the e of every layer, one for each sample."""
+    """Eq. (10). A sum, so each row of its gradient for W x is one sample's e."""
     actor_out, val = agent(obs)
     if agent.discrete:
         act = actor_out.softmax(-1).multinomial(1).squeeze(-1)
@@ -482,9 +482,9 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
@@ -531,7 +531,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.store(**metrics)
+            run.store(**metrics)  # the next report averages them
             run.report(step, envs, lr=lr)  # logs; evaluates and saves when due
     return agent
 

@@ -1,63 +1,92 @@
 """Behavioural cloning (BC).  Pomerleau 1991, Neural Computation 3(1).
 
 The problem. We are given recordings of an expert: observations s, each with
-the action that the expert took. There are no rewards, and the expert cannot be
-asked for more. Behavioural cloning treats this as supervised learning: it
-maximises the probability of the expert's actions in the recorded states.
+the action a that the expert took. There are no rewards, and the expert cannot
+be asked for more. Behavioural cloning treats these pairs (s, a) as data for
+supervised learning: it trains a policy pi(a | s), the clone, to maximise the
+likelihood of the expert's actions given the observations.
 
-This ignores the fact that actions decide which states come next. A small
-mistake leads to a state that the expert never visited. The clone has no data
-there, so it errs more often, and mistakes compound: if it errs with
-probability e in the expert's states, and rewards are between 0 and 1, the
-return of an episode of T steps can be lower by T^2 e (Ross & Bagnell 2010).
-DAgger (Ross et al. 2011) asks the expert again in the clone's states.
-algos/gail.py compares how often expert and policy visit each pair, which takes
-steps in the environment. BC takes none, so it is the baseline that every
-imitation algorithm has to beat. With many demonstrations it is hard to beat.
+This ignores that the clone's own actions determine which states it sees next.
+A small mistake leads to a state that the expert never visited. There the clone
+has no training data, so it errs more often: mistakes compound. Suppose that it
+errs with probability p, averaged over the states that the expert visits, and
+that rewards are between 0 and 1. Each of the T steps of an episode may bring
+the first error, and that error may cost all later rewards. So the return can
+be lower than the expert's by up to p T^2 (Ross & Bagnell 2010), not only p T.
+
+One remedy is DAgger (Ross et al. 2011): it asks the expert which actions to
+take in the states that the clone visits. Another is algos/gail.py: the policy
+takes steps in the environment until it visits each pair as often as the expert
+does. BC needs neither an expert to ask nor an environment, so it is the
+baseline for every imitation algorithm. With many demonstrations, it is hard to
+beat.
 
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (1)
     u       = atanh(clip(2 (a - low) / (high - low) - 1, -c, c))           (2)
     log pi  = log softmax(logits)_a, or sum_i log N(u_i; mu_i(s), sigma_i) (3)
     L       = -mean log pi                                                 (4)
 
-mean and var come from the training pairs. The policy is that of algos/ppo.py:
-for continuous actions a Gaussian, squashed by tanh. (2) maps a demonstrated
-action a in [low, high] back to u before tanh. A bound would map to infinity,
-so actions are first clipped to c = 0.999 of the range. For discrete actions
-(4) is the cross-entropy.
+(1) normalises each dimension of vector observations. mean and var are those of
+the pairs that the policy trains on; --init-from keeps those of the run that it
+loads. Clipping guards against dimensions that hardly vary in the
+demonstrations. Images are only scaled to [0, 1].
+
+The policy is that of algos/ppo.py. For discrete actions the network outputs
+logits, and (4) is the cross-entropy. For continuous actions it outputs the
+means mu(s) of a Gaussian; sigma_i is a learned parameter, the same in all
+states. A sample u of the Gaussian is squashed by tanh and rescaled to the
+action bounds low and high. (2) inverts this: it maps a demonstrated action to
+u, the action before tanh. A bound would map to infinity, so rescaled actions
+are first clipped to [-c, c] with c = 0.999; a bound becomes u = 3.8 or -3.8.
 
 Why the log-likelihood, and not the squared error of mu? It is one loss for
-both kinds of actions. For continuous ones it weights the squared error of each
-dimension by 1 / (2 sigma^2), and sigma is learned: it converges to the root
-mean square of the remaining error. The log-likelihood of a differs from that
-of u by a term that does not depend on the weights, the Jacobian of tanh. A
-Gaussian has one peak: if the expert steers left or right around an obstacle,
-the clone learns the average.
+both kinds of actions. For continuous actions it is, up to a constant,
 
-The best weights. A share of the pairs is held out. L on these pairs falls at
-first, and may rise once the policy overfits the others. Training runs to the
-end, but the agent acts and is evaluated with the weights that had the lowest
-held-out loss; `improved` is 1 where that changes. `best_loss` is a minimum
-over many checks, so it is too optimistic. And training and held-out pairs come
-from the same episodes, so overfitting shows late. No loss on the expert's
-states tells how the clone does elsewhere. Only its return does (--eval-every,
-or utils.play).
+    L = sum_i (mean (u_i - mu_i(s))^2 / (2 sigma_i^2) + log sigma_i)
 
-A step of this file is a gradient step: in `total_steps`, in --eval-every and
-on the x-axis. episodes.csv stays empty. To see curves, use TensorBoard, or
+The best sigma_i is the root mean square of the error u_i - mu_i(s), so errors
+count relative to their usual size in that dimension. (3) is the log-density of
+u. That of a differs from it by the log of the Jacobian of tanh and rescaling,
+which does not depend on the weights, so both have the same gradient.
+
+One weakness of a Gaussian is that it has a single peak: if the expert passes
+an obstacle sometimes on the left and sometimes on the right, the clone learns
+the average and hits it.
+
+The best weights. A share of the pairs is held out as a validation set. L on
+these pairs falls at first, and may rise once the policy overfits the training
+pairs, that is, all others. Training does not stop early, but the agent acts
+and is evaluated with the weights that had the lowest held-out loss so far. The
+metric `best_loss` is this loss; `improved` is 1 when a check finds new weights.
+
+Do not trust these losses too far. `best_loss` is a minimum over many checks,
+so it is biased low. Held-out pairs come from the same episodes as training
+pairs, because there may be only one episode, so overfitting shows late. And no
+loss in the expert's states tells how well the clone does in other states. Only
+its return does: use --eval-every or utils.play.
+
+In this file a step is a gradient step, not a step of an environment: in
+`total_steps`, in --eval-every (evaluations happen at checks) and on the x-axis.
+There are no training episodes, so episodes.csv, which lists them, stays empty.
+To see curves, use TensorBoard, or train with --eval-every and call
 python -m plot RUN --y eval_ret.
 
 Held-out share, learning rate and minibatch size follow Ho & Ermon 2016
-(arXiv:1606.03476) and their code. So does `subsample`: neighbouring pairs of
-an episode are nearly the same, and keeping every 20th makes data scarce, as in
-their benchmark. With demonstrations of your own, set it to 1.
+(arXiv:1606.03476) and their code. So does `subsample`, which keeps only every
+20th pair. Their benchmark makes data scarce on purpose: with all pairs, BC can
+match the expert (benchmarks/README.md, "Imitation"). To clone an expert as
+well as possible, set it to 1.
 
-Defaults: 70% of the pairs train; 10,000 gradient steps with minibatches of
-128; the held-out loss is computed every 100 steps. `bc_loss` should fall and
-level off, at the entropy of the expert's policy if it could be copied exactly.
+Defaults: 70% of the pairs are training pairs; 10,000 gradient steps on
+minibatches of 128; a check of the held-out loss every 100 steps. `bc_loss`, L
+on the minibatches, should fall and level off. On new pairs of the expert, the
+expected L of any policy is at least the entropy of the expert's policy, which
+is 0 if it is deterministic and actions are discrete. By overfitting, `bc_loss`
+can fall below the entropy. If a deterministic expert has continuous actions,
+there is no lower limit: sigma shrinks with the error, and L can be negative.
 
 Read after    algos/ppo.py
-Record and try:
+Record and try (utils.play records 10 episodes of deterministic actions):
     python -m algos.ppo --env CartPole-v1 --total-steps 5e4
     python -m utils.play runs/CartPole-v1/ppo/seed1 --record demos.npz
     python -m algos.bc --env CartPole-v1 --demos demos.npz
@@ -73,13 +102,20 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
+# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# load_demos      pairs of --demos: every `subsample`-th of `num_trajectories` episodes
+# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
@@ -87,10 +123,10 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     demos: str = ""  # demonstrations (python -m utils.play RUN --record demos.npz)
-    num_trajectories: int = 0  # use only the first n episodes; 0: all
-    subsample: int = 20  # keep one pair in n, from a random offset per episode
-    held_out: float = 0.3  # share of the pairs that do not train
-    total_steps: float = 1e4  # gradient steps, rounded up to whole checks
+    num_trajectories: int = 0  # number of episodes to use, from the first; 0: all
+    subsample: int = 20  # keep every n-th pair of an episode, from a random offset
+    held_out: float = 0.3  # share of the pairs held out for validation (0.1 to 0.3)
+    total_steps: float = 1e4  # gradient steps, rounded up to a multiple of check_every
     check_every: int = 100  # gradient steps between checks of the held-out loss
     batch_size: int = 128  # pairs per gradient step (32 to 512)
     lr: float = 1e-3  # Adam's learning rate, constant (1e-4 to 1e-3)
@@ -133,7 +169,7 @@ class RunningStats(nn.Module):
 
 
 class Policy(nn.Module):
-    """Normalised observations [B, ...] -> logits, or means before tanh."""
+    """Normalised observations [B, ...] -> logits, or the means mu before tanh."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -143,7 +179,7 @@ class Policy(nn.Module):
         else:
             num_outputs = math.prod(act_space.shape)  # a mean per dimension
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
-            self.log_std = nn.Parameter(log_std)
+            self.log_std = nn.Parameter(log_std)  # log sigma, the same in all states
         if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)  # 512 features
             sizes = (512,)
@@ -157,7 +193,7 @@ class Policy(nn.Module):
 
 
 class Agent(nn.Module):
-    """The policy that learns, the best one so far, which acts, and the statistics."""
+    """`policy` learns. `best` is a copy with the best weights so far, and acts."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -169,8 +205,8 @@ class Agent(nn.Module):
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         self.policy = Policy(obs_space, act_space, cfg)
-        self.best = copy.deepcopy(self.policy).requires_grad_(False)
-        self.obs_stats = RunningStats(obs_space.shape)
+        self.best = copy.deepcopy(self.policy).requires_grad_(False)  # see `update`
+        self.obs_stats = RunningStats(obs_space.shape)  # for Eq. (1)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (1)."""
@@ -182,7 +218,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.best(self.normalize_obs(obs))
         if deterministic:
@@ -211,7 +247,8 @@ class Batch:
 
 
 def split(demos: Demos, held_out: float, seed: int) -> tuple[Demos, Demos]:
-    """Return training and held-out pairs, the same for the same seed."""
+    """Return training and held-out pairs, chosen at random. The choice depends only on
+    the seed, so it is the same in all processes and after --resume."""
     count = len(demos.obs)
     if count < 2:
         raise mpi.UsageError(f"--demos gives {count} pair; cloning needs at least 2")
@@ -221,7 +258,8 @@ def split(demos: Demos, held_out: float, seed: int) -> tuple[Demos, Demos]:
 
 
 def as_batch(agent: Agent, demos: Demos) -> Batch:
-    """Return pairs as the policy has them: normalised obs, act [B] or before tanh."""
+    """Raw pairs -> what `bc_loss` takes: normalised observations, and discrete actions
+    [B] or u [B, k], Eq. (2). Images become floats, four times as large."""
     act = demos.act
     if not agent.discrete:
         act = invert_squashing(act, agent.low, agent.high)
@@ -235,13 +273,13 @@ def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
 
 def invert_squashing(act: Shaped[Tensor, "B *act"], low: Shaped[Tensor, "*act"],
                      high: Shaped[Tensor, "*act"]) -> Float32[Tensor, "B k"]:
-    """Eq. (2): actions of the environment -> actions before tanh."""
+    """Eq. (2): actions a, as `env.step` takes them -> u, the actions before tanh."""
     unit = 2 * (act - low) / (high - low) - 1
     return unit.clamp(-0.999, 0.999).atanh().flatten(1).float()
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -255,19 +293,19 @@ def bc_loss(policy: Policy, batch: Batch) -> tuple[Scalar, dict]:
     return loss, {"bc_loss": loss}
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, pairs: Batch, held_out: Batch,
            batch_size: int) -> dict:
-    """Take gradient steps up to the next check of the held-out loss. Then keep the
-    weights if they are the best so far. Return metrics."""
+    """Take `check_every` gradient steps on the training pairs. Then check: compute the
+    held-out loss, and copy the weights to `best` if it is the lowest so far."""
     step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(agent.cfg.check_every):
-        idx = torch.randint(len(pairs.obs), (batch_size,))
+        idx = torch.randint(len(pairs.obs), (batch_size,))  # with replacement
         batch = Batch(pairs.obs[idx], pairs.act[idx])
         step_metrics.append(
             optimizer.minimize(bc_loss, agent.policy, batch, lr=agent.cfg.lr))
     loss, _ = bc_loss(agent.policy, held_out)
-    best_loss, _ = bc_loss(agent.best, held_out)
+    best_loss, _ = bc_loss(agent.best, held_out)  # before this check
     improved = loss < best_loss
     if improved:
         agent.best.load_state_dict(agent.policy.state_dict())
@@ -283,16 +321,18 @@ def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, 1)  # for its spaces: training takes no steps in it
+        envs = make_envs(cfg, 1)  # only for its spaces; evaluation makes its own
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        demos = load_demos(cfg, envs)  # the same in all processes
+        demos = load_demos(cfg, envs)  # subsampled; the same in all processes
         pairs, held_out = split(demos, cfg.held_out, cfg.seed)
+        # The data are fixed, so mean and var of Eq. (1) are computed once, here.
         if not agent.images:
-            agent.obs_stats.update(pairs.obs.float())  # the only time
+            agent.obs_stats.update(pairs.obs.float())
         agent.to(run.device)
         optimizer = mpi.Adam(agent.policy)
         step = run.restore(agent, optimizer=optimizer)  # 0, or where the run stopped
-        pairs = as_batch(agent, pairs.to(run.device))  # by --init-from's statistics
+        # After `restore`: --init-from replaces the statistics.
+        pairs = as_batch(agent, pairs.to(run.device))
         held_out = as_batch(agent, held_out.to(run.device))
         while step < cfg.total_steps:
             metrics = update(agent, optimizer, pairs, held_out, run.batch_size)

@@ -1,14 +1,15 @@
 """Deep Deterministic Policy Gradient (DDPG).  Lillicrap et al. 2016,
 arXiv:1509.02971, Algorithm 1.
 
-The problem. Q-learning picks a = argmax_a Q(s, a), where Q(s, a) is the
-expected discounted return, E sum_t gamma^t r_t, of taking action a in state s
-at t = 0 and acting well from then on. With five discrete actions the argmax
-compares five numbers. With continuous actions it is an optimisation problem at
-every step. DDPG therefore trains a second network beside the critic Q: the
-actor pi(s), which returns the action that Q rates highest. The critic tells
-the actor how to improve, since the gradient of Q with respect to a points
-towards better actions. Q in turn learns the value of following pi.
+The problem. In Q-learning, Q(s, a) is the expected discounted return of taking
+action a in state s and acting optimally from then on. The policy takes
+argmax_a Q(s, a). With a few discrete actions, the argmax compares a few
+numbers. With continuous actions, it is an optimisation problem at every step.
+DDPG therefore trains two networks. The actor pi(s) learns to output the action
+that the critic Q(s, a) rates highest: it follows the gradient of Q with
+respect to a, which points towards actions with a higher Q. The critic learns
+the expected discounted return of taking a in s and following pi from then on.
+Once pi is optimal, the two meanings of Q agree.
 
 Notation. s' is the state that follows s, and V(s') its value. `terminated` is
 1 if s' is terminal. If only a time limit ends the episode, it is 0: rewards
@@ -16,65 +17,75 @@ would have followed, so we still bootstrap from V(s'). Every transition goes
 into a replay buffer, and every update uses a random batch from it. Earlier
 policies collected most of these transitions. We may still learn from them
 ("off-policy"): r and s' depend only on s and a, not on the policy that chose
-a, and V(s') in (1) uses the target copy of the present actor. The targets y
-use copies of both networks that follow them slowly, Q_targ and pi_targ, so y
-changes only a little per update. w stands for a network's weights, and `mean`
-is over the batch.
+a, and V(s') in (1) uses the target copy of the current actor. The target y
+uses copies of both networks that follow them slowly: the target networks,
+marked `targ`. So y changes only a little per update. w stands for a network's
+weights, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q(s, a) - y)^2                                         (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-DDPG's actions and losses. sigma is the setting act_noise, and eps is standard
-normal noise in as many dimensions as a:
+Actions, V(s') and the actor's loss. sigma is the setting act_noise; eps is a
+standard normal sample with as many dimensions as a, drawn anew each time:
 
     a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
     a'      = pi_targ(s')                                                  (5)
     V(s')   = Q_targ(s', a')                                               (6)
     L(pi)   = -mean Q(s, pi(s))                                            (7)
 
+Every update takes one gradient step on L(Q), (2), then one on L(pi), (7), and
+then moves both target networks by (3).
+
 Why each piece is there:
 
-(1) This target is valid for any action a: r and s' depend only on s and a, and
-a' in (5) comes from the actor, not from the buffer. So old transitions can be
-reused, each many times. A random batch also mixes transitions from different
-times, so its samples are less correlated than consecutive ones.
-(3) Without target networks, an update that raises Q(s, a) often raises Q(s',
-a') too, and therefore y, so that errors feed on themselves. With tau = 0.005
-the copies lag about 1/tau = 200 updates behind.
+(1) The buffer holds s, a, r and s', but not a'. (5) computes a' anew in every
+update, so old transitions can be reused, each many times. Consecutive
+transitions are correlated: a network trained on them in order fits the latest
+ones and forgets the rest. A random batch mixes old and new transitions.
+(3) The states s and s' are similar, so an update that raises Q(s, a) often
+raises Q(s', a') too. Without target networks this would raise y at once, and
+errors could reinforce themselves. With tau = 0.005 the copies lag by about
+1/tau = 200 updates.
 (4) A deterministic policy does not explore, so noise is added to its actions
-while collecting. The buffer stores the noisy action, because that is the one
-that led to r and s'. Evaluation uses no noise.
-(5) The target copy of the actor, like that of the critic, keeps y from moving
-with every update.
+while collecting data. The buffer stores the noisy action, because that is the
+one that led to r and s'. Evaluation uses no noise.
+(6) The value of following pi from s' on is Q(s', pi(s')). (5) and (6) use the
+target copies of both networks instead, so an update changes y only a little.
 (7) By the chain rule, the gradient of L(pi) with respect to the actor's
-weights w is -mean dQ/da dpi/dw, with dQ/da taken at a = pi(s): the
-deterministic policy gradient (Silver et al. 2014). This loss updates only the
-actor. If it updated the critic too, the critic could lower it by rating all of
-the actor's actions highly.
+weights w is -mean dQ/da dpi/dw, with dQ/da taken at a = pi(s). Without the
+minus sign it is the deterministic policy gradient (Silver et al. 2014), here
+averaged over states from the buffer. This loss updates only the actor. If it
+updated the critic too, the critic could lower it by overrating the actor's
+actions.
 
-The weak point: the actor seeks out actions that the critic overestimates, and
-(6) feeds these errors into the targets. TD3 was designed to reduce this.
+DDPG's weak point is overestimation: the actor seeks out actions for which Q is
+too high, and (6) carries these errors into the targets. TD3 (algos/td3.py) was
+designed to reduce this.
 
-The actor ends with tanh, so policy, buffer and critic all use actions in [-1,
-1]; `env_act` rescales them to the environment's bounds. Observations and
+Policy, buffer and critic use actions in [-1, 1], the range of the actor's
+tanh; `env_act` rescales them to the environment's bounds. Observations and
 rewards are not normalised.
 
 Departures from the paper. The noise in (4) is independent across steps, with
-sigma = 0.1; the paper uses an Ornstein-Uhlenbeck process with 0.2, in which
-the authors of TD3 found no benefit. The action enters the critic at its first
-layer (paper: the second). There is no batch normalisation and no weight decay.
-Other settings, with the paper's in parentheses: learning rate 1e-3 (1e-4 for
-the actor), tau 0.005 (0.001), batches of 256 (64), layers of 256 and 256 units
-(400 and 300), PyTorch's initial weights in the last layers (at most 3e-3). The
-first actions are uniformly random.
+sigma = 0.1. The paper's noise, an Ornstein-Uhlenbeck process with sigma = 0.2,
+is correlated across steps; the authors of TD3 found no benefit in it. The
+action enters the critic at its first layer (paper: the second). There is no
+batch normalisation and no weight decay (the paper has both). The learning rate
+is 1e-3 for both networks (paper: 1e-4 for the actor), tau is 0.005 (0.001),
+batches have 256 samples (64), and layers have 256 and 256 units (400 and 300).
+The last layers start with PyTorch's default weights, which are larger than the
+paper's (at most 3e-3 in size). Three details are not in the paper's Algorithm
+1: the factor 1 - terminated in (1), the clipping in (4), and the uniformly
+random actions at the start, which fill the buffer with actions from the whole
+range.
 
 Defaults: actions are random for the first 10,000 steps, or for the first tenth
 of total_steps if that is less. Then each environment step is followed by one
-update of the critic, the actor and both targets, in that order, on the same
-batch of 256. In a healthy run `critic_loss` stays bounded, and `q`, the mean
-of Q over sampled transitions, levels off. If `q` keeps growing while the
-return does not, the critic overestimates.
+update, in which critic and actor use the same batch of 256. In a healthy run
+`critic_loss` stays bounded, and `q`, the mean of Q over sampled transitions,
+levels off. If `q` keeps growing while the return does not, the critic probably
+overestimates.
 
 Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
@@ -91,6 +102,8 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+# check_memory    refuses a buffer that is larger than the machine's memory
+# make_envs       parallel environments; a `step` that ends an episode starts the next
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -141,7 +154,7 @@ class Critic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, critic and the targets of both, all saved in the state dict."""
+    """Actor, critic and a target network for each, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -196,7 +209,7 @@ class ReplayBuffer:
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         self.capacity = capacity
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty((capacity, obs_dim), np.float32),
             "act": np.empty((capacity, act_dim), np.float32),
@@ -223,12 +236,12 @@ class ReplayBuffer:
         return Transitions(**self.gather(rows))
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """These rows of every column. `take` equals column[rows] and is faster."""
+        """Return these rows of every column. `take` is column[rows], but faster."""
         return {name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -241,8 +254,7 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -305,11 +317,11 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """Update critic, actor and the targets of both once. Return the metrics.
+    """Take one step on each loss, then move both target networks. Return the metrics.
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -346,7 +358,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -360,7 +372,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)
-                run.store(**metrics)
+                run.store(**metrics)  # the next report averages them
             run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 

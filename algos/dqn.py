@@ -1,32 +1,37 @@
 r"""Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
 
-The problem. Q(s, a) is the expected discounted return of taking action a in
-state s and acting optimally from then on. Once Q is known, an optimal policy
-takes the action with the highest Q. By Bellman's optimality equation, Q(s, a)
-is the expected value, over r and s', of r + gamma max_a' Q(s', a'). After
-every step, Q-learning moves Q(s, a) towards a sample of this sum, the target.
+The problem. Q(s, a) estimates the expected discounted return of taking action
+a in state s and acting optimally from then on. If the estimate is exact, the
+action with the highest Q is optimal, and Bellman's optimality equation holds:
+Q(s, a) is the expected value, over the reward r and the next state s', of
+r + gamma max_a' Q(s', a'). Q-learning samples this sum after every step. The
+sample is called the target, and Q(s, a) is moved towards it.
 
-If Q is a table and every action is tried often enough, this converges. With a
-neural network it often does not, for two reasons. Consecutive transitions are
-correlated, so a network trained on them in order fits the latest ones and
-forgets the rest. And the network being trained also computes the target, so
-every gradient step moves the target too, and errors can reinforce themselves.
-DQN adds one remedy for each:
+If Q is a table, it becomes exact, provided that every action is tried again
+and again in every state and that the step size shrinks suitably. If Q is a
+neural network, learning often fails, for two reasons. First, consecutive
+transitions are correlated, so a network trained on them in order fits the
+latest ones and forgets the rest. Second, the network being trained also
+computes the target, so every gradient step moves the target too, and errors
+can reinforce themselves. DQN adds one remedy for each:
 
-- A replay buffer keeps many past transitions (s, a, r, s', terminated). Every
-  update uses a random batch from it.
-- A target network Q_targ computes the targets. The weights of Q are copied
-  into it every `target_every` environment steps; in between it is frozen.
+- A replay buffer stores many past transitions (s, a, r, s', terminated). Every
+  update uses a random batch from it, which mixes old and new transitions.
+- A target network Q_targ, an older copy of Q, computes the targets. It is
+  frozen, except that every `target_every` environment steps the weights of Q
+  are copied into it.
 
-The target depends on the best action in s', not on the action that the agent
-took there. So Q can learn from transitions that older versions of the policy
-collected: DQN is off-policy. The algorithm is a loop: act, store the
-transition, sample a batch, take a gradient step, and now and then copy Q.
+The target depends on the action that looks best in s', not on the action that
+the agent took there. So Q can learn from transitions that older versions of
+the policy collected: DQN is off-policy. The algorithm is a loop: act, store
+the transition, sample a batch, take a gradient step, and periodically copy Q
+to Q_targ.
 
-Notation. s' is the state that follows s, and U(s') our estimate of its value.
-`terminated` is 1 if s' is terminal. At a time limit it is 0: rewards would
-have followed, so we still bootstrap from U(s'). t counts environment steps,
-and `mean` is over the batch.
+Notation. s' is the state that follows s, and U(s') is our estimate of its
+value. `terminated` is 1 if s' is terminal. Unless it is, we bootstrap: U(s')
+stands in for the rewards that would follow, at a time limit too, because that
+does not end the task. t counts environment steps. `mean` is over the batch,
+and mean_a over the actions.
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
     U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
@@ -39,39 +44,64 @@ and `mean` is over the batch.
 
 Why each piece is there:
 
+(1) In (3), y is treated as a constant: Q(s, a) is moved towards y, but no
+gradient flows through y.
 (2) The maximum of noisy estimates is too high on average, because it favours
 actions whose errors are positive. Double DQN (van Hasselt et al. 2016,
-arXiv:1509.06461) selects the action with Q but evaluates it with Q_targ, whose
-errors are partly different. This reduces the bias.
-(3) The Huber loss h. Its slope is at most 1, so a single surprising target
-cannot dominate a batch.
-(4) The dueling network (Wang et al. 2016, arXiv:1511.06581). In many states
-all actions are worth nearly the same. V(s) learns this common part from every
-sample, whichever action was taken. Without subtracting the mean, a constant
-could move between V and A without changing Q.
+arXiv:1509.06461) selects the action with Q but evaluates it with Q_targ. Since
+Q_targ is an older copy of Q, the errors of the two are similar but not equal.
+Q_targ often overrates the action less than Q does, so the bias is smaller.
+(3) The Huber loss h is quadratic for small errors and linear for large ones.
+Its slope stays between -1 and 1, so one large error cannot dominate the
+gradient of a batch.
+(4) The dueling network (Wang et al. 2016, arXiv:1511.06581) splits Q into V
+and the advantages A. In many states all actions are worth nearly the same. V
+is this common part, and it learns from every sample, whichever action was
+taken. If the mean were not subtracted, V and A would not be unique: adding a
+constant to V and subtracting it from A would not change Q. In (4), V(s) is the
+mean of Q over the actions, not the value of the greedy policy.
 (5) A purely greedy agent may never find out that it underestimates an action.
+So with probability eps it draws one uniformly from all actions.
+(6) At first Q is no better than a guess, so eps starts at 1. Then it falls
+linearly, so that more and more of the data comes from states that a good
+policy visits.
 
-Departures from the papers. The original DQN has neither Double DQN nor the
-dueling network: --no-double --no-dueling. Adam, with a learning rate that
-falls to zero, replaces RMSProp. V and A in (4) share all hidden layers, and
-their gradients are not rescaled. `target_every` counts environment steps, not
-updates. eps falls from the first step on, even before learning starts.
+Departures from the papers. The original DQN uses neither Double DQN nor the
+dueling network; --no-double --no-dueling turns both off. Adam, with a learning
+rate that falls linearly to zero, replaces RMSProp. Wang et al. give V and A
+separate hidden layers, in two streams, and rescale the sum of the streams'
+gradients. Here V and A share all hidden layers, so both are linear in the same
+features. With `dueling` or without, the network can represent the same
+functions Q; (4) only changes how they are learned. `target_every` counts
+environment steps, not updates. eps falls from the first step on, even before
+learning starts. The papers' settings are for Atari; ours are for CartPole.
 
 Defaults: learning starts after 1,000 steps. From then on there is one update,
 on a batch of 128, for every two environment steps: 24,500 updates in all, and
-125 between successive copies of Q. On CartPole the return should reach 500.
-`q`, the mean of Q(s, a) over sampled transitions, should approach the
-discounted return. There it ends near 70 to 85, below the limit of 1 / (1 -
-gamma) = 100, because targets grow from x to about 1 + gamma x between two of
-the 196 copies. `q_loss` is typically 0.1 to 0.5 there.
+125 between successive copies of Q. The buffer has room for all 50,000
+transitions of a run, so none is overwritten. With --num-envs 4, every pass of
+the training loop takes four environment steps and makes two updates; the
+totals stay the same.
 
-For Atari use algos/dqn_atari.py, which stores every frame once instead of
-eight times.
+In a healthy run on CartPole the return reaches 500, the maximum, after 20,000
+to 40,000 steps. Not every run does this, and some get worse again
+(benchmarks/NOTES.md, "DQN"). `q`, the mean of Q(s, a) over sampled
+transitions, rises from about 0 and ends near 70 to 85. With a reward of 1 per
+step, no discounted return exceeds 1 / (1 - gamma) = 100; a much higher `q`
+means that Q diverges. Q approaches this limit slowly: while Q_targ is frozen
+at a value x, Q can rise to about 1 + gamma x, and not further. The 49,000
+steps of learning have 196 such periods of 250 steps, which lead from x = 0 to
+about 86. `q_loss` is typically 0.1 to 0.5. It does not fall to zero, because
+every copy changes the targets.
+
+For Atari use algos/dqn_atari.py, whose buffer stores every frame once. There
+an observation is a stack of 4 frames, so the buffer of this file would store
+each frame eight times: in 4 stacks as part of obs, and in 4 of next_obs.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn --num-envs 4
-              (learning curves: benchmarks/README.md)
+              (also with one environment; learning curves: benchmarks/README.md)
 """
 
 import copy
@@ -84,6 +114,10 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
+# check_memory    refuses a buffer that is larger than the machine's memory
+# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
 from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -104,7 +138,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before learning starts
     update_every: int = 2  # environment steps per update
-    target_every: int = 250  # environment steps between updates of Q_targ
+    target_every: int = 250  # environment steps between copies of Q to Q_targ
     batch_size: int = 128  # samples per update (usually 32 to 512)
     lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
@@ -136,11 +170,11 @@ class QNetwork(nn.Module):
         self.dueling = cfg.dueling
         self.images = is_image(obs_space)
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # it has 512 features
+            self.encoder = nature_cnn(obs_space)  # 512 features, after a ReLU
             sizes = (512,)
         else:
             sizes = (*obs_space.shape, *cfg.hidden)
-        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
+        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k A, or k Q
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Tensor) -> PerAction:
@@ -200,11 +234,11 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs: np.ndarray, act: np.ndarray,
                  device: torch.device):
-        """`obs` and `act` are examples, which give the shapes and types to store."""
+        """`obs` and `act` are examples: only their shapes and dtypes are used."""
         num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         self.capacity = capacity
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty((capacity, *obs.shape), obs.dtype),
             "act": np.empty((capacity, *act.shape), act.dtype),
@@ -231,12 +265,12 @@ class ReplayBuffer:
         return Transitions(**self.gather(rows))
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """These rows of every column. `take` equals column[rows] and is faster."""
+        """Return these rows of every column. `take` is column[rows], but faster."""
         return {name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -249,8 +283,7 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -304,7 +337,7 @@ def epsilon_greedy(best: Choices, num_acts: int, eps: Scalar) -> Choices:
 
 
 def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
-    """Eq. (6)."""
+    """Eq. (6): the probability of a random action after `step` steps."""
     return max(eps_end, 1 - (1 - eps_end) * step / eps_steps)
 
 
@@ -328,7 +361,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> 
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 
@@ -356,7 +389,7 @@ def train(cfg: Config) -> Agent:
         obs_example = np.zeros(obs_space.shape, obs_dtype)
         act_example = np.zeros((), np.int64)
         buffer = ReplayBuffer(run.buffer_size, obs_example, act_example, run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -368,7 +401,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizer, batch, lr)
-                run.store(**metrics)
+                run.store(**metrics)  # the next report averages them
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
             run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due

@@ -10,7 +10,7 @@ the stacks when it samples a batch. The network is a CNN, and the settings are
 for Atari. Otherwise this file follows algos/dqn.py, which explains the
 algorithm: read that file first.
 
-Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') the
+Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') is our
 estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
 is 0, and we still bootstrap from U(s'). Q_targ is the target network, t counts
 environment steps, and `mean` is over the batch.
@@ -81,6 +81,10 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
+# check_memory    refuses a buffer that is larger than the machine's memory
+# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
 from utils import mpi
 from utils.envs import check_memory, image_to_float, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -101,7 +105,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     buffer_size: int = 1_000_000  # frames in the replay buffer
     start_steps: int = 80_000  # environment steps before learning starts
     update_every: int = 4  # environment steps per update
-    target_every: int = 1000  # environment steps between updates of Q_targ
+    target_every: int = 1000  # environment steps between copies of Q to Q_targ
     batch_size: int = 32  # samples per update (usually 32 to 512)
     lr: float = 1e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
@@ -130,9 +134,9 @@ class QNetwork(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.dueling = cfg.dueling
-        self.encoder = nature_cnn(obs_space)  # it has 512 features
+        self.encoder = nature_cnn(obs_space)  # 512 features, after a ReLU
         sizes = (512,)
-        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
+        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k A, or k Q
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Tensor) -> PerAction:
@@ -197,7 +201,7 @@ class FrameBuffer:
         # Rows per environment; even the smallest ring has room for one transition.
         self.num_rows = max(capacity // num_envs, num_frames + 1)
         self.frame_shape = (obs_shape[0] // num_frames, *obs_shape[1:])
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         num_bytes = (int(np.prod(self.frame_shape)) + 8 + 4 + 4 + 1) * capacity
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         shape = (self.num_rows, num_envs)
@@ -259,7 +263,7 @@ class FrameBuffer:
         return Transitions(obs, act, rew, next_obs, terminated)
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         filled = min(int(self.num_written.max()), self.num_rows)
         rows = {name: torch.from_numpy(c[:filled]) for name, c in self.columns.items()}
         return {"columns": rows, "num_written": torch.from_numpy(self.num_written)}
@@ -273,8 +277,7 @@ class FrameBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -329,7 +332,7 @@ def epsilon_greedy(best: Choices, num_acts: int, eps: Scalar) -> Choices:
 
 
 def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
-    """Eq. (6)."""
+    """Eq. (6): the probability of a random action after `step` steps."""
     return max(eps_end, 1 - (1 - eps_end) * step / eps_steps)
 
 
@@ -353,7 +356,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> 
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 
@@ -381,7 +384,7 @@ def train(cfg: Config) -> Agent:
         num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(
             run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -393,7 +396,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizer, batch, lr)
-                run.store(**metrics)
+                run.store(**metrics)  # the next report averages them
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
             run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due

@@ -1,18 +1,20 @@
 r"""DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
 The problem. DQN samples its replay buffer uniformly. On most transitions Q is
-already accurate, so they teach little. Prioritized replay samples transitions
-in proportion to a priority, which grows with the absolute error |Q(s, a) - y|
-that a transition had when it was last sampled. New transitions get a high
-priority. Such batches no longer represent the buffer, which biases the
-gradient. Importance-sampling weights correct for this: partly at first, and
-fully by the end of training.
+already accurate, so they teach little. Prioritized replay gives each
+transition a priority and samples it with a probability proportional to that.
+The priority grows with the absolute TD error |Q(s, a) - y| that the transition
+had when it was last sampled; y is the target (1). A new transition gets the
+highest priority so far. Such batches are no longer uniform samples of the
+buffer, which biases the gradient. Importance-sampling weights correct for
+this: partly at first, and almost fully by the end of training.
 
-Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') the
+Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') is our
 estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
 is 0, and we still bootstrap from U(s'). Q_targ is the target network, t counts
-environment steps, and `mean` is over the batch. (1) to (6)
-are DQN's, except for the importance weight w in (3), defined in (9).
+environment steps, and `mean` is over the batch. algos/dqn.py explains (1) to
+(6), which include Double DQN (2) and the dueling network (4). Only the
+importance-sampling weight w in (3) is new; (9) defines it.
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
     U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
@@ -23,52 +25,75 @@ are DQN's, except for the importance weight w in (3), defined in (9).
     a     = argmax_a Q(s, a), or with probability eps a random action      (5)
     eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-What is specific to prioritized replay. The buffer has n transitions, and i is
-one of them. Of the paper's two variants, this is the proportional one:
+What is specific to prioritized replay. The buffer holds n transitions, indexed
+by i and k. This is the paper's proportional variant; the other one uses the
+rank of the error. omega is the paper's alpha; in algos/sac.py alpha is the
+temperature. Unlike the paper's p, ours includes this exponent:
 
-    p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  when i was last sampled,
+    p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  if i has been sampled,
             the highest p so far                if i is new                (7)
     P(i)  = p_i / sum_k p_k, the probability of sampling i                 (8)
     w_i   = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta,
             k over the batch                                               (9)
     beta  = min(1, beta_start + (1 - beta_start) t / total_steps)         (10)
 
-Why each piece is there:
+Every update samples a batch by (8), weights it by (9), takes a gradient step
+on (3), and then gives the batch new priorities by (7). For these it uses the Q
+and y from before the step.
 
-(7) omega balances diversity and focus: with 0 sampling is uniform, with 1 it
-is in proportion to the error. The constant 1e-6 keeps every p positive, so
-even a transition without error can be sampled again. A new transition has no
-error yet; the highest priority makes it likely to be sampled soon. Before any
-error is known, the highest priority is 1. A priority is updated only when its
-transition is sampled, so at any time many are out of date.
-(9) Transition i is sampled n P(i) times as often as in uniform replay. A
-weight of 1 / (n P(i)), at beta = 1, undoes this, so that the expected gradient
-is that of uniform replay. Dividing by the largest weight of the batch makes
-every weight at most 1, so weights can only shrink a gradient. The largest
-weight differs from batch to batch, so a batch with a very unlikely transition
-is scaled down as a whole, and some bias remains.
-(10) The bias matters most near convergence. Early on, Q and y change so
-quickly that a biased gradient does little harm. With beta < 1 the transitions
-with large errors keep more of their weight.
+Why each new piece is there:
+
+(7) omega balances diversity and focus: omega = 0 gives uniform sampling, and
+omega = 1 gives sampling in proportion to the error. The constant 1e-6 keeps
+every p positive, so even a transition whose error is zero can be sampled
+again. A new transition has no error yet; the highest priority makes it likely
+to be sampled soon. The highest priority starts at 1 and never decreases. A
+priority is updated only when its transition is sampled, so at any time many
+are out of date.
+(9) Transition i is sampled n P(i) times as often as in uniform replay. At
+beta = 1 the numerator, 1 / (n P(i)), cancels this factor. With the numerator
+alone, the expected gradient would be that of uniform replay. The denominator
+makes every weight at most 1, so weights can only shrink a gradient. But it
+differs from batch to batch: a batch that contains a very unlikely transition
+is scaled down as a whole. So some bias remains, even at beta = 1.
+(10) With beta < 1 only part of the bias is corrected, and transitions with
+large errors keep more influence on the gradient. Early on, Q and y change so
+quickly that the bias does little harm. It matters most near convergence, so
+beta rises to 1.
 
 The sum tree. To sample from (8), lay intervals of length p_i end to end and
-find the one that contains a random point. In a binary tree whose inner nodes
-hold the sum of their two children, this takes about log2(buffer_size) steps,
-and so does changing one p_i. Sampling is stratified, as in the paper: the
-total length is divided into `batch_size` equal segments, and one point is
-drawn from each. This makes batches more varied than independent draws would.
+find the one that contains a random point. The p_i are the leaves of a binary
+tree, and every other node holds the sum of its two children. Then finding an
+interval takes about log2(buffer_size) steps, and so does changing one p_i.
+Sampling is stratified, as in the paper: the total length is divided into
+`batch_size` equal segments, and one point is drawn from each. This makes
+batches more varied than independent draws would.
 
-Departures from the paper: those listed in algos/dqn.py, and four more. The
-largest weight in (9) is that of the batch instead of the buffer, which is
-cheaper. The paper's alpha is called omega here, since SAC's temperature has
-that name, and p includes this exponent. The paper clips errors to [-1, 1] and
-divides DQN's learning rate by four; we do neither.
+Departures from the paper. As in algos/dqn.py, Adam with a learning rate that
+falls to zero replaces RMSProp, `target_every` counts environment steps, and
+eps falls from the first step on. The paper divides DQN's learning rate by
+four; we do not. It clips errors to [-1, 1]. The Huber loss (3) clips them in
+the gradient too, but our priorities (7) use unclipped errors. The largest
+weight in (9) is that of the batch instead of the buffer, which is cheaper.
 
-Defaults: as in algos/dqn.py. In a healthy run on CartPole `q` behaves as
-described there. The mean `td_error`, Q - y, of the sampled transitions ends
-between 2 and 3. It is positive because the largest errors come from episodes
-that ended when Q expected them to go on. The mean `weight` falls to about 0.1,
-which pulls `q_loss` down to between 0.01 and 0.03.
+The dueling network is not part of that paper (--no-dueling). Wang et al. 2016
+(arXiv:1511.06581) give V and A separate hidden layers, in two streams. Here
+they share all hidden layers, so both are linear in the same features. With
+`dueling` or without, the network can represent the same functions Q; (4) only
+changes how they are learned.
+
+Defaults: as in algos/dqn.py, learning starts after 1,000 steps. From then on
+there is one update, on a batch of 128, for every two environment steps. omega
+and beta_start are the paper's. The buffer has room for all 50,000 transitions
+of a run, so none is overwritten. In our runs PER was not clearly better than
+DQN (benchmarks/README.md).
+
+In a healthy run on CartPole `q`, the mean of Q(s, a) over sampled transitions,
+ends near 70 to 85, as in algos/dqn.py. The mean `td_error`, Q - y (others
+define it as y - Q), ends between 2 and 3. It is positive because the largest
+errors come from falls that Q did not foresee: y is then only the last reward,
+1, but Q expected many more. The mean `weight` falls to about 0.1, which pulls
+`q_loss` down to between 0.01 and 0.03, below that of algos/dqn.py.
 
 Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
@@ -87,6 +112,11 @@ from jaxtyping import Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
+# mpi.gather      a list of what each process has
+# check_memory    refuses a buffer that is larger than the machine's memory
+# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
 from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -107,7 +137,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before learning starts
     update_every: int = 2  # environment steps per update
-    target_every: int = 250  # environment steps between updates of Q_targ
+    target_every: int = 250  # environment steps between copies of Q to Q_targ
     batch_size: int = 128  # samples per update (usually 32 to 512)
     lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # decrease the learning rate linearly to zero
@@ -116,8 +146,8 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     eps_steps: int = 8000  # environment steps over which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
-    omega: float = 0.6  # exponent of priorities, Eq. (7) (0, uniform, to 0.7)
-    beta_start: float = 0.4  # initial exponent of weights, Eq. (10) (0.4 to 1)
+    omega: float = 0.6  # priority exponent, the paper's alpha; 0: uniform (0 to 0.7)
+    beta_start: float = 0.4  # initial importance-weight exponent, Eq. (10) (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
 
     def __post_init__(self):
@@ -141,11 +171,11 @@ class QNetwork(nn.Module):
         self.dueling = cfg.dueling
         self.images = is_image(obs_space)
         if self.images:
-            self.encoder = nature_cnn(obs_space)  # it has 512 features
+            self.encoder = nature_cnn(obs_space)  # 512 features, after a ReLU
             sizes = (512,)
         else:
             sizes = (*obs_space.shape, *cfg.hidden)
-        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k times A, or Q
+        num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k A, or k Q
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Tensor) -> PerAction:
@@ -205,11 +235,11 @@ class ReplayBuffer:
 
     def __init__(self, capacity: int, obs: np.ndarray, act: np.ndarray,
                  device: torch.device):
-        """`obs` and `act` are examples, which give the shapes and types to store."""
+        """`obs` and `act` are examples: only their shapes and dtypes are used."""
         num_bytes = (2 * obs.nbytes + act.nbytes + 4 + 4) * capacity
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         self.capacity = capacity
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty((capacity, *obs.shape), obs.dtype),
             "act": np.empty((capacity, *act.shape), act.dtype),
@@ -236,12 +266,12 @@ class ReplayBuffer:
         return Transitions(**self.gather(rows))
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """These rows of every column. `take` equals column[rows] and is faster."""
+        """Return these rows of every column. `take` is column[rows], but faster."""
         return {name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -255,18 +285,22 @@ class ReplayBuffer:
 
 @dataclass(frozen=True)
 class WeightedTransitions(Transitions):
-    rows: Int64[np.ndarray, "B"]  # where they are in the buffer
-    weight: PerSample  # Eq. (9)
+    rows: Int64[np.ndarray, "B"]  # their rows in the buffer
+    weight: PerSample  # importance-sampling weights w, Eq. (9)
 
 
 class SumTree:
-    """Numbers in the leaves of a binary tree, whose other nodes sum their two children.
+    """A binary tree. Its leaves hold one number per row of the buffer; every other node
+    holds the sum of its two children.
 
-    Node 1 is the root. The children of node k are 2 k and 2 k + 1.
+    Node 1 is the root. The children of node k are 2 k and 2 k + 1. An example: leaves
+    1, 0, 3, 4 have the sums 1 and 7 above them, and 8 at the root. To find the row of
+    the point 2.5, compare it with the left sum, 1. It is larger, so go right with
+    2.5 - 1 = 1.5. Now the left number, 3, is larger, so go left. This is row 2.
     """
 
     def __init__(self, size: int):
-        self.depth = (size - 1).bit_length()  # levels below the root
+        self.depth = (size - 1).bit_length()  # log2(size), rounded up
         self.num_leaves = 2**self.depth  # at least `size`; the rest stay 0
         self.nodes = np.zeros(2 * self.num_leaves)
 
@@ -274,7 +308,10 @@ class SumTree:
         return self.nodes[self.num_leaves + rows]
 
     def set(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Change the numbers in these rows and the sums above them."""
+        """Change the numbers in these rows, then recompute the sums above them.
+
+        Adding differences instead would be wrong if a row occurs twice.
+        """
         node = self.num_leaves + rows
         self.nodes[node] = values
         for _ in range(self.depth):
@@ -282,11 +319,11 @@ class SumTree:
             self.nodes[node] = self.nodes[2 * node] + self.nodes[2 * node + 1]
 
     def find(self, point: np.ndarray) -> np.ndarray:
-        """Points from 0 to the total -> the rows whose intervals contain them."""
+        """Points between 0 and the total -> the rows whose intervals contain them."""
         node = np.ones(len(point), np.int64)
         for _ in range(self.depth):
             left = self.nodes[2 * node]
-            # By rounding, a point can exceed the left sum though the right one is 0.
+            # Rounding can push a point past the left sum even if the right one is 0.
             go_right = (point >= left) & (self.nodes[2 * node + 1] > 0)
             point = np.where(go_right, point - left, point)
             node = np.where(go_right, 2 * node + 1, 2 * node)
@@ -300,16 +337,21 @@ class PrioritizedBuffer(ReplayBuffer):
                  device: torch.device):
         super().__init__(capacity, obs, act, device)
         self.tree = SumTree(capacity)  # the priorities p; 0 for an empty row
-        self.max_priority = 1.0  # the highest so far
+        self.max_priority = 1.0  # the highest so far, on this process
 
     def add(self, **transition: np.ndarray) -> None:
-        """The same, with the highest priority so far."""
+        """Store transitions like ReplayBuffer.add, with the highest priority so far."""
         rows = (self.position + np.arange(len(transition["rew"]))) % self.capacity
         super().add(**transition)
         self.tree.set(rows, np.full(len(rows), self.max_priority))
 
     def sample(self, batch_size: int, beta: float) -> WeightedTransitions:
-        """Draw by Eq. (8), one from each of `batch_size` equal pieces of the total."""
+        """Draw by Eq. (8), instead of uniformly like ReplayBuffer.sample.
+
+        The total priority is divided into `batch_size` equal segments, and one point is
+        drawn from each. With several processes, each draws its share of the batch from
+        its own buffer. These hold equally many transitions, so their P are comparable.
+        """
         total = self.tree.nodes[1]
         point = torch.arange(batch_size) + torch.rand(batch_size, dtype=torch.float64)
         rows = self.tree.find(point.numpy() / batch_size * total)
@@ -320,7 +362,7 @@ class PrioritizedBuffer(ReplayBuffer):
         return WeightedTransitions(**self.gather(rows), rows=rows, weight=weight)
 
     def set_priorities(self, rows: np.ndarray, priority: PerSample) -> None:
-        """Eq. (7), for transitions that were just used."""
+        """Store the priorities, Eq. (7), of transitions that were just sampled."""
         self.tree.set(rows, priority.cpu().numpy())
         self.max_priority = max(self.max_priority, priority.max().item())
 
@@ -336,8 +378,7 @@ class PrioritizedBuffer(ReplayBuffer):
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -391,18 +432,18 @@ def epsilon_greedy(best: Choices, num_acts: int, eps: Scalar) -> Choices:
 
 
 def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
-    """Eq. (6)."""
+    """Eq. (6): the probability of a random action after `step` steps."""
     return max(eps_end, 1 - (1 - eps_end) * step / eps_steps)
 
 
 def priority_of(error: PerSample, omega: float) -> PerSample:
-    """Eq. (7), of transitions that were just used."""
+    """Eq. (7), for transitions that were just sampled. `error` is Q - y."""
     return (error.abs() + 1e-6) ** omega
 
 
 def importance_weight(prob: Float64[Tensor, "B"], lowest: float,
                       beta: float) -> Float64[Tensor, "B"]:
-    """Eq. (9). `lowest` is the minimum of P over the batch."""
+    """Eq. (9). `lowest` is the minimum of P over the batch of all processes."""
     return (lowest / prob) ** beta
 
 
@@ -413,7 +454,10 @@ def anneal_beta(step: int, beta_start: float, total_steps: float) -> float:
 
 # ======================================= update =======================================
 def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
-    """Eq. (3): fit Q(s, a) to the target y, which is held constant."""
+    """The loss of PER, Eq. (3): fit Q(s, a) to the target y, which is held constant.
+
+    The metric `td_error` is Q - y, one number per sample, for Eq. (7).
+    """
     with torch.no_grad():
         q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
@@ -433,7 +477,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: WeightedTransitions,
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     return optimizer.minimize(per_loss, agent, batch, lr=lr)
 
@@ -462,7 +506,7 @@ def train(cfg: Config) -> Agent:
         act_example = np.zeros((), np.int64)
         buffer = PrioritizedBuffer(
             run.buffer_size, obs_example, act_example, run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -475,6 +519,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size, beta)
                 metrics = update(agent, optimizer, batch, lr)
+                # The errors are from before this update; new ones would cost a pass.
                 new_priority = priority_of(metrics["td_error"], cfg.omega)
                 buffer.set_priorities(batch.rows, new_priority)
                 run.store(**metrics, weight=batch.weight)

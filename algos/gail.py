@@ -1,19 +1,20 @@
 """Generative adversarial imitation learning (GAIL).  Ho & Ermon 2016,
 arXiv:1606.03476.
 
-The problem. We have demonstrations of an expert, but no rewards. Cloning its
-actions (algos/bc.py) breaks down once a mistake leads to states that the
-expert never visited. GAIL asks for more: the policy should visit each pair of
-state and action as often as the expert does.
+The problem. We are given an expert's observations s and actions a, but no
+rewards. In behavioural cloning (algos/bc.py) mistakes compound: each can lead
+to states that the expert never visited. GAIL lets the policy act in the
+environment until it visits each pair (s, a) as often as the expert does (equal
+occupancy measures). Then both have the same return, whatever the rewards are.
 
-Two networks compete. The discriminator D(s, a) estimates the probability that
-a pair is the expert's, not the policy's. PPO trains the policy with a reward
-for pairs that D mistakes for the expert's. Neither sees the environment's
-rewards; `ep_ret` in the log is the return that they make.
+Two networks compete. The discriminator D(s, a) estimates the probability that a
+pair is the expert's, not the policy's. PPO maximises a reward that grows with
+D. The environment's rewards are used only to log the return, `ep_ret`.
 
-algos/ppo.py explains (1) to (12) and their symbols. r is the reward (14), which
-(7) scales before (1) uses it. In (3) and (9), a is the action before tanh; in
-(13) and (14) it is the environment's.
+algos/ppo.py explains (1) to (12). `terminated` is 1 if the next state s' is
+terminal, `done` is 1 if the episode ended, also by a time limit. a_i is before
+tanh, pi_old collected the data, and c is `clip_ratio`. r is the reward (14),
+which (7) scales before (1) uses it:
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -29,38 +30,36 @@ algos/ppo.py explains (1) to (12) and their symbols. r is the reward (14), which
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-Before PPO learns from a rollout, D takes gradient steps on minibatches of
-expert pairs, E, and equally many of the rollout's pairs, B:
+Before PPO learns from a rollout, D takes gradient steps, each on a minibatch B
+of the rollout's pairs and as many random expert pairs, E. The new D gives r:
 
     L_D     = -mean_E log D - mean_B log(1 - D),  D = sigmoid(logit)      (13)
     r       = -log(1 - D(s, a)),  or log D(s, a)                          (14)
 
-The minimum of (13) is D = p_E / (p_E + p_B), where p_E and p_B are the
-frequencies of a pair for expert and policy. D must not tell them apart by how
-they are preprocessed. So the policy's statistics (6) normalise both, and both
-actions are encoded alike: as one-hot, or rescaled from the environment's
-bounds to [-1, 1].
+In expectation, D = p_E / (p_E + p_B) minimises (13), where p_E and p_B are the
+probabilities (or densities) of a pair under expert and policy. At this D the
+logit is log p_E - log p_B, so r is high where the policy visits too rarely. All
+pairs are preprocessed alike: (6) uses the policy's statistics for both. But D
+can recognise an expert that acts without noise: utils.play has --stochastic.
 
 Choice of reward. The paper's D is the probability that a pair is the policy's,
-and its reward is -log D. The authors' code swaps the labels, as we do; the
-reward is then -log(1 - D). It is positive, so each further step adds reward and
-the policy learns to survive, however it behaves (survival bias; Kostrikov et
-al. 2019, arXiv:1809.02925). In CartPole that is enough, even with a constant D.
-Where success ends the episode (MountainCar, Acrobot), (14) must be negative, so
-that early ends pay: the authors' code then uses log D (`--no-positive-rew`).
-Their sum, log D - log(1 - D), is the logit, which can have either sign (AIRL;
-Fu et al. 2018, arXiv:1710.11248).
+and its reward is -log D. Like the authors' code, we swap the labels, so it is
+-log(1 - D). It is positive, so survival pays even without imitation (survival
+bias; Kostrikov et al. 2019). In CartPole a constant D works. Where success ends
+the episode (MountainCar, Acrobot), it pays to avoid success. There the authors
+use log D (`--no-positive-rew`). It is negative: early ends pay, even failures.
+Their sum is the logit, which can have either sign (AIRL; Fu et al. 2018).
 
-Departures, besides those of algos/ppo.py: PPO replaces TRPO; D takes many
-minibatch steps per rollout, not one. `ent_coef` is lambda in the GAIL paper.
+Departures, besides those of algos/ppo.py: PPO, not TRPO; D takes many minibatch
+steps per rollout, not one; no entropy bonus for D. `ent_coef` is GAIL's lambda.
 
 Defaults: as in algos/ppo.py; D takes 32 gradient steps per rollout, each on 64
-pairs of either kind. `d_expert` and `d_policy`, the mean D of both kinds,
-should stay between 0.1 and 0.9 and approach 1/2. Near 1 and 0, D separates the
-two and no longer ranks the policy's pairs: lower `disc_lr`.
+expert pairs and 64 of the policy. `d_expert` and `d_policy`, the mean D of each
+kind, should stay between 0.1 and 0.9 and approach 1/2. If they are near 1 and
+0, lower `disc_lr`: -log(1 - D) is then near 0 for most of the policy's pairs.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/gail.py
-Record and try:
+Record and try (quick; benchmarks/README.md, "Imitation", has harder tasks):
     python -m algos.ppo --env CartPole-v1 --total-steps 5e4
     python -m utils.play runs/CartPole-v1/ppo/seed1 --record demos.npz
     python -m algos.gail --env CartPole-v1 --total-steps 5e4 --demos demos.npz
@@ -76,6 +75,12 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
+# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.Optimizers  optimizers by name; each changes only its own weights
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# load_demos      pairs of --demos: every `subsample`-th of `num_trajectories` episodes
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
@@ -83,7 +88,7 @@ from utils.run import Run, RunConfig, check_divides, check_settings, check_space
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
@@ -91,26 +96,26 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     demos: str = ""  # demonstrations (python -m utils.play RUN --record demos.npz)
-    num_trajectories: int = 0  # use only the first n episodes; 0: all
-    subsample: int = 20  # keep one pair in n, from a random offset per episode
+    num_trajectories: int = 0  # number of episodes to use, from the first; 0: all
+    subsample: int = 20  # keep every n-th pair of an episode, from a random offset
     disc_epochs: int = 1  # the discriminator's passes over each rollout (1 to 5)
-    disc_lr: float = 3e-5  # its learning rate in Adam, constant (1e-5 to 3e-4)
-    positive_rew: bool = True  # -log(1 - D) in Eq. (14); else log D, if success ends it
+    disc_lr: float = 3e-5  # Adam's learning rate for D, constant (1e-5 to 3e-4)
+    positive_rew: bool = True  # use -log(1 - D); off: log D, if success ends episodes
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout: T steps in each of N envs
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # end an update if KL (12) after an epoch is higher; 0: off
-    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in PPO's paper (0.1 to 0.3)
+    target_kl: float = 0.0  # stop the epochs once KL, Eq. (12), exceeds this; 0: off
+    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths (with images: of D alone)
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths (for images, only in D)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
@@ -133,7 +138,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -162,7 +167,7 @@ class RunningStats(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Maps normalised observations and actions, `Pairs`, to the logit of D."""
+    """Maps `Pairs`, normalised observations and encoded actions, to the logit of D."""
 
     def __init__(self, obs_space: gym.Space, act_size: int, hidden: tuple[int, ...]):
         super().__init__()
@@ -205,11 +210,11 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
-        self.disc = Discriminator(obs_space, num_outputs, cfg.hidden)
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
+        self.disc = Discriminator(obs_space, num_outputs, cfg.hidden)  # PyTorch's init
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All but the discriminator's."""
+        """All parameters but the discriminator's."""
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("disc.")]
 
@@ -228,7 +233,7 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -249,7 +254,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def pairs(self, obs: Tensor, env_act: Tensor) -> "Pairs":
-        """Raw observations, and actions as `env.step` takes them -> what D sees."""
+        """Raw observations, and actions as `env.step` takes them -> the inputs of D."""
         if self.discrete:
             act = one_hot(env_act, self.actor[-1].out_features)
         else:
@@ -257,7 +262,7 @@ class Agent(nn.Module):
         return Pairs(self.normalize_obs(obs), act.float())
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -286,14 +291,13 @@ class Minibatch:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs:  # inputs of the discriminator
     obs: Float32[Tensor, "B *obs"]  # normalised
     act: Float32[Tensor, "B k"]  # one-hot, or rescaled to [-1, 1]
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -317,13 +321,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -334,12 +338,12 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -348,7 +352,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -375,7 +379,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum never promises more than the unclipped ratio A."""
+    """Eqs. (9), (10). With the minimum, the objective is at most mean(ratio A)."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -389,7 +393,7 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -406,7 +410,7 @@ def imitation_reward(logit: PerSample, positive: bool) -> PerSample:
 
 # ======================================= update =======================================
 def disc_loss(disc: Discriminator, expert: Pairs, policy: Pairs) -> tuple[Scalar, dict]:
-    """Eq. (13). The expert's pairs have the label 1, the policy's 0."""
+    """Eq. (13) and metrics. Expert pairs are labelled 1, those of the policy 0."""
     expert_logit = disc(expert)
     policy_logit = disc(policy)
     loss = discriminator_loss(expert_logit, policy_logit)
@@ -414,14 +418,14 @@ def disc_loss(disc: Discriminator, expert: Pairs, policy: Pairs) -> tuple[Scalar
                   "d_policy": policy_logit.sigmoid().mean()}
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update_disc(agent: Agent, optimizer: mpi.Adam, rollout: Rollout,
                 demos: Demos) -> tuple[Rollout, dict]:
-    """Train D. Return the rollout with the rewards of D, Eq. (14), and metrics."""
+    """Train D. Return the rollout, with Eq. (14) replacing its rewards, and metrics."""
     cfg = agent.cfg
     obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     env_act = agent.env_act(rollout.act.flatten(0, 1))
-    env_act = torch.as_tensor(env_act, device=obs.device)
+    env_act = torch.as_tensor(env_act, device=obs.device)  # as `env.step` got them
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
     metrics = {}
     for _ in range(cfg.disc_epochs):
@@ -439,7 +443,7 @@ def update_disc(agent: Agent, optimizer: mpi.Adam, rollout: Rollout,
 
 
 def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
-    """Eq. (11). No gradient flows through advantages and value targets."""
+    """Eq. (11). `update` computes advantages and targets without gradients."""
     cfg = agent.cfg
     actor_out, val = agent(minibatch.obs)
     logp = log_prob(actor_out, agent.log_std, minibatch.act)
@@ -455,22 +459,18 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
     return val, adv, ret
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each.
-
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), clips its norm, takes one Adam step and returns the metrics.
-    """
+    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:

@@ -1,35 +1,35 @@
-r"""PPO with an LSTM, for partially observable tasks (POMDPs).  LSTM:
-Hochreiter and Schmidhuber 1997, Gers et al. 2000.  With actor-critic: Mnih et
-al. 2016.
+r"""PPO with an LSTM, for partially observable tasks (POMDPs).  PPO: Schulman et
+al. 2017.  LSTM: Hochreiter and Schmidhuber 1997; its forget gate: Gers et al.
+2000.  LSTM in an actor-critic: Mnih et al. 2016.
 
 The problem. PPO's policy sees one observation at a time. An observation may
-leave out what matters: a single picture of a ball does not show its velocity,
-and a signpost that the agent passed a minute ago is out of sight. Two
-different situations then look the same, and no function of the observation can
-tell them apart. The policy needs a memory.
+leave out what matters: a single frame of a moving ball does not show its
+velocity, and a signpost passed a minute ago is out of sight. Situations that
+need different actions then look the same. The policy needs a memory.
 
-A recurrent network has one, its hidden state. At every step it computes a new
-memory from the observation and the old memory. Actor and critic see the memory
-instead of the observation. Backpropagation through time trains it: the
-gradient of a step's loss flows back through the earlier memories, at most to
-the start of the rollout. An LSTM's memory has two parts. A step multiplies the
-cell c by a forget gate and adds new content through an input gate; where the
-forget gate stays near 1, gradients survive many steps. h is read from c
-through an output gate, and is all that the later layers see.
+A recurrent network has such a memory. At every step it computes a new one from
+the observation and the old one. An LSTM's memory is two vectors, its hidden
+state h and its cell state c. Each step sets c to forget * c + input * new, then
+h to output * tanh(c). The gates forget, input and output lie between 0 and 1;
+they and `new` depend on the old h and on the observation, which first passes an
+MLP (for images, a CNN). Actor and critic, an MLP each, see only h. The LSTM is
+trained by backpropagation through time: the gradient of a step's loss flows
+back through the earlier memories, at most to the start of the episode or
+rollout. Where the forget gate stays near 1, gradients survive many steps.
 
 Four rules follow. Breaking one raises no error; the agent just learns worse.
-  - A new episode starts with a memory of zero, in acting and in training.
-  - A minibatch holds whole sequences: all T steps of a few environments, not
-    shuffled single steps.
+  - A new episode starts with a memory of zero, both in acting and in training.
+  - A minibatch holds whole sequences, all T steps of a few environments, rather
+    than single steps drawn at random.
   - If a rollout starts in the middle of an episode, training starts from the
-    memory that the agent had at that point. The rollout stores it.
-  - After each gradient step the old memories are stale. They are recomputed
-    from the stored first one, with the new weights.
+    memory that the agent had there. It is stored with the rollout.
+  - A gradient step makes earlier memories stale. So the loss recomputes them
+    with the current weights, starting from the stored one.
 
-Notation, as in algos/ppo.py. V is the critic's estimate of the discounted
-return. s' is the state that an action leads to; at the end of an episode it is
-its last state. `terminated` is 1 if s' is terminal, `done` is 1 if the episode
-ended, by termination or by a time limit. A is the advantage.
+Notation, as in algos/ppo.py. V(s) is the critic's estimate of the discounted
+return from state s. s' is the state that follows s: at the end of an episode
+its last state. `terminated` is 1 if s' is terminal; `done` is 1 if the episode
+ended, by termination or by a time limit. A is the advantage, estimated by GAE.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -41,41 +41,41 @@ ended, by termination or by a time limit. A is the advantage.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-R is the critic's target. mean and var are those of all earlier rollouts.
-pi_old is the policy that collected the data; c in (10) is `clip_ratio`:
+R is the critic's target. In (6), (7), mean and var are those of all earlier
+rollouts (at first 0 and 1). G sums raw rewards; A and R use scaled ones. In (9)
+and (10), pi_old collected the data, and c is `clip_ratio`, not the LSTM's c:
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-So far this is PPO. With a memory, s in these equations stands for h:
+So far this is PPO (algos/ppo.py). With an LSTM, pi and V see h instead of s:
 
     h_t, c_t = LSTM(obs_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))           (13)
     pi(. | s_t), V(s_t) = functions of h_t                                (14)
     V(s'_t) = V(h'),  with h', c' = LSTM(obs of s'_t, (h_t, c_t))         (15)
 
-If the episode goes on, (15) is simply V(s_{t+1}). If it ended, the LSTM gets
-the final observation and that episode's memory, before the reset. At the end
-of a rollout h' and c' are discarded: the next one starts with the same obs.
+At the start of a rollout, the old h and c are the stored ones. While an episode
+goes on, (15) is V(s_{t+1}). Where it or the rollout ends, the LSTM takes an
+extra step, from the memory before any reset, and h' and c' are then discarded.
+If the episode goes on, the next rollout starts with the same observation.
 
-An MLP (for vectors) or a CNN (for images) feeds the LSTM that actor and critic
-share. Each has an MLP of its own after it.
+Departures, besides those of algos/ppo.py: the LSTM keeps PyTorch's initial
+weights, and the stored memory is slightly stale, because it was computed with
+older weights and observation statistics. No gradient flows through it.
 
-Departures, besides those of algos/ppo.py. The memory stored at the start of a
-rollout came from older weights and observation statistics, so it is slightly
-stale; the gradient stops there. The LSTM keeps PyTorch's initial weights.
+Defaults: T = 64 steps in each of N = 8 environments give 512 samples; 10 epochs
+of 4 minibatches, 2 sequences each, make 40 gradient steps. With a longer T
+gradients reach further back, but there are fewer steps. `kl` and `clip_frac`,
+the share of ratios outside [1 - c, 1 + c], are as in algos/ppo.py.
 
-Defaults: T = 64 steps in each of N = 8 environments give 512 samples. A
-minibatch holds the sequences of 2 environments, 128 samples, so 10 epochs make
-40 gradient steps. With a longer T gradients reach further back, but there are
-fewer of them. `kl` and `clip_frac` are as in algos/ppo.py.
-
-To act, call `agent.forget()` before an episode, then `agent.predict(obs)`.
+To act after training, call `agent.forget()` at the start of each episode, then
+`agent.predict(obs)` once per step. Evaluation acts with a copy of the agent.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_lstm.py
 Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0 \
-                  --total-steps 5e4 --gamma 0.98
+                  --total-steps 5e4 --gamma 0.98   (CartPole without velocities)
 """
 
 import math
@@ -87,6 +87,12 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
+# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import (
@@ -101,7 +107,7 @@ from utils.run import (
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 Memory = Float32[Tensor, "2 N size"]  # memory[0] is h, memory[1] is c
 
@@ -111,25 +117,25 @@ Memory = Float32[Tensor, "2 N size"]  # memory[0] is h, memory[1] is c
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout over all environments
-    minibatch_envs: int = 2  # environments per gradient step, each with all T steps
+    rollout_steps: int = 512  # T x N, samples per rollout: T steps in each of N envs
+    minibatch_envs: int = 2  # environments per gradient step, with all T steps (1 to N)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # end an update if KL (12) after an epoch is higher; 0: off
-    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in PPO's paper (0.1 to 0.3)
+    target_kl: float = 0.0  # stop the epochs once KL, Eq. (12), exceeds this; 0: off
+    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64,)  # layer widths before the LSTM, and again after it
-    lstm_size: int = 128  # numbers in h, and in c (32 to 512)
+    hidden: tuple[int, ...] = (64,)  # layer widths before (vectors) and after the LSTM
+    lstm_size: int = 128  # length of h and of c, the LSTM's hidden size (32 to 512)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
-    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+    orthogonal_init: bool = True  # orthogonal initial weights (LSTM: always PyTorch's)
 
     def __post_init__(self):
         check_settings(self, positive="clip_ratio", counts="lstm_size")
@@ -147,7 +153,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -176,7 +182,7 @@ class RunningStats(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, critic and running statistics."""
+    """Encoder, LSTM, actor, critic, running statistics, and the memory of `act`."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -206,8 +212,8 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
-        self.memory = None  # of the environments that `act` steps; None: all zero
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
+        self.memory = None  # (h, c) of N environments; `act` updates it. None: zero
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -218,14 +224,14 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def memory_before(self, obs: Tensor | np.ndarray) -> Memory:
-        """The memory with which `act` will see these observations [N, ...]."""
+        """The memory that `act` starts from, or zeros if there is none for these N."""
         if self.memory is not None and self.memory.shape[1] == len(obs):
             return self.memory
         device = self.obs_stats.mean.device
         return torch.zeros(2, len(obs), self.cfg.lstm_size, device=device)
 
     def forget(self, done: np.ndarray | None = None) -> None:
-        """Clear the memory, or with `done` [N] only where an episode ended."""
+        """Set the memory to zero, or with `done` [N] only where an episode ended."""
         if done is None:
             self.memory = None
         elif self.memory is not None:
@@ -234,20 +240,19 @@ class Agent(nn.Module):
 
     def remember(self, features: Float32[Tensor, "T N k"],
                  memory: Memory) -> tuple[Float32[Tensor, "T N size"], Memory]:
-        """T steps with no reset -> h after every step, the memory after the last."""
+        """Run the LSTM for T steps with no reset. Return all h and the last memory."""
         h, after = self.lstm(features, (memory[:1], memory[1:]))
         return h, torch.cat(after)
 
     def unroll(self, obs: Tensor, done: PerStep, memory: Memory) -> tuple[
             Float32[Tensor, "T N size"], Float32[Tensor, "2 T N size"]]:
         """Eq. (13) for T steps, from the memory before the first. Return h after every
-        step, and for Eq. (15) the memory [h, c] where an episode or the rollout ends,
-        before it is reset. At other steps the second tensor must not be used.
+        step, and for Eq. (15) the memory before any reset. That memory is right only
+        where an episode or the rollout ends; elsewhere it must not be used.
 
-        nn.LSTM cannot reset in the middle of a call, so the sequences are cut wherever
-        an episode ends in any environment. Only after the last step of a piece does it
-        return c, so that memory fills the whole piece.
-        """
+        nn.LSTM cannot reset within a call and returns c only at its end. So we cut all
+        sequences where any episode ends: with T = 4 and an end at t = 1, into steps 0-1
+        and 2-3. The memory after a piece fills the piece. Cuts stop no gradients."""
         features = self.encoder(obs.flatten(0, 1)).unflatten(0, done.shape)
         ends = done[:-1].any(dim=1).nonzero().flatten()
         cuts = (ends + 1).tolist()  # the first step of each piece but the first
@@ -262,14 +267,14 @@ class Agent(nn.Module):
 
     def forward(self, obs: Tensor, done: PerStep,
                 memory: Memory) -> tuple[ActorOut, PerSample]:
-        """Normalised sequences [T, N, ...] -> outputs of the actor, values [T x N]."""
+        """Normalised sequences [T, N, ...] -> actor's outputs, values. B = T x N."""
         h, _ = self.unroll(obs, done, memory)
         h = h.flatten(0, 1)
         return self.actor(h), self.critic(h).squeeze(-1)  # Eq. (14)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         features = self.encoder(self.normalize_obs(obs))
         h, self.memory = self.remember(features[None], self.memory_before(obs))
@@ -292,7 +297,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -324,8 +329,7 @@ class Sequences:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -351,13 +355,13 @@ def collect_with_memory(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarra
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -368,12 +372,12 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -382,7 +386,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -409,7 +413,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum never promises more than the unclipped ratio A."""
+    """Eqs. (9), (10). With the minimum, the objective is at most mean(ratio A)."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -423,18 +427,18 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def clear(memory: Memory, done: Float32[Tensor, "N"]) -> Memory:
-    """Eq. (13): zero where an episode ended."""
+    """Eq. (13): set the memory to zero where an episode ended."""
     return memory * (1 - done).unsqueeze(-1)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict]:
-    """Eq. (11). No gradient flows through advantages and value targets."""
+    """Eq. (11). `update` computes advantages and targets without gradients."""
     cfg = agent.cfg
     actor_out, val = agent(minibatch.obs, minibatch.done, minibatch.memory)
     logp = log_prob(actor_out, agent.log_std, minibatch.act)
@@ -448,14 +452,14 @@ def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict
 
 def recurrent_targets(agent: Agent,
                       rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets from the current critic."""
+    """Values, advantages and value targets [T, N], with the current weights."""
     h, memory = agent.unroll(rollout.obs, rollout.done, rollout.memory)
     val = agent.critic(h).squeeze(-1)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
-    features = agent.encoder(rollout.next_obs[ends])
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
+    features = agent.encoder(rollout.next_obs[ends])  # one extra step per end
     h, _ = agent.remember(features[None], memory[:, ends])
     next_val[ends] = agent.critic(h[0]).squeeze(-1)  # Eq. (15)
     cfg = agent.cfg
@@ -463,13 +467,9 @@ def recurrent_targets(agent: Agent,
     return val, adv, ret
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each.
-
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), clips its norm, takes one Adam step and returns the metrics.
-    """
+    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:
@@ -504,7 +504,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
             if last or kl > cfg.target_kl:
                 break
-        _, adv, ret = recurrent_targets(agent, rollout)  # by the new critic
+        _, adv, ret = recurrent_targets(agent, rollout)  # since V has changed
     metrics = {}
     for name in step_metrics[0]:
         metrics[name] = torch.stack([step[name] for step in step_metrics])

@@ -1,20 +1,20 @@
-"""PPO with normalised value targets (PopArt).  van Hasselt et al. 2016,
-arXiv:1602.07714; for actor-critics Hessel et al. 2019, arXiv:1809.04474.
+"""PPO with normalised value targets (PopArt).  PopArt: van Hasselt et al. 2016,
+arXiv:1602.07714; in actor-critics: Hessel et al. 2019, arXiv:1809.04474.
 
-The problem. The critic is fitted to returns: 0.01 in one task, 10,000 in
-another. Networks learn best from targets with mean 0 and standard deviation 1,
-so algos/ppo.py divides rewards by a running standard deviation of returns. But
-when that number changes, all values suddenly have the wrong scale.
+The problem. The critic is fitted to returns, which may be near 0.01 in one task
+and 10,000 in another. Networks learn best from targets with mean 0 and standard
+deviation 1, so algos/ppo.py divides rewards by a running standard deviation of
+returns. But when that changes, all learned values are off by the same factor.
 
-PopArt leaves rewards alone and normalises the critic's targets. When their
-statistics change ("Art": adaptively rescaling targets), it also changes the
-critic's last layer so that V stays the same in every state ("Pop": preserving
-outputs precisely). So the scale of rewards does not matter: if all are a
-thousand times as large, the same seed acts the same until rounding differs.
+PopArt leaves rewards alone and normalises the critic's targets by their running
+mean and standard deviation ("Art": adaptively rescaling targets). When these
+change, it also changes the critic's last layer so that V(s) stays the same in
+all states ("Pop": preserving outputs precisely). So the scale of rewards does
+not matter: a factor of 1,000 changes a run only through rounding errors.
 
-algos/ppo.py explains (1) to (12); only (5) and (7) differ. `terminated` is 1
-if s' is terminal, `done` is 1 if the episode ended, also by a time limit.
-pi_old is the policy that collected the data, and c is `clip_ratio`.
+algos/ppo.py explains (1) to (12), except (5) and (7). `terminated` is 1 if the
+next state s' is terminal, `done` is 1 if the episode ended, also by a time
+limit. a_i is before tanh, pi_old collected the data, and c is `clip_ratio`.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -29,10 +29,10 @@ pi_old is the policy that collected the data, and c is `clip_ratio`.
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-n(s) = w . h(s) + b is the critic network's output, h(s) its last hidden layer.
-R, A and V are in units of reward. loc and scale (`val_scale` in reports) are
-the running mean and standard deviation of R. Every rollout updates them, the
-k-th with the weight u = max(popart_beta, 1/k), so early ones count equally:
+n(s) = w . h(s) + b is the network's output, h(s) its last hidden layer. V, R
+and, until (15), A are in units of reward; only in `ppo_loss`, `val` is n(s) and
+`ret` its target. loc and scale are the running mean and standard deviation of
+R. The k-th rollout updates them with weight u = max(popart_beta, 1/k):
 
     loc    <- (1 - u) loc + u mean R,  square <- (1 - u) square + u mean R^2,
     scale  <- sqrt(square - loc^2), at least 1e-6                         (13)
@@ -40,18 +40,18 @@ k-th with the weight u = max(popart_beta, 1/k), so early ones count equally:
     b      <- (scale_old b + loc_old - loc) / scale                       (14)
     A      <- A / scale, before (8)                                       (15)
 
-(14) is the choice of w and b for which V(s) does not change, for any h(s).
-(13) and (14) come before the gradient steps, so the critic is never trained on
-targets that were normalised by old statistics. (15) matters only if norm_adv
-is off; otherwise (8) cancels it. loc and the last layer start at zero, so V =
-0 in the first rollout, whatever the scale of the rewards. This V holds no
-information: the first update skips (14), and V becomes loc in every state.
+(14) keeps the product scale w and the sum loc + scale b, and so V(s), for any
+h(s). (13) and (14) come before the gradient steps, so loc and scale include the
+rollout that the critic learns from. Later epochs recompute R and A but keep loc
+and scale. (15) matters mainly if norm_adv is off: (8) normalises A anyway. loc
+and the last layer start at 0, so V = 0 in the first rollout. This V holds no
+information, so the first update skips (14), and V becomes loc in every state.
 
-Departures, besides those of algos/ppo.py. The papers update loc and scale at
-every gradient step, with a fixed weight u, and do not start at V = 0.
+Departures, besides those of algos/ppo.py. V starts at 0, and loc and scale
+change once per rollout; the papers update them at every gradient step.
 
-Defaults: as in algos/ppo.py; popart_beta = 0.1 averages over about the last
-ten rollouts. `v_loss` should soon fall below 1, the error of V = loc.
+Defaults: as in algos/ppo.py; popart_beta = 0.1 averages over about 10 rollouts.
+`val_scale` is scale. `v_loss` is about 1 if V = loc; it should soon be lower.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_popart.py
 Try           python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
@@ -66,13 +66,18 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
+# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
@@ -81,24 +86,24 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout: T steps in each of N envs
     minibatch_size: int = 64  # samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in the paper (0.1 to 0.3)
-    target_kl: float = 0.0  # end an update if KL (12) after an epoch is higher; 0: off
-    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in PPO's paper (0.1 to 0.3)
+    target_kl: float = 0.0  # stop the epochs once KL, Eq. (12), exceeds this; 0: off
+    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    popart_beta: float = 0.1  # weight of a new rollout, Eq. (13); 0: all alike (0 to 1)
+    popart_beta: float = 0.1  # least weight u in Eq. (13); 0: equal weights (0 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
-    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+    orthogonal_init: bool = True  # orthogonal initial weights (critic's last layer: 0)
 
     def __post_init__(self):
         check_settings(self, positive="clip_ratio", fractions="popart_beta")
@@ -115,7 +120,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -143,25 +148,25 @@ class RunningStats(nn.Module):
 
 
 class PopArtCritic(nn.Module):
-    """The network n(s), with the running mean (loc) and deviation (scale) of R."""
+    """The critic: calling it returns V(s), `net` returns n(s). Holds loc and scale."""
 
     def __init__(self, sizes: tuple[int, ...], beta: float):
         super().__init__()
         self.net = mlp(*sizes, 1)
         self.beta = beta
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))  # rollouts
-        self.register_buffer("loc", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("square", torch.ones((), dtype=torch.float64))
+        self.register_buffer("loc", torch.zeros((), dtype=torch.float64))  # mean of R
+        self.register_buffer("square", torch.ones((), dtype=torch.float64))  # of R^2
 
     def forward(self, features: Tensor) -> Float32[Tensor, "B 1"]:
         """V in units of reward, Eq. (7)."""
         return self.loc + self.scale() * self.net(features)
 
     def scale(self) -> Tensor:
-        return (self.square - self.loc**2).clamp(min=1e-12).sqrt()
+        return (self.square - self.loc**2).clamp(min=1e-12).sqrt()  # at least 1e-6
 
     def normalize(self, ret: PerSample) -> PerSample:
-        """The targets of n(s), Eq. (5)."""
+        """R -> the targets of n(s), Eq. (5)."""
         return (ret - self.loc) / self.scale()
 
     def update_stats(self, ret: PerSample) -> None:
@@ -175,7 +180,7 @@ class PopArtCritic(nn.Module):
         self.square.copy_((1 - u) * self.square + u * (var + mean**2))  # mean R^2
         if self.count > 1:  # the initial V = 0 is not worth preserving
             w, b = self.net[-1].weight, self.net[-1].bias
-            w.copy_(w * scale_old / self.scale())  # Eq. (14)
+            w.copy_(w * scale_old / self.scale())  # Eq. (14), under no_grad
             b.copy_((scale_old * b + (loc_old - self.loc)) / self.scale())
 
 
@@ -220,13 +225,13 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
-        """Normalised observations [B, ...] -> (the actor's outputs, n(s))."""
+        """Normalised observations [B, ...] -> outputs of the actor, n(s) (not V(s))."""
         features = self.encoder(obs)
         return self.actor(features), self.critic.net(features).squeeze(-1)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -247,7 +252,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics of (6), once `update` no longer needs the old ones."""
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
 
@@ -273,8 +278,7 @@ class Minibatch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -303,12 +307,12 @@ def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -317,7 +321,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -344,7 +348,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). The minimum never promises more than the unclipped ratio A."""
+    """Eqs. (9), (10). With the minimum, the objective is at most mean(ratio A)."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()  # Eq. (9)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
@@ -358,13 +362,13 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
-    """Eq. (11). No gradient flows through advantages and value targets."""
+    """Eq. (11). `update` computes advantages and targets without gradients."""
     cfg = agent.cfg
     actor_out, val = agent(minibatch.obs)
     logp = log_prob(actor_out, agent.log_std, minibatch.act)
@@ -380,22 +384,18 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
     return val, adv, ret
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each.
-
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), clips its norm, takes one Adam step and returns the metrics.
-    """
+    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs)
     next_obs = agent.normalize_obs(rollout.next_obs)
@@ -404,7 +404,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     act = rollout.act.flatten(0, 1)
     logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi_old
     val, adv, ret = compute_targets(agent, rollout)
-    agent.critic.update_stats(ret.flatten())  # first, so that these targets count
+    agent.critic.update_stats(ret.flatten())  # loc and scale include this rollout
     critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
     critic_metrics["val_scale"] = agent.critic.scale()
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size

@@ -99,6 +99,8 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+# check_memory    refuses a buffer that is larger than the machine's memory
+# make_envs       parallel environments; a `step` that ends an episode starts the next
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -231,7 +233,7 @@ class ReplayBuffer:
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         self.capacity = capacity
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty((capacity, obs_dim), np.float32),
             "act": np.empty((capacity, act_dim), np.float32),
@@ -258,12 +260,12 @@ class ReplayBuffer:
         return Transitions(**self.gather(rows))
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """These rows of every column. `take` equals column[rows] and is faster."""
+        """Return these rows of every column. `take` is column[rows], but faster."""
         return {name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -276,8 +278,7 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -330,7 +331,7 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6); minus its mean is (7)."""
+    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6). Its negated mean is the loss (7)."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 
@@ -367,7 +368,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -407,7 +408,7 @@ def train(cfg: Config) -> Agent:
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor),
             alpha=mpi.Adam(agent.log_alpha))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -421,7 +422,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)
-                run.store(**metrics)
+                run.store(**metrics)  # the next report averages them
             run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 

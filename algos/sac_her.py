@@ -6,21 +6,28 @@ episode. The simplest reward is sparse: 0 if the goal is reached, and -1
 otherwise. Random actions almost never reach it, so almost all rewards are -1,
 and SAC has little to learn from. But the arm always ends up somewhere, and if
 that place had been the goal, the episode would have been a success. So HER
-changes most of the transitions that it samples ("relabelling"): it replaces
-the goal by one that the same episode reached later, and computes the reward
-again. The actor and the critics take the goal as an input, so what they learn
-about relabelled goals generalises to others. Relabelling is allowed because
-the goal changes the reward but not where an action leads, and because SAC may
-learn from actions that another policy chose, here the policy for another goal.
-Where actions have random outcomes, it makes them look more reliable than they
-are, since the new goal was chosen from what happened. This file follows
-algos/sac.py, which explains SAC: read that file first.
+relabels most of the transitions that it samples from the replay buffer: it
+replaces the goal by one that the same episode reached later, and recomputes
+the reward. The actor and the critics take the goal as an input, so what they
+learn from relabelled goals carries over to the goals that the environment sets.
 
-Notation is as in algos/sac.py, except that s now includes the goal. s' is the
-state that follows s, and V(s') its soft value. `terminated` is 1 if s' is
-terminal; at a time limit it is 0, and we still bootstrap from V(s'). alpha is
-the temperature, w stands for the critics' weights, `targ` marks their slowly
-moving copies, eps is standard normal noise, and `mean` is over the batch.
+Relabelling is valid for two reasons. The goal changes the reward, and possibly
+the end of the episode, but not where an action leads. And SAC is off-policy: it
+may learn from actions that were chosen for another goal. In a stochastic
+environment relabelling is biased: it picks the goal after seeing the outcome,
+so actions look more reliable than they are. This file follows algos/sac.py,
+which explains SAC and (1) to (8): read that file first.
+
+Notation is as in algos/sac.py, except that s now includes the goal. SAC
+maximises the reward plus alpha, the temperature, times the policy's entropy;
+(8) adjusts alpha to keep the entropy near target_entropy. s' is the state that
+follows s, and V(s') its soft value, which includes the entropy. `terminated` is
+1 if s' is terminal. If only a time limit ends the episode, it is 0, and we
+still bootstrap from V(s'). Q_1 and Q_2 are the two critics, w stands for their
+weights, and `targ` marks the target networks: copies of the critics that follow
+them slowly. The actor outputs mu(s) and log sigma(s), one of each per action
+dimension. eps is a sample from the standard normal distribution, N is a normal
+density, and `mean` is over the batch.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
@@ -35,48 +42,61 @@ moving copies, eps is standard normal noise, and `mean` is over the batch.
     L(alpha) = -log(alpha) (mean [log pi(a | s)] + target_entropy)         (8)
 
 What is specific to HER. An observation has three parts: `observation` o,
-`desired_goal` g, and `achieved_goal` m(o), the goal that the agent has reached
-now. The networks see s = (o, g). An episode visits o_0, o_1, ..., o_T, where
-o_T is its latest observation if it still runs. For the transition from o_t to
-o_{t+1}, the new goal g' is
+`desired_goal` g, and `achieved_goal` m(o), the goal that counts as reached at
+o. In FetchReach, m(o) is the position of the gripper. The networks see
+s = (o, g). An episode visits o_0, o_1, ..., o_T; while it is still running, o_T
+is its latest observation. For the transition from o_t to o_{t+1}, the new goal
+g' is
 
     g' = m(o_{t+1+j}),  j uniform in {0, ..., T - 1 - t}                   (9)
 
-g' replaces g in s and in s'. Two functions of the environment judge the
-transition by the new goal. Their results replace r and `terminated`:
+g' replaces g in s and in s'. Then the environment computes r and `terminated`
+again, for the new goal:
 
     r = compute_reward(m(o_{t+1}), g'),
     terminated = compute_terminated(m(o_{t+1}), g')                       (10)
 
-Both take m(o_{t+1}), which the action has achieved, and not m(o_t). With
+Both take m(o_{t+1}), the goal achieved after the action, not m(o_t). With
 j = 0, the new goal is m(o_{t+1}) itself, so the sparse reward becomes 0. The
-paper calls (9) the "future" strategy, and found it the best of four. It stores
-k = 4 relabelled copies beside each original transition. Here, a fraction
-her_k / (her_k + 1) of every batch is relabelled when it is sampled. On average
-the mixture is the same, but no copies are stored, and a transition gets a new
-goal each time. The other transitions keep their goals, because the agent is
-evaluated on these.
+paper calls (9) the "future" strategy, and found it the best of four.
 
-The buffer is a ring of rows. Each row holds the number of later steps of its
-episode in the buffer, T - 1 - t in (9). The ring overwrites its oldest rows
-first, so while a transition is stored, its later steps are stored as well.
+The paper stores k = 4 relabelled copies beside each original transition. Here,
+a fraction her_k / (her_k + 1) of every batch is relabelled when it is sampled.
+The proportions are the same, up to rounding, but no copies are stored, and a
+transition gets a new goal each time it is sampled. The other transitions keep
+their original goals, because the agent is evaluated on such goals.
+
+The buffer is a ring of rows, one transition per row: a new row overwrites the
+oldest. In each row, `later` is the number of steps of its episode that came
+after it, T - 1 - t in (9). Each new step adds 1 to `later` in all earlier rows
+of its episode, so running episodes can be relabelled too. As long as a row is
+in the ring, these later steps are too, because they are newer.
 
 The environment must have `compute_reward` and `compute_terminated`, as
-gymnasium-robotics defines them. Both get an empty `info`. (10) bypasses
-wrappers that change the reward, so do not use any.
+gymnasium-robotics defines them. (10) bypasses all wrappers, so do not use one
+that changes the reward. Both functions get an empty `info`, so r and
+`terminated` must depend on m(o_{t+1}) and the goal alone. In FetchReach, the
+default environment, no state is terminal.
 
-Departures from the paper: SAC instead of DDPG, no normalisation of
-observations, no clipping of targets, and an update after every step instead of
-cycles. algos/sac.py lists the departures of SAC from its own paper.
+Departures from the paper. SAC, with the networks and learning settings of
+algos/sac.py, replaces DDPG. Observations are not normalised, and targets are
+not clipped. The paper makes its updates between episodes; here one update
+follows every step. The paper relabels only finished episodes; we relabel
+running ones too. For the departures from the SAC paper, see algos/sac.py.
 
-Defaults: actions are random for the first tenth of total_steps. Then each
-environment step is followed by one update on a batch of 256, of which 205 are
-relabelled. In a healthy run `success`, the fraction of training episodes that
-end at their goal, rises towards 1, and `ep_ret` rises with it.
+Defaults: actions are random for the first tenth of total_steps, but for at most
+10,000 steps. Then each environment step is followed by one update on a batch of
+256, of which 205 are relabelled. In a healthy run `success`, the fraction of
+training episodes that end at their goal (the environment reports it), rises
+towards 1, and `ep_ret`, their mean return, rises with it.
+
+BitFlip, below, is the task of the paper's section 3.1: flip one of 10 bits per
+step until they match the goal. The largest entry of the action says which bit.
+To see what HER adds, compare with --her-k 0, which is plain SAC.
 
 Read after    algos/sac.py, then:  diff algos/sac.py algos/sac_her.py
 Try           python -m algos.sac_her --env utils.tasks:BitFlip-v0
-Reproduce     python -m algos.sac_her    (needs the extra robotics)
+Reproduce     python -m algos.sac_her    (first: pip install -e '.[robotics]')
 """
 
 import copy
@@ -90,6 +110,9 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+# check_memory    refuses a buffer that is larger than the machine's memory
+# goal_env        one environment without wrappers, for its compute_reward
+# make_envs       parallel environments; a `step` that ends an episode starts the next
 from utils import mpi
 from utils.envs import check_memory, goal_env, make_envs
 from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
@@ -115,7 +138,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    her_k: int = 4  # relabelled transitions per original one (4 or 8); 0: only SAC
+    her_k: int = 4  # k, relabelled transitions per original one (4 or 8); 0: plain SAC
     alpha: float = 1.0  # temperature; with learn_alpha, its initial value
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
@@ -159,7 +182,7 @@ class TwinCritic(nn.Module):
 
 
 def with_goal(obs: Tensor, parts: dict[str, slice]) -> Tensor:
-    """What the networks see of flattened observations, whose `parts` are slices."""
+    """Flattened observations -> s = (o, g), without m(o). `parts`: name -> slice."""
     seen = [obs[..., parts["observation"]], obs[..., parts["desired_goal"]]]
     return torch.cat(seen, dim=-1)
 
@@ -171,7 +194,8 @@ class Agent(nn.Module):
         super().__init__()
         check_spaces(obs_space, act_space, obs="goal", act="box")
         self.cfg = cfg
-        self.parts = obs_space.parts  # name -> slice of a flattened observation
+        # make_envs joins the parts into one vector; `parts`: name -> slice of it.
+        self.parts = obs_space.parts
         self.obs_dim = len(with_goal(torch.zeros(obs_space.shape), self.parts))
         self.act_dim = math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
@@ -212,7 +236,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One flattened observation -> the deterministic action, after training."""
+        """One flattened observation -> deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
@@ -233,7 +257,7 @@ class ReplayBuffer:
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         self.capacity = capacity
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty((capacity, obs_dim), np.float32),
             "act": np.empty((capacity, act_dim), np.float32),
@@ -260,12 +284,12 @@ class ReplayBuffer:
         return Transitions(**self.gather(rows))
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """These rows of every column. `take` equals column[rows] and is faster."""
+        """Return these rows of every column. `take` is column[rows], but faster."""
         return {name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -278,35 +302,42 @@ class ReplayBuffer:
 
 
 class HindsightBuffer(ReplayBuffer):
-    """A replay buffer that relabels some of the transitions that it samples.
+    """A replay buffer that relabels a fraction of every batch that it samples.
 
-    A step of N environments fills N rows, so successive steps of an environment are N
-    rows apart, also across the end of the ring, whose size is a multiple of N.
+    A step of N environments fills N rows, so successive steps of one environment are N
+    rows apart. This also holds across the end of the ring, because the capacity is a
+    multiple of N. Example: three steps of N = 2 environments. The second step ended the
+    episode of environment 1.
+
+        row            0  1  2  3  4  5
+        environment    0  1  0  1  0  1
+        later          2  1  1  0  0  0
     """
 
     def __init__(self, capacity: int, obs_space: gym.Space, act_dim: int,
                  device: torch.device, num_envs: int, env: gym.Env, her_k: int):
-        """`env` has `compute_reward` and `compute_terminated`, for all environments."""
+        """Round the capacity down to a multiple of N. `env` computes Eq. (10)."""
         capacity = capacity // num_envs * num_envs
         super().__init__(capacity, obs_space.shape[0], act_dim, device)
         self.parts = obs_space.parts
         self.num_envs = num_envs
         self.env = env
         self.relabelled = her_k / (her_k + 1)  # fraction of every batch
-        # Per row: the number of later steps of its episode in the buffer.
+        # Per row: how many steps of its episode came after it, T - 1 - t in Eq. (9).
         self.columns["later"] = np.zeros(capacity, np.int64)
-        self.ep_len = np.zeros(num_envs, np.int64)  # steps so far, per running episode
+        # Steps so far per running episode. Not saved: a resumed run starts new ones.
+        self.ep_len = np.zeros(num_envs, np.int64)
 
     def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
         first = self.position  # the row of environment 0
         super().add(**transition, later=np.zeros(self.num_envs, np.int64))
-        # Stored earlier steps of the running episodes now have one more later step.
+        # Rows of each running episode in the ring, without the row just written (- 1).
         stored = np.minimum(self.ep_len, self.capacity // self.num_envs - 1)
         for i in range(self.num_envs):
             steps_back = np.arange(1, stored[i] + 1)
             rows = (first + i - self.num_envs * steps_back) % self.capacity
-            self.columns["later"][rows] += 1
+            self.columns["later"][rows] += 1  # one more step came after them
         self.ep_len += 1
 
     def end_episodes(self, done: np.ndarray) -> None:
@@ -314,12 +345,14 @@ class HindsightBuffer(ReplayBuffer):
         self.ep_len[done] = 0
 
     def sample(self, batch_size: int) -> Transitions:
-        """Uniformly random transitions, with replacement; relabel the first of them."""
+        """Sample uniformly, with replacement. Relabel a fraction of the transitions."""
         rows = torch.randint(self.num_stored, (batch_size,)).numpy()
         batch = self.gather(rows)
         later = batch.pop("later")
+        # Rows are drawn at random, so it does not matter which `num` we relabel.
         num = round(self.relabelled * batch_size)
-        ahead = future_step(later[:num]).cpu().numpy()
+        ahead = future_step(later[:num]).cpu().numpy()  # j of Eq. (9)
+        # The row of o_{t+j}. Its next_obs is o_{t+1+j}, which achieves the new goal.
         future = (rows[:num] + self.num_envs * ahead) % self.capacity
         goal = self.gather(future)["next_obs"][:, self.parts["achieved_goal"]]
         achieved = batch["next_obs"][:num, self.parts["achieved_goal"]]
@@ -333,8 +366,7 @@ class HindsightBuffer(ReplayBuffer):
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -361,16 +393,17 @@ def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
 
 
 def future_step(later: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
-    """j of Eq. (9), for transitions with so many later steps in their episode."""
+    """Draw j of Eq. (9), uniform in {0, ..., later}, where `later` is T - 1 - t."""
+    # rand is in [0, 1), and long() rounds down.
     return (torch.rand(later.shape, device=later.device) * (later + 1)).long()
 
 
 def reward_of_goal(env: gym.Env, achieved: Goals,
                    goal: Goals) -> tuple[PerSample, PerSample]:
-    """Eq. (10): rew and `terminated` of transitions to `achieved`, given this goal."""
+    """Eq. (10): rew and `terminated` for reaching `achieved` if the goal is `goal`."""
     goals = achieved.cpu().numpy(), goal.cpu().numpy()
     rew = torch.as_tensor(env.compute_reward(*goals, {})).to(goal)
-    # One by one: environments promise to accept batches in `compute_reward` only.
+    # In gymnasium-robotics compute_reward takes batches, compute_terminated does not.
     ends = [float(env.compute_terminated(*pair, {})) for pair in zip(*goals)]
     terminated = torch.tensor(ends).to(goal)
     assert rew.shape == terminated.shape, "compute_reward does not accept batches"
@@ -405,7 +438,7 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6); minus its mean is (7)."""
+    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6). Its negated mean is the loss (7)."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 
@@ -442,7 +475,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -484,7 +517,7 @@ def train(cfg: Config) -> Agent:
         buffer = HindsightBuffer(
             run.buffer_size, envs.single_observation_space, agent.act_dim, run.device,
             run.num_envs, goal_env(envs), cfg.her_k)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -498,7 +531,7 @@ def train(cfg: Config) -> Agent:
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)
-                run.store(**metrics)
+                run.store(**metrics)  # the next report averages them
             run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 

@@ -15,7 +15,7 @@ would have followed, so we still bootstrap from V(s'). Every transition goes
 into a replay buffer, and every update uses a random batch from it. Earlier
 policies collected most of these transitions. We may still learn from them
 ("off-policy"): r and s' depend only on s and a, not on the policy that chose
-a, and V(s') in (1) uses the target copy of the present actor. The target y
+a, and V(s') in (1) uses the target copy of the current actor. The target y
 uses copies of all networks that follow them slowly: the target networks,
 marked `targ`. So y changes only a little per update. w stands for a network's
 weights, and `mean` is over the batch.
@@ -69,7 +69,7 @@ update of the critics on a batch of 256, and every second update includes the
 actor and all target networks. In a healthy run `q1` and `q2`, means over
 sampled transitions, stay close together and rise with the return, and
 `critic_loss` stays bounded. If they keep growing while the return does not,
-the critics overestimate.
+the critics probably overestimate.
 
 Read after    algos/ddpg.py, then:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -86,6 +86,8 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+# check_memory    refuses a buffer that is larger than the machine's memory
+# make_envs       parallel environments; a `step` that ends an episode starts the next
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -206,7 +208,7 @@ class ReplayBuffer:
         num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
         check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
         self.capacity = capacity
-        self.device = device  # where batches go
+        self.device = device  # where batches go; the storage stays in CPU memory
         self.columns = {
             "obs": np.empty((capacity, obs_dim), np.float32),
             "act": np.empty((capacity, act_dim), np.float32),
@@ -233,12 +235,12 @@ class ReplayBuffer:
         return Transitions(**self.gather(rows))
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        """These rows of every column. `take` equals column[rows] and is faster."""
+        """Return these rows of every column. `take` is column[rows], but faster."""
         return {name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
                 for name, column in self.columns.items()}
 
     def state_dict(self) -> dict:
-        """The stored rows, for checkpoints. Views: copies would double the memory."""
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
         rows = {name: torch.from_numpy(column[: self.num_stored])
                 for name, column in self.columns.items()}
         return {"columns": rows, "position": self.position}
@@ -251,8 +253,7 @@ class ReplayBuffer:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -330,7 +331,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
     `count` is the number of earlier updates, which decides whether the actor is due.
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached; `run.report` averages each.
+    metrics, detached, and its gradient norm; `run.report` averages each.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -368,7 +369,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # 0 in a new run; with --resume, the step to continue from.
+        # Registers what `report` saves. 0, or with --resume the step to go on from.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -382,7 +383,7 @@ def train(cfg: Config) -> Agent:
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch, count)
-                run.store(**metrics)
+                run.store(**metrics)  # the next report averages them
             run.report(step, envs)  # logs; evaluates and saves when due
     return agent
 

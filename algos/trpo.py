@@ -1,31 +1,30 @@
-"""Trust Region Policy Optimization (TRPO).  Schulman et al. 2015,
-arXiv:1502.05477.
+"""Trust Region Policy Optimization (TRPO). Schulman et al. 2015, arXiv:1502.05477.
 
-The problem. In the vanilla policy gradient (VPG) the learning rate controls
-how far the weights move. But the same step length may barely change the policy
-here and ruin it there. TRPO limits the change in the policy itself: it
-maximises S, an estimate of its improvement on the old policy, subject to KL <=
-max_kl. KL is KL(old || new), averaged over the visited states.
+The problem. In the vanilla policy gradient the learning rate controls how far
+the weights move. But of two steps of equal length, one may barely change the
+policy and the other ruin it. TRPO limits the change of the policy itself: KL,
+the divergence KL(old || new) averaged over the visited states, is at most
+max_kl. Within this limit it maximises S, the estimated improvement over the
+old policy. S uses the old policy's states and is unreliable far from it.
 
-For a small change x of the weights, S is about g^T x and KL about x^T F x / 2.
-g is the gradient of S, the policy gradient. F, the Hessian of KL at the old
-policy, is the Fisher matrix. Within the constraint, g^T x is largest in the
-direction of F^-1 g, the natural gradient. It goes further along directions
-that barely affect the policy and less far along sensitive ones. Farther away
-this fails, so a line search evaluates S and KL on the batch.
+For a small weight change d, S is about g^T d and KL about d^T F d / 2. At the
+old policy, the gradient g of S is the policy gradient, and the Hessian F of KL
+is the Fisher matrix. Within the limit, g^T d is largest along F^-1 g, the
+natural gradient. It goes further than g in directions that barely change the
+policy, and less far in sensitive ones. These estimates fail for a large d, so
+a line search shortens the step until S > 0 and KL <= max_kl on the batch.
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to: at the end of an episode its final
-state, not the first one of the next episode. `terminated` is 1 if s' is
-terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-also at a time limit, where the task itself has not ended. The advantage A
-estimates how much better an action was than the policy's average in that
-state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
-lam = 1 uses every reward to the end of the episode or rollout, and only then
-V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
-2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
-the critic, (6) and (7) normalise observations and rewards.
+s' is the state that follows s: at the end of an episode its last state, not the
+first state of the next episode. `terminated` is 1 if s' is terminal; `done` is
+1 if the episode ended, by termination or by a time limit. Unless s' is
+terminal, we bootstrap: V(s') stands in for the rewards that would follow, at a
+time limit too, because that does not end the task. The advantage A estimates
+how much better an action was than the policy's average in that state. (1) and
+(2) estimate it: generalized advantage estimation (GAE; Schulman et al. 2016,
+arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0 uses one
+reward and then V(s'); lam = 1 uses all rewards until the episode or the rollout
+ends, and V(s') only there.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -36,50 +35,50 @@ the critic, (6) and (7) normalise observations and rewards.
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-R is the critic's target. mean and var are running statistics of all earlier
-rollouts. G sums raw rewards of the past; its standard deviation stands for the
-scale of returns. All other equations use the scaled rewards. In TRPO's own
-equations, pi_old collected the data, and v has one entry per weight:
+R is the critic's target. In (6), (7), mean and var are those of all earlier
+rollouts (at first 0 and 1). G sums raw rewards; A and R use scaled ones. H is
+only logged. In TRPO's own equations, pi_old is the policy that collected the
+data, D is F + damping I, and v is any vector with one entry per policy weight:
 
     S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
     D v     = grad (v^T grad KL) + damping v                              (10)
-    D x     = g, by the conjugate gradient method; r = g - D x            (11)
-    m       = sqrt(2 max_kl / (x^T D x)), at most max_step_size if that is > 0
-    step    = 0.8^k m x, with the smallest k < `backtracks` for which
-              S > 0 and KL <= max_kl; if there is none, no step           (12)
+    D x     = g, solved by conjugate gradients; residual r = g - D x      (11)
+    m       = sqrt(2 max_kl / (x^T D x)), at most max_step_size if that is > 0,
+    step    = 0.8^k m x, where k < `backtracks` is the smallest for which
+              S > 0 and KL <= max_kl; if there is none, step = 0          (12)
 
-The -1 in (8) makes S zero at pi_old, so that S > 0 means an improvement.
-Gradients in (8) and (10) are taken at pi = pi_old, where grad KL vanishes but
-F does not. With P weights F is a P x P matrix, too large to form: (11) needs
-only products D v, where D = F + damping I, and (10) computes them by
-differentiating the number v^T grad KL. A few steps of conjugate gradients give
-a useful x, though not an exact one. The root in m solves m^2 x^T D x / 2 =
-max_kl. Damping makes D invertible, and m x shorter.
+The -1 in (8) makes S zero at pi_old, so S > 0 means an improvement. Gradients
+in (8) and (10) are taken at pi_old. KL is smallest there, so grad KL is zero,
+but its derivative F is not. For P weights F has P x P entries, too many to
+store, but conjugate gradients need only products D v. (10) computes these by
+differentiating the number v^T grad KL. After `cg_steps` steps x is inexact but
+still raises S, because g^T x > 0. The root in m sets the estimate of KL,
+(m x)^T D (m x) / 2, to max_kl. Damping makes D invertible and shortens m x.
 
-`max_step_size` is not in the paper, and is off by default. The root scales x
-until KL is about max_kl, even if g is nothing but noise, as it is once a task
-is solved. Advantages are then tiny, the root grows from 2 to 20 and more, and
-steps of full length in random directions may ruin the policy
-(benchmarks/NOTES.md, "InvertedPendulum"). A limit of 2 prevents it, but can
-slow learning; the idea is ACKTR's (Wu et al. 2017). With a limit, tiny
-advantages give short steps, so they are not normalised.
+`max_step_size`, off by default, comes from ACKTR (Wu et al. 2017). The root in
+m scales x to a KL of about max_kl, even if g is mostly noise. On a solved
+pendulum, where advantages are nearly zero, such steps may ruin the policy. A
+limit of 2 prevents this but can slow learning (benchmarks/NOTES.md,
+"InvertedPendulum"). Advantages are not normalised: without a limit their scale
+cancels in m x; with one, tiny advantages should give short steps.
 
-After the policy's step the critic takes `v_steps` steps on (5), each with a
-random minibatch. It must not train an encoder that both share, because that
-would change the policy outside the constraint.
+After the policy's step the critic takes `v_steps` steps on (5), each on a
+random minibatch. With images, actor and critic share an encoder. Only the
+policy step trains it, because the critic's steps ignore the constraint.
 
 Departures from the paper. GAE with a critic replaces the paper's sums of
 rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (paper: 50,000
-or more), `cg_steps` is 15 (paper: 10), and D v uses the whole batch. Updating
-the statistics of (6) also changes the policy, which the constraint ignores.
+or more), `cg_steps` is 15 (paper: 10), and D v uses the whole batch, not a
+part. The constraint ignores that new statistics in (6) also change the policy.
 Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh does not depend on the weights, so it cancels in (8), (9).
+Jacobian of tanh depends only on the action, so it cancels in (8) and (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
 step and 80 critic steps. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
-times max_kl, `backtracks` is mostly 0, `cg_residual` grows from 0.01 to about
-0.5, `explained_variance` rises above 0.9 and `entropy` falls.
+times max_kl, `backtracks` (k, or 10 if no step is taken) is mostly 0,
+`cg_residual` (|r| / |g|) grows from 0.01 to about 0.5, `explained_variance`
+(of R, which contains V itself) rises above 0.9 and `entropy` falls.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
@@ -98,13 +97,19 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.Optimizers  optimizers by name; each changes only its own weights
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 Vector = Float32[Tensor, "P"]  # one number per parameter of the policy
 
@@ -114,15 +119,15 @@ Vector = Float32[Tensor, "P"]  # one number per parameter of the policy
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout over all environments
+    rollout_steps: int = 2048  # T x N, samples per rollout: T steps in each of N envs
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
-    max_kl: float = 0.04  # largest KL of an update, delta in the paper (0.001 to 0.05)
-    max_step_size: float = 0.0  # largest m in Eq. (12) (1 to 5); 0: no limit
+    max_kl: float = 0.04  # maximum KL per update, delta in the paper (0.001 to 0.05)
+    max_step_size: float = 0.0  # maximum of m in Eq. (12) (1 to 5); 0: off
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
-    damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
-    backtracks: int = 10  # maximum number of step lengths that are tried (5 to 20)
+    damping: float = 0.1  # added to the diagonal of the Fisher matrix F (0.01 to 0.1)
+    backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
@@ -147,7 +152,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -205,7 +210,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -216,13 +221,13 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All but the critic's. With images, the encoder belongs to the policy."""
+        """All parameters but the critic's. An image encoder belongs to the policy."""
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("critic.")]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -243,7 +248,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -270,15 +275,14 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class OldPolicy:
+class OldPolicy:  # what Eqs. (8), (9) need of pi_old
     actor_out: ActorOut
-    log_std: Tensor | None
+    log_std: Tensor | None  # None: discrete actions
     logp: PerSample
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -302,13 +306,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -319,12 +323,12 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -333,7 +337,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -353,7 +357,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def surrogate(logp: PerSample, logp_old: PerSample, adv: PerSample) -> Scalar:
-    """The estimated improvement over the old policy."""
+    """S, the estimated improvement over the old policy."""
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
     return ((ratio - 1) * adv).mean()  # Eq. (8)
@@ -361,7 +365,7 @@ def surrogate(logp: PerSample, logp_old: PerSample, adv: PerSample) -> Scalar:
 
 def kl_divergence(old_out: ActorOut, old_log_std: Tensor | None,
                   actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (9) in nats, from the distributions: not an estimate from sampled actions."""
+    """Eq. (9) in nats, computed from the distributions, not from sampled actions."""
     if log_std is None:
         log_ratio = old_out.log_softmax(-1) - actor_out.log_softmax(-1)
         return (old_out.softmax(-1) * log_ratio).sum(-1).mean()
@@ -378,38 +382,38 @@ def to_vector(gradients: tuple[Tensor, ...]) -> Vector:
 
 def fisher_product(kl_grad: Vector, params: list[nn.Parameter], damping: float,
                    v: Vector) -> Vector:
-    """Eq. (10). `kl_grad` is grad KL with its graph, so it can be differentiated."""
+    """Eq. (10). `kl_grad` is grad KL with its graph; each call differentiates it."""
     product = torch.autograd.grad(v @ kl_grad, params, retain_graph=True)
-    return mpi.average(to_vector(product)) + damping * v
+    return mpi.average(to_vector(product)) + damping * v  # mean over processes
 
 
 def conjugate_gradient(product: Callable[[Vector], Vector], g: Vector,
                        steps: int) -> tuple[Vector, Scalar]:
-    """Eq. (11), with D v = product(v). Return x and the residual |g - D x| / |g|."""
+    """Eq. (11), with D v = product(v). Return x and the relative residual |r| / |g|."""
     x = torch.zeros_like(g)
     r = g  # the residual g - D x
     p = g  # the next search direction
     for _ in range(steps):
-        if r.norm() <= 1e-6 * g.norm():  # as close as float32 gets
+        if r.norm() <= 1e-6 * g.norm():  # solved to about float32's precision
             break
         Dp = product(p)
-        step_size = r @ r / (p @ Dp)  # the best one along p
+        step_size = r @ r / (p @ Dp)  # minimises x^T D x / 2 - g^T x along p
         x = x + step_size * p
         old_r = r
         r = r - step_size * Dp
-        p = r + r @ r / (old_r @ old_r) * p  # p^T D p_old = 0: no step undoes another
+        p = r + r @ r / (old_r @ old_r) * p  # p^T D old_p = 0: keeps earlier gains
     return x, r.norm() / (g.norm() + 1e-30)  # g may be 0
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def surrogate_and_kl(agent: Agent, batch: Batch,
                      old: OldPolicy) -> tuple[Scalar, Scalar]:
-    """Eqs. (8), (9), of the current policy against the old one."""
+    """Eqs. (8), (9): S and KL of the current policy relative to the old one."""
     actor_out = agent.actor(agent.encoder(batch.obs))
     logp = log_prob(actor_out, agent.log_std, batch.act)
     kl = kl_divergence(old.actor_out, old.log_std, actor_out, agent.log_std)
@@ -419,7 +423,7 @@ def surrogate_and_kl(agent: Agent, batch: Batch,
 @torch.enable_grad()
 def natural_gradient_step(agent: Agent, batch: Batch,
                           old: OldPolicy) -> tuple[Vector, Vector, dict]:
-    """Return g of Eq. (8), the step of (12) for k = 0, and metrics."""
+    """Return g of Eq. (8), the full step m x of (12), and m and |r| / |g|."""
     cfg = agent.cfg
     params = agent.policy_parameters()
     gain, kl = surrogate_and_kl(agent, batch, old)
@@ -436,7 +440,7 @@ def natural_gradient_step(agent: Agent, batch: Batch,
 
 def line_search(agent: Agent, batch: Batch, old: OldPolicy,
                 step: Vector) -> tuple[Vector, dict]:
-    """Eq. (12): move the policy, or leave it. Return the step taken, and metrics."""
+    """Eq. (12): take the longest step allowed, or none. Return it, and metrics."""
     params = agent.policy_parameters()
     start = parameters_to_vector(params)
     for k in range(agent.cfg.backtracks):
@@ -446,14 +450,14 @@ def line_search(agent: Agent, batch: Batch, old: OldPolicy,
             return 0.8**k * step, {"improvement": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
     failed = {"improvement": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
-    return torch.zeros_like(step), failed
+    return torch.zeros_like(step), failed  # the old weights are restored
 
 
 @torch.no_grad()
 def policy_step(agent: Agent, batch: Batch) -> dict:
-    """One step of the policy within the trust region -> metrics."""
+    """Take one step of the policy. Return metrics; `entropy` is that of pi_old."""
     actor_out = agent.actor(agent.encoder(batch.obs))
-    log_std = None if agent.discrete else agent.log_std.clone()  # a copy: it will move
+    log_std = None if agent.discrete else agent.log_std.clone()  # a copy: it changes
     old = OldPolicy(actor_out, log_std, log_prob(actor_out, log_std, batch.act))
     g, step, step_metrics = natural_gradient_step(agent, batch, old)
     step, metrics = line_search(agent, batch, old, step)
@@ -463,7 +467,7 @@ def policy_step(agent: Agent, batch: Batch) -> dict:
 
 def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
                       ret: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (5). `features` are the encoder's outputs, or vector observations."""
+    """Eq. (5). `features` are the encoder's outputs; for vectors, the observations."""
     v_loss = value_loss(agent.critic(features).squeeze(-1), ret)
     return v_loss, {"v_loss": v_loss}
 
@@ -472,22 +476,18 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
     return val, adv, ret
 
 
-@torch.no_grad()  # gradients are enabled where they are needed
+@torch.no_grad()  # `minimize` and `natural_gradient_step` enable gradients
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
-    """One step of the policy, then `v_steps` of the critic. Return metrics.
-
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), takes one Adam step and returns the metrics.
-    """
+    """One step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:
@@ -503,7 +503,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
     batch = Batch(obs, act, adv.flatten())
     metrics = policy_step(agent, batch)
 
-    features = agent.encoder(obs)  # the policy step moved the encoder; now it stays
+    features = agent.encoder(obs)  # the policy step changed the encoder, now fixed
     ret = ret.flatten()
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
     step_metrics = []  # of each gradient step: the loss and the gradient norm
@@ -524,7 +524,7 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizers = mpi.Optimizers(critic=mpi.Adam(agent.critic))
+        optimizers = mpi.Optimizers(critic=mpi.Adam(agent.critic))  # (12) needs none
         step = run.restore(agent, optimizers=optimizers)  # 0, or where the run stopped
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -1,47 +1,49 @@
 """Vanilla Policy Gradient (VPG): the policy gradient with a learned baseline.
 
-The problem. We want the policy pi with the largest expected return. The return
-depends on the environment, whose dynamics we do not know, so we cannot
-differentiate through it. The log-derivative trick removes the need to. If the
-probability p(x) depends on the policy's weights, and f(x) does not, then the
-gradient with respect to the weights is
+The problem. We want the policy pi with the largest expected return, the sum of
+an episode's rewards. The return depends on the environment, whose dynamics we
+do not know, so we cannot differentiate through it. The log-derivative trick
+avoids this. Suppose the probability p(x) depends on the policy's weights, and
+f(x) does not. Let grad be the gradient with respect to the weights, and E the
+mean over x. Because grad p = p grad log p,
 
     grad E f(x) = sum_x f(x) grad p(x) = E [f(x) grad log p(x)].
 
-Let x be an episode and f(x) its return. log p(x) is the sum over t of log
-pi(a_t | s_t), plus log-probabilities of the environment's transitions, which
-do not depend on the weights. So the gradient can be estimated from samples:
-act, observe the return, and change log pi of every action in proportion to it.
-This is REINFORCE (Williams 1992, doi:10.1007/BF00992696). It is unbiased but
-noisy. Any number b that does not depend on a_t can be subtracted from the
-return without changing the mean of the gradient, because probabilities always
-sum to 1:
+Let x be an episode and f(x) its return. Then log p(x) is the sum over all steps
+t of log pi(a_t | s_t), plus log-probabilities of the environment's transitions,
+which do not depend on the weights. So we can estimate the gradient from sampled
+episodes: weight grad log pi of every action by the episode's return. This
+estimate, REINFORCE (Williams 1992, doi:10.1007/BF00992696), is unbiased but
+noisy. To reduce the noise, subtract a baseline b from the return. If b depends
+on s_t and earlier steps, but not on a_t or later ones, the mean of the gradient
+stays the same, because the probabilities of all actions sum to 1:
 
-    E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = 0.
+    E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = b grad 1 = 0.
 
-First we subtract the rewards before t, and then a baseline V(s_t), a learned
-estimate of the return from s_t. The difference is less noisy, since V explains
-the part that depends on the state alone. It estimates the advantage: how much
-better the action turned out than expected:
+We subtract two such terms from the return: first the rewards before t, so that
+the return from t remains, and then V(s_t), a learned estimate of it. The result
+is less noisy, because V removes the part that depends on the state alone. It
+estimates the advantage: how much better the action turned out than expected.
 
     grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t - V(s_t)).
 
-Two more changes reduce the noise at the price of some bias. A reward k steps
-later is discounted by gamma^k, and V is redefined to match. And after some
-steps, V stands in for the rewards that follow.
+Two more changes reduce the noise further, but add bias. First, a reward k steps
+later is discounted by gamma^k, and V estimates the discounted return. Second, V
+replaces rewards far in the future, at the latest where the rollout ends. (The
+rollout is the data of one update: T steps in each of N environments.)
 
 Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that an action leads to: at the end of an episode its final
-state, not the first one of the next episode. `terminated` is 1 if s' is
-terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for the rewards after it,
-also at a time limit, where the task itself has not ended. The advantage A
+s' is the state that follows s: at the end of an episode its last state, not
+the first state of the next episode. `terminated` is 1 if s' is terminal;
+`done` is 1 if the episode ended, by termination or by a time limit. Unless s'
+is terminal, we bootstrap: V(s') stands in for the rewards that would follow,
+at a time limit too, because that does not end the task. The advantage A
 estimates how much better an action was than the policy's average in that
-state. `lam` trades bias for variance: lam = 0 uses one reward and then V(s');
-lam = 1 uses every reward to the end of the episode or rollout, and only then
-V(s'). (1) and (2) are generalized advantage estimation (GAE; Schulman et al.
-2016, arXiv:1506.02438, eq. 16), (3) and (4) describe the policy, (5) trains
-the critic, (6) and (7) normalise observations and rewards.
+state. (1) and (2) estimate it: generalized advantage estimation (GAE; Schulman
+et al. 2016, arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0
+uses one reward and then V(s'); lam = 1 uses all rewards until the episode or
+the rollout ends, and V(s') only there. A `lam` between 0 and 1 gives a weighted
+average of the estimates that use 1, 2, 3, ... rewards and then V.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -53,45 +55,45 @@ the critic, (6) and (7) normalise observations and rewards.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target. mean and var are running statistics of all earlier
-rollouts. G sums raw rewards of the past; its standard deviation stands for the
-scale of returns. (1) uses the scaled rewards.
+R is the critic's target. No gradient flows through A and R. In (6), (7), mean
+and var are those of all earlier rollouts (at first 0 and 1). G sums past raw
+rewards; its standard deviation estimates the scale of returns. A and R use
+scaled rewards. H is only logged. In (2), A_{t+1} is 0 after a rollout's last
+step. In (3), the actor outputs logits, or the means mu of a Gaussian. a_i is
+dimension i of the action before tanh. sigma is learned and independent of s.
 
-Every update takes one step on (8) with the whole rollout, and then `v_steps`
-steps on (5), each with a random minibatch. The policy gets only one step,
-because its gradient is an expectation under the policy that collected the
-data, and a step changes the policy. Advantages are computed before the
-critic's steps: fitting V to R first would shrink the difference R - V, which
-is the advantage. They are not normalised: the baseline centres them roughly,
-and Adam is nearly invariant to the gradient's scale.
+Every update takes one gradient step on (8) with the whole rollout, and then
+`v_steps` gradient steps on (5), each on a random minibatch. The policy gets
+only one step, because its gradient is an expectation under the current policy:
+after the step, the data come from an older policy. Advantages are computed
+before the critic's steps. After them, V would depend on the rollout's actions,
+so it would not be a valid baseline. Advantages are not normalised: the baseline
+roughly centres them, and Adam nearly ignores the scale of a gradient.
 
 Observations are normalised and rewards scaled, because networks learn best
-from inputs and targets of moderate size. The statistics stay fixed from the
-start of a rollout to the end of its update, so that (8) evaluates the policy
-that acted. Rewards are not centred: a constant added to every reward would
-change how much a longer episode is worth, and thereby the best policy. sigma
-is a learned parameter per action dimension, the same in every state. H is
-logged but not optimised. With images, actor and critic share an encoder. Only
-the policy step trains it, so that the critic's many steps cannot change the
-policy.
+from inputs and targets of moderate size. (6) is part of the policy, so its
+statistics stay fixed from the start of a rollout to the end of the update.
+Rewards are not centred: subtracting their mean could change whether long
+episodes are better than short ones.
 
-Departures from theory. A rollout has 64 steps per environment, often far fewer
-than an episode has, so the recursion in (2) is cut off and completed by V. The
-gradient of the discounted return would weight step t by gamma^t; we omit this,
-as nearly all implementations do. The clipping in (7) distorts very large
-rewards, most of all in the first rollout, when var is still 1. Gaussian
-actions are squashed by tanh and rescaled to the action bounds. The Jacobian of
-tanh depends only on the action, not on the weights, so the gradient of (8) is
-right without it.
+With images, actor and critic share an encoder. Only the policy step trains it,
+so that the critic's many steps cannot change the policy. Gaussian actions are
+squashed by tanh and rescaled to the action bounds. (3) omits the Jacobian of
+tanh. It depends only on the action, so the gradient of (8) is right without it.
 
-Defaults: 64 steps in each of 8 environments give 512 samples for one step of
-the policy and 20 of the critic. In a healthy run on MuJoCo
-`explained_variance` (of R, which contains V itself) rises above 0.8 within
-100,000 to 200,000 steps, `policy_grad_norm` stays between 0.03 and 0.4 after
-the first updates, and `entropy` falls slowly.
+Departures from theory. The gradient of the discounted return would also weight
+step t by gamma^t. We omit this weight, as nearly all implementations do. (8) is
+a mean over steps, not a sum over each episode; on average this only rescales
+the gradient. The clipping in (7) distorts very large rewards, most of all in
+the first rollout, when var is still 1.
 
-Read next     algos/a2c.py or algos/trpo.py; to see what they change:
-              diff algos/vpg.py algos/a2c.py
+Defaults: 64 steps in each of 8 environments give 512 samples for one gradient
+step of the policy and 20 of the critic. In a healthy run on MuJoCo
+`explained_variance` rises above 0.8 within 100,000 to 200,000 environment steps
+(it flatters V, because R contains V itself), `policy_grad_norm` stays between
+0.03 and 0.4 after the first updates, and `entropy` falls slowly.
+
+Read next     algos/a2c.py or trpo.py, then:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
 Reproduce     python -m algos.vpg    (learning curves: benchmarks/README.md)
 """
@@ -105,13 +107,21 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
+# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
+#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+# mpi.Optimizers  optimizers by name; each changes only its own weights
+# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
+# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
+# make_envs       parallel environments; a `step` that ends an episode starts the next
+# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits, or the means of k action dimensions
+ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
@@ -120,10 +130,10 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout over all environments
+    rollout_steps: int = 512  # T x N, samples per rollout: T steps in each of N envs
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
-    lr: float = 3e-3  # the policy's learning rate at the start (3e-4 to 1e-2)
+    lr: float = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -149,7 +159,7 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights. With a small last layer, pi hardly depends on s at first."""
+    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
     for layer in agent.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -207,7 +217,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         self.obs_stats = RunningStats(obs_space.shape)
         self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # the last G; [N] after a rollout
+        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -218,13 +228,13 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All but the critic's. With images, the encoder belongs to the policy."""
+        """All parameters but the critic's. An image encoder belongs to the policy."""
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("critic.")]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N], or [N, d] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
@@ -245,7 +255,7 @@ class Agent(nn.Module):
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
-        """Add a rollout to the statistics, after `update`, which needs the old ones."""
+        """Update the statistics. Called after `update`, which needs the old ones."""
         sums, self.discounted_reward_sum = discounted_reward_sums(
             rollout, self.discounted_reward_sum, self.cfg.gamma)
         self.reward_sum_stats.update(sums.flatten())
@@ -272,8 +282,7 @@ class Batch:
 
 
 def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]. An environment resets itself when its episode ends:
-    `new_obs` then begins the next episode, and s' is in `infos["final_obs"]`."""
+    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
     next_obs = new_obs.copy()
     for i in np.flatnonzero(done):
         next_obs[i] = infos["final_obs"][i]
@@ -297,13 +306,13 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 # ==================================== mathematics =====================================
 def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping guards against a variance that is too small at first."""
+    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
     return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
 
 
 def discounted_reward_sums(rollout: Rollout, g: Tensor,
                            gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the last G [N], return G at every step and the G to carry over."""
+    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
     sums = []
     for rew, done in zip(rollout.rew, rollout.done):
         g = rew + gamma * g
@@ -314,12 +323,12 @@ def discounted_reward_sums(rollout: Rollout, g: Tensor,
 
 def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
                        gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion restarts at the end of every episode."""
+    """GAE: return A and R. The recursion does not cross the end of an episode."""
     delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
     decay = gamma * lam * (1 - rollout.done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])
+    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
         next_adv = adv[t]
@@ -328,7 +337,7 @@ def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3) for discrete actions [B], or for continuous ones [B, k] before tanh."""
+    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
     if log_std is None:
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
     z = (act - actor_out) / log_std.exp()
@@ -348,19 +357,19 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """The negative gradient of this loss estimates the policy gradient."""
+    """Its negative gradient estimates the policy gradient, up to a factor."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()  # Eq. (8)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V is right up to a constant. 0: no better than a constant. Below 0: worse."""
+    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= update =======================================
 def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """Eq. (8). No gradient flows through advantages. The entropy is only reported."""
+    """Eq. (8). No gradient flows through advantages. The entropy is only logged."""
     actor_out = agent.actor(agent.encoder(batch.obs))
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = policy_loss(logp, batch.adv)
@@ -370,7 +379,7 @@ def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
 
 def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
                       ret: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (5). `features` are the encoder's outputs, or vector observations."""
+    """Eq. (5). `features` are the encoder's outputs; for vectors, the observations."""
     v_loss = value_loss(agent.critic(features).squeeze(-1), ret)
     return v_loss, {"v_loss": v_loss}
 
@@ -379,22 +388,22 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     """Values, advantages and value targets from the current critic."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # s' is the next row's s, ...
+    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
-    ends[-1] = True  # ... unless the episode or the rollout ends
+    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
     return val, adv, ret
 
 
-@torch.no_grad()  # only `minimize` computes gradients
+@torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
            lr: float) -> dict:
     """One step of the policy, then `v_steps` of the critic. Return metrics.
 
-    `minimize` calls the loss, backpropagates, averages the gradient over processes (if
-    there are several), takes one Adam step and returns the metrics.
+    Each `minimize` takes one Adam step, without clipping, and adds `policy_grad_norm`
+    or `critic_grad_norm` to its metrics. Every process has its share of the rollout.
     """
     cfg = agent.cfg
     rew = rollout.rew
@@ -411,7 +420,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
     batch = Batch(obs, act, adv.flatten())
     metrics = optimizers.policy.minimize(vpg_policy_loss, agent, batch, lr=lr)
 
-    features = agent.encoder(obs)  # the policy step moved the encoder; now it stays
+    features = agent.encoder(obs)  # the policy step changed the encoder, now fixed
     ret = ret.flatten()
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
     step_metrics = []  # of each gradient step: the loss and the gradient norm
