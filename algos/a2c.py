@@ -43,9 +43,9 @@ its sample, before tanh. R is the critic's target, a constant in (5). In (6),
 (7), mean and var are those of all earlier rollouts (at first 0 and 1). G is
 discounted like a return, but sums raw rewards of the past; its standard
 deviation measures the scale of returns. A and R use scaled rewards. The
-negative gradient of (8) estimates the policy gradient (derived in
-algos/vpg.py). (6) is part of the policy, so its statistics stay fixed from the
-start of a rollout to the end of the update.
+negative gradient of (8) estimates, up to a factor, the policy gradient (derived
+in algos/vpg.py). (6) is part of the policy, so its statistics stay fixed from
+the start of a rollout to the end of the update.
 
 A2C minimises a weighted sum of policy loss, value loss and negative entropy:
 
@@ -74,17 +74,17 @@ no better (benchmarks/NOTES.md, "The rule of RMSProp").
 The torch form nearly ignores the scale of gradients well above eps. For
 vectors, actor and critic share no weights. So `vf_coef` has little effect,
 except in the tf form or when max_grad_norm clips both gradients together.
-Advantages are not normalised: V centres them roughly, and their scale matters
-as little as `vf_coef`. Rewards are scaled but not centred: a constant added to
-every reward would change how much a longer episode is worth, and thereby the
-best policy.
+Advantages are not normalised: V centres them roughly, and without an entropy
+bonus their scale matters as little as `vf_coef`. Rewards are scaled but not
+centred: a constant added to every reward could change the best policy, because
+longer episodes would then gain or lose more.
 
 Each of these details can be switched off: norm_obs (6), scale_rew (7),
 max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines.
 
-Departures from the paper. GAE replaces n-step returns, which are the case
-lam = 1, and a rollout has 10 steps (paper: 5). sigma is a learned parameter per
-action dimension; in the paper it is an output of the network. Images are
+Departures from the paper. GAE replaces n-step returns, which are the case lam =
+1, and a rollout has 10 steps (paper: 5 on Atari). sigma is a learned parameter
+per action dimension; in the paper it is an output of the network. Images are
 encoded by the larger network of Mnih et al. 2015. Gaussian actions are squashed
 by tanh and rescaled to the action bounds. The Jacobian of tanh depends only on
 the action, not on the weights, so (8) has the right gradient without it.
@@ -112,7 +112,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # mpi.RMSProp     `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # image_to_float  uint8 pixels -> float32 in [0, 1], channels first
 # make_envs       parallel environments; a `step` that ends an episode starts the next

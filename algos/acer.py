@@ -14,7 +14,7 @@ trajectory even larger, so such estimates are noisy. ACER has three parts:
 - The critic learns Q(s, a). Its target R, the Retrace estimate (Munos et al.
   2016, arXiv:1606.02647), truncates ratios at 1, so no product exceeds 1.
 - The policy gradient uses one ratio per sample, truncated at c (`max_ratio`). A
-  second term restores, in expectation, what the truncation removes. It needs
+  second term restores, if Q is exact, what the truncation removes. It needs
   values of all actions, so the critic learns Q instead of V.
 - One bad step on old data can ruin pi. A trust region limits how fast a step
   moves pi away from a policy whose weights are a moving average of pi's.
@@ -107,7 +107,7 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
 # mpi.RMSProp     `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # make_envs       parallel environments; a `step` that ends an episode starts the next
 # stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32

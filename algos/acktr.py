@@ -52,14 +52,14 @@ actor's grow with the advantages, the critic's vanish as V fits R. V counts as
 the mean of a Gaussian, so the critic has a KL too. For log sigma, F is 2 I.
 
 Where F is small, F^-1 amplifies the noise of grad L. Damping limits this;
-CartPole needs 0.1. (13) adds at least damping I to X kron S; c balances the two
+CartPole takes 0.1. (13) adds at least damping I to X kron S; c balances the two
 factors. X_d and S_d are inverted in the first `inverse_every` updates, later in
 every `inverse_every`-th. sum(D * grad L) is D^T F D for the damped F, so (15)
 limits the predicted KL of eta D to max_kl. The critic has its own eta, limited
 by v_max_kl. M averages the steps. (17) estimates the KL that resulted.
 
-Departures from the paper: GAE and tanh, as in A2C; a separate limit for the
-critic; 1/k in (12), as in K-FAC; no clipping of the gradient norm.
+Departures from the paper: GAE and tanh, as in A2C; with images, a limit of the
+critic's own; 1/k in (12), as in K-FAC; no clipping of the gradient norm.
 
 Defaults: 20 steps in each of 16 environments give 320 samples per update, so a
 million steps give 3,125 updates. In a healthy run on MuJoCo `step_size` is 0.1

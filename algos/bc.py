@@ -67,7 +67,7 @@ its return does: use --eval-every or utils.play.
 
 In this file a step is a gradient step, not a step of an environment: in
 `total_steps`, in --eval-every (evaluations happen at checks) and on the x-axis.
-There are no training episodes, so episodes.csv, which lists them, stays empty.
+There are no training episodes, so episodes.csv, which lists them, has no rows.
 To see curves, use TensorBoard, or train with --eval-every and call
 python -m plot RUN --y eval_ret.
 
@@ -79,11 +79,11 @@ well as possible, set it to 1.
 
 Defaults: 70% of the pairs are training pairs; 10,000 gradient steps on
 minibatches of 128; a check of the held-out loss every 100 steps. `bc_loss`, L
-on the minibatches, should fall and level off. On new pairs of the expert, the
-expected L of any policy is at least the entropy of the expert's policy, which
-is 0 if it is deterministic and actions are discrete. By overfitting, `bc_loss`
-can fall below the entropy. If a deterministic expert has continuous actions,
-there is no lower limit: sigma shrinks with the error, and L can be negative.
+on the minibatches, should fall and level off. With discrete actions, the
+expected L of any policy on new pairs is at least the entropy of the expert's
+policy, which is 0 if it is deterministic. By overfitting, `bc_loss` can fall
+below the entropy. If a deterministic expert has continuous actions, there is no
+lower limit: sigma shrinks with the error, and L can be negative.
 
 Read after    algos/ppo.py
 Record and try (utils.play records 10 episodes of deterministic actions):
@@ -103,7 +103,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # load_demos      pairs of --demos: every `subsample`-th of `num_trajectories` episodes
 # image_to_float  uint8 pixels -> float32 in [0, 1], channels first

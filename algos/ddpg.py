@@ -321,7 +321,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)

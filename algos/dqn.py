@@ -52,8 +52,8 @@ arXiv:1509.06461) selects the action with Q but evaluates it with Q_targ. Since
 Q_targ is an older copy of Q, the errors of the two are similar but not equal.
 Q_targ often overrates the action less than Q does, so the bias is smaller.
 (3) The Huber loss h is quadratic for small errors and linear for large ones.
-Its slope stays between -1 and 1, so one large error cannot dominate the
-gradient of a batch.
+Its slope stays between -1 and 1, so a large error pulls no harder than an
+error of 1.
 (4) The dueling network (Wang et al. 2016, arXiv:1511.06581) splits Q into V
 and the advantages A. In many states all actions are worth nearly the same. V
 is this common part, and it learns from every sample, whichever action was
@@ -83,8 +83,8 @@ transitions of a run, so none is overwritten. With --num-envs 4, every pass of
 the training loop takes four environment steps and makes two updates; the
 totals stay the same.
 
-In a healthy run on CartPole the return reaches 500, the maximum, after 20,000
-to 40,000 steps. Not every run does this, and some get worse again
+In a healthy run on CartPole the return reaches 500, the maximum, mostly after
+20,000 to 50,000 steps. Not every run does this, and some get worse again
 (benchmarks/NOTES.md, "DQN"). `q`, the mean of Q(s, a) over sampled
 transitions, rises from about 0 and ends near 70 to 85. With a reward of 1 per
 step, no discounted return exceeds 1 / (1 - gamma) = 100; a much higher `q`
@@ -96,7 +96,7 @@ every copy changes the targets.
 
 For Atari use algos/dqn_atari.py, whose buffer stores every frame once. There
 an observation is a stack of 4 frames, so the buffer of this file would store
-each frame eight times: in 4 stacks as part of obs, and in 4 of next_obs.
+each frame up to 8 times: in 4 stacks as part of obs, and in 4 of next_obs.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
@@ -361,7 +361,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> 
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 

@@ -30,8 +30,8 @@ frames per stack, the transition in row k is
 
     s     = (f_{k-n+1}, ..., f_k),    s' = (f_{k-n+2}, ..., f_{k+1})       (7)
 
-Within an episode, s' drops the oldest frame of s and appends a new one, so
-every step writes one frame. The first stack of an episode shares no frame with
+Within an episode, s' drops the oldest frame of s and appends a new one, so a
+step writes only this frame. The first stack of an episode shares no frame with
 the last episode, so all its n frames are written. An example with n = 4: x
 ends one episode, a to d are the first stack of the next, and its two steps add
 e and f.
@@ -47,27 +47,29 @@ after it used that frame, so they become invalid. `live` marks the rows with a
 transition whose frames are all still stored. Only these are sampled, so no
 stack mixes two episodes, or new frames with old ones.
 
-Atari preprocessing, done in `make_envs`. Each action is repeated for 4 frames
-of the game, and the agent sees the last one (the maximum of the last two,
-since some games draw objects in every second frame only). One environment step
-is one action. The learner gets rewards clipped to [-1, 1], so that one
-learning rate works across games; the log shows the true score. With
-probability 0.25 the game repeats the previous action instead of the chosen one
-("sticky actions", Machado et al. 2018, arXiv:1709.06009). The paper instead
-started every episode with a random number of no-op actions.
+Atari preprocessing, done in `make_envs`. One environment step is one action,
+repeated for 4 screens of the game. Only the last of them becomes a frame (the
+maximum of the last two, since some games draw objects in every second screen
+only). The learner gets rewards clipped to [-1, 1], so that one learning rate
+works across games; the log shows the true score. In each of the 4 screens the
+game repeats the previous action with probability 0.25 instead of the chosen
+one ("sticky actions", Machado et al. 2018, arXiv:1709.06009). The paper
+instead started every episode with a random number of no-op actions.
 
-Departures from the paper, besides those that algos/dqn.py lists: an episode
+Departures from the paper, besides those that algos/dqn.py lists. An episode
 ends at game over; the paper treated each lost life as the end of an episode
-during training.
+during training. The numbers are those of shorter runs: 2.5 million steps
+(paper: 50 million), eps from 1 to 0.01 in 250,000 of them (to 0.1 in a
+million), a copy of Q every 250 updates (10,000), learning after 80,000 steps
+(50,000).
 
-Defaults: learning starts after 80,000 steps. Then every fourth environment
-step is followed by one update on a batch of 32 (605,000 updates in all), and Q
-is copied into the target network every 250 updates. Frames stay in main
-memory; only batches go to the GPU.
+Defaults: after the first 80,000 steps, every fourth environment step is
+followed by one update on a batch of 32 (605,000 updates in all). Frames stay
+in main memory; only batches go to the GPU.
 
 Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_atari.py
 Try           python -m algos.dqn_atari --total-steps 1e5 \
-                  --start-steps 10000 --eps-steps 50000
+                  --start-steps 10000 --eps-steps 50000 --buffer-size 100000
 Full run      python -m algos.dqn_atari    (not benchmarked yet)
 """
 
@@ -356,7 +358,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> 
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 

@@ -53,8 +53,8 @@ are out of date.
 (9) Transition i is sampled n P(i) times as often as in uniform replay. At
 beta = 1 the numerator, 1 / (n P(i)), cancels this factor. With the numerator
 alone, the expected gradient would be that of uniform replay. The denominator
-makes every weight at most 1, so weights can only shrink a gradient. But it
-differs from batch to batch: a batch that contains a very unlikely transition
+makes every weight at most 1, so no weight enlarges its sample's gradient. But
+it differs from batch to batch: one that contains a very unlikely transition
 is scaled down as a whole. So some bias remains, even at beta = 1.
 (10) With beta < 1 only part of the bias is corrected, and transitions with
 large errors keep more influence on the gradient. Early on, Q and y change so
@@ -93,7 +93,7 @@ ends near 70 to 85, as in algos/dqn.py. The mean `td_error`, Q - y (others
 define it as y - Q), ends between 2 and 3. It is positive because the largest
 errors come from falls that Q did not foresee: y is then only the last reward,
 1, but Q expected many more. The mean `weight` falls to about 0.1, which pulls
-`q_loss` down to between 0.01 and 0.03, below that of algos/dqn.py.
+`q_loss` down to about 0.03, far below that of algos/dqn.py.
 
 Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
@@ -477,7 +477,7 @@ def update(agent: Agent, optimizer: mpi.Adam, batch: WeightedTransitions,
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     return optimizer.minimize(per_loss, agent, batch, lr=lr)
 

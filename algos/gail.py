@@ -9,7 +9,7 @@ occupancy measures). Then both have the same return, whatever the rewards are.
 
 Two networks compete. The discriminator D(s, a) estimates the probability that a
 pair is the expert's, not the policy's. PPO maximises a reward that grows with
-D. The environment's rewards are used only to log the return, `ep_ret`.
+D. The environment's rewards train nothing; the log has their sum, `ep_ret`.
 
 algos/ppo.py explains (1) to (12). `terminated` is 1 if the next state s' is
 terminal, `done` is 1 if the episode ended, also by a time limit. a_i is before
@@ -76,7 +76,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.Optimizers  optimizers by name; each changes only its own weights
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # load_demos      pairs of --demos: every `subsample`-th of `num_trajectories` episodes
@@ -114,13 +114,13 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     target_kl: float = 0.0  # stop the epochs once KL, Eq. (12), exceeds this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
-    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
+    max_grad_norm: float = 0.5  # maximum gradient norm (D: never clipped); 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths (for images, only in D)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
-    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+    orthogonal_init: bool = True  # orthogonal initial weights (D: always PyTorch's)
 
     def __post_init__(self):
         check_settings(self, positive="clip_ratio disc_lr",  # raises UsageError
@@ -470,7 +470,7 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
 
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
+    """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:

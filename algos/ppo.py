@@ -66,9 +66,9 @@ Gaussian actions are squashed by tanh and rescaled to the action bounds. The
 Jacobian of tanh depends only on the action, so it cancels in (9).
 
 Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
-32 minibatches make 320 gradient steps. After a healthy update `kl` is 0.005 to
-0.05 and `clip_frac`, the share of ratios outside [1 - c, 1 + c], 0.05 to 0.3;
-both fall as the learning rate is annealed.
+32 minibatches make 320 gradient steps. In healthy runs `kl` is 0.0005 to 0.05
+and `clip_frac`, the share of ratios outside [1 - c, 1 + c], 0.002 to 0.3; both
+fall as the learning rate is annealed.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
@@ -85,7 +85,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # image_to_float  uint8 pixels -> float32 in [0, 1], channels first
 # make_envs       parallel environments; a `step` that ends an episode starts the next
@@ -394,7 +394,7 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
 
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
+    """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:

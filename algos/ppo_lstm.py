@@ -88,7 +88,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # make_envs       parallel environments; a `step` that ends an episode starts the next
 # nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
@@ -247,7 +247,7 @@ class Agent(nn.Module):
     def unroll(self, obs: Tensor, done: PerStep, memory: Memory) -> tuple[
             Float32[Tensor, "T N size"], Float32[Tensor, "2 T N size"]]:
         """Eq. (13) for T steps, from the memory before the first. Return h after every
-        step, and for Eq. (15) the memory before any reset. That memory is right only
+        step, and for Eq. (15) the memory before any reset. That memory is right
         where an episode or the rollout ends; elsewhere it must not be used.
 
         nn.LSTM cannot reset within a call and returns c only at its end. So we cut all
@@ -469,7 +469,7 @@ def recurrent_targets(agent: Agent,
 
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
+    """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:

@@ -4,7 +4,7 @@ arXiv:1602.07714; in actor-critics: Hessel et al. 2019, arXiv:1809.04474.
 The problem. The critic is fitted to returns, which may be near 0.01 in one task
 and 10,000 in another. Networks learn best from targets with mean 0 and standard
 deviation 1, so algos/ppo.py divides rewards by a running standard deviation of
-returns. But when that changes, all learned values are off by the same factor.
+discounted sums. But when that changes, all learned values are off by a factor.
 
 PopArt leaves rewards alone and normalises the critic's targets by their running
 mean and standard deviation ("Art": adaptively rescaling targets). When these
@@ -30,9 +30,9 @@ limit. a_i is before tanh, pi_old collected the data, and c is `clip_ratio`.
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 n(s) = w . h(s) + b is the network's output, h(s) its last hidden layer. V, R
-and, until (15), A are in units of reward; only in `ppo_loss`, `val` is n(s) and
-`ret` its target. loc and scale are the running mean and standard deviation of
-R. The k-th rollout updates them with weight u = max(popart_beta, 1/k):
+and, until (15), A are in units of reward; in minibatches, `ret` is the target
+of n(s), and in `ppo_loss`, `val` is n(s). loc and scale are the running mean
+and standard deviation of R. Rollout k has weight u = max(popart_beta, 1/k):
 
     loc    <- (1 - u) loc + u mean R,  square <- (1 - u) square + u mean R^2,
     scale  <- sqrt(square - loc^2), at least 1e-6                         (13)
@@ -67,7 +67,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # make_envs       parallel environments; a `step` that ends an episode starts the next
 # stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
@@ -170,7 +170,7 @@ class PopArtCritic(nn.Module):
         return (ret - self.loc) / self.scale()
 
     def update_stats(self, ret: PerSample) -> None:
-        """Update loc and scale. Rescale the last layer so that V stays the same."""
+        """Update loc and scale. After the first call, rescale the last layer too."""
         loc_old = self.loc.clone()
         scale_old = self.scale()
         _, mean, var = mpi.moments(ret)  # over all processes
@@ -395,7 +395,7 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
 
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run all epochs on one rollout. Return metrics; `run.report` averages each."""
+    """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs)
     next_obs = agent.normalize_obs(rollout.next_obs)

@@ -1,35 +1,44 @@
-"""Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905, Algorithm
-1.
+"""Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905,
+Algorithm 1.
 
 The problem. DDPG and TD3 learn a deterministic policy and add exploration
-noise of a fixed, hand-tuned scale, the same in every state. SAC learns how
-random to be in each state. It maximises the reward plus alpha times the
-entropy H of the policy,
+noise. The scale of this noise is tuned by hand and is the same in every state.
+SAC learns how random to be in each state. For a fixed temperature alpha, it
+maximises the discounted reward plus alpha times the entropy H of the policy,
 
     J = E sum_t gamma^t [r_t + alpha H(pi(. | s_t))],   H = -E log pi,
 
 so the policy stays random where randomness costs little reward and becomes
-nearly deterministic where it costs a lot. Values that include this entropy
-bonus are called soft. The temperature alpha is adjusted throughout training,
-to keep the mean entropy near a target.
+nearly deterministic where it costs a lot. A higher alpha makes the policy more
+random. By default alpha is not fixed: training adjusts it, so that the mean
+entropy stays near a target.
 
-Notation. s' is the state that follows s, and V(s') its soft value, estimated
-by (6). `terminated` is 1 if s' is terminal. If only a time limit ends the
-episode, it is 0: rewards would have followed, so we still bootstrap from
-V(s'). Every transition goes into a replay buffer, and every update uses a
-random batch from it. Earlier policies collected most of these transitions. We
-may still learn from them ("off-policy"): r and s' depend only on s and a, not
-on the policy that chose a, and V(s') in (1) uses the current actor. The target
-y uses copies of the critics that follow them slowly, the target networks,
-marked `targ`. w stands for the critics' weights, and `mean` is over the batch.
+Notation. Values that include the entropy bonus alpha H are called soft. s' is
+the state that follows s, and V(s') its soft value: the expected discounted
+rewards and entropy bonuses from s' on. Q(s, a) is the soft value of taking
+action a in s and following the policy from then on. Two networks, the critics
+Q_1 and Q_2, estimate it. `terminated` is 1 if s' is terminal. If only a time
+limit ends the episode, it is 0: rewards would have followed, so we still
+bootstrap from V(s').
+
+Every transition goes into a replay buffer, and every update uses a random
+batch from it. Earlier policies collected most of these transitions. We may
+still learn from them ("off-policy"): r and s' depend only on s and a, not on
+the policy that chose a, and the actions in (6) and (7) are sampled anew from
+the current policy. The target y uses copies of the critics that follow them
+slowly: the target networks, marked `targ`. So y changes only a little per
+update. w stands for the critics' weights, and `mean` is over the batch. gamma
+(the discount factor), tau and target_entropy are settings.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-(1) to (3) are as in TD3, and so is the minimum in (6). The rest is SAC's. The
-actor outputs mu(s) and log sigma(s). d is the number of action dimensions. eps
-is a sample from the standard normal distribution in d dimensions:
+(1), (2) and the minimum in (6) are as in TD3. So is (3), but SAC has no target
+actor: (3) moves only the target critics, in every update. The actor outputs a
+mean mu(s) and a log standard deviation, log sigma(s), for each of the d action
+dimensions. N(u; mu, sigma) is the normal density at u. eps is a sample from
+the standard normal distribution in d dimensions:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
     log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
@@ -43,45 +52,52 @@ is a sample from the standard normal distribution in d dimensions:
 Why each piece is there:
 
 (4) All the randomness is in eps, which does not depend on the actor's weights.
-So (7) can be differentiated through the sampled action and log pi with respect
-to mu and sigma. This is the reparameterisation trick. The actor outputs log
-sigma, and we learn log alpha, because sigma and alpha must stay positive.
-(5) Change of variables: the density of a is that of u divided by
-|da/du| = 1 - tanh(u)^2, in each dimension. Without this correction we would
-reward the entropy of u. That grows with sigma without end, even when a larger
-sigma only pushes a towards -1 or 1, and the action becomes less random.
-(6) Q(s, a) does not include the entropy at s, because a is already given; V(s)
-does. a' comes from the current policy, not from the buffer, because V is the
-value of the current policy. TD3 adds noise to a'; here a' is random anyway. A
+So the sampled action and its log pi are differentiable functions of mu and
+sigma, and the gradient of (7) reaches the actor through both. This is the
+reparameterisation trick. sigma must stay positive, so the actor outputs its
+logarithm. Evaluation uses no noise: a = tanh(mu(s)).
+(5) This is the change-of-variables formula: the density of a is that of u
+divided by |da/du|, which is 1 - tanh(u)^2 in each dimension. Without this
+correction we would reward the entropy of u. That grows with sigma even when a
+larger sigma only pushes a towards -1 or 1, and so makes the action less random.
+(6) Q(s, a) does not include the entropy bonus at s, because a is already given.
+V(s) does include it: this is the term -alpha log pi. a' comes from the current
+policy, not from the buffer, because V is the value of the current policy. TD3
+adds noise to a'; SAC does not have to, because its a' is already random. A
 policy trained to maximise a learned Q seeks out actions for which Q is too
-high, so we take the minimum of two critics. They differ because their initial
-weights do.
-(7) Actions with high Q become more likely. One nat of entropy is worth alpha
-units of Q. TD3's actor follows Q_1 alone, and learns in every second update;
-SAC's follows the minimum, in every update. Only the actor learns from (7): the
-optimizer of the actor leaves the critics' weights alone.
-(8) log pi is held constant. If the entropy, estimated by the mean of -log pi,
-is above target_entropy, alpha falls; if it is below, alpha rises. The default
-target is -1 nat per dimension: the entropy of a uniform distribution on an
-interval of length exp(-1) = 0.37, out of the full range of 2. This is the
-authors' heuristic.
+high, so we take the minimum of two critics. Both critics learn the same y, but
+their initial weights differ, and so do their errors. The minimum is too high
+only where both are.
+(7) This loss makes actions with a high Q more likely, but also rewards entropy:
+one nat (the unit of entropy for natural logarithms) is worth alpha units of Q.
+TD3's actor follows Q_1 alone, and learns in every second update. SAC's actor
+follows the minimum, and learns in every update. The gradient passes through the
+critics, but this loss updates only the actor.
+(8) No gradient flows through log pi. If the entropy, estimated by the mean of
+-log pi, is above target_entropy, alpha falls; if it is below, alpha rises. We
+learn log alpha, because alpha must stay positive. In the paper, alpha is the
+Lagrange multiplier of a constraint: the mean entropy must be at least the
+target. The default target is the authors' heuristic: -1 nat per dimension. (The
+entropy of a density can be negative.) A uniform distribution has this entropy
+on an interval of length exp(-1) = 0.37; the full range, [-1, 1], has length 2.
 
 Policy, buffer and critics use actions in [-1, 1]; `env_act` rescales them to
 the environment's bounds. Observations and rewards are not normalised.
 
-Departures from the paper. (8) multiplies by log alpha, as an early version of
-the authors' code does, where the paper multiplies by alpha. Both losses have
-gradient zero where the entropy equals the target. Adam's learning rate is
-1e-3, not 3e-4. (2) has no factor 1/2. Two details are from the authors' code,
-not from the paper: log sigma is clamped to [-20, 2], and the first actions are
-uniformly random, so that the buffer starts with actions from the whole range.
+Departures from the paper. The first factor of (8) is log alpha, as in an early
+version of the authors' code. In the paper it is alpha. Both losses move alpha
+in the same direction, and both gradients are zero where the entropy equals the
+target. Adam's learning rate is 1e-3, not 3e-4. (2) has no factor 1/2. Two
+details are from the authors' code, not from the paper: log sigma is clamped to
+[-20, 2], and the first actions are uniformly random, so that the buffer starts
+with actions from the whole range.
 
 Defaults: actions are random for the first 10,000 steps, or for the first tenth
 of total_steps if that is less. Then each environment step is followed by one
 update of the critics, the actor, alpha and the target critics, in that order,
-on the same batch of 256. In a healthy run the mean `logp` settles near d, the
-negative of the target entropy, `q1` and `q2` stay close together, and
-`critic_loss` does not keep growing.
+on the same batch of 256. In a healthy run with learn_alpha, the mean of `logp`
+settles near -target_entropy, by default d. The means of `q1` and `q2` stay
+close together, and `critic_loss` does not keep growing.
 
 Read after    algos/td3.py, then:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4
@@ -124,7 +140,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
-    alpha: float = 1.0  # temperature; with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -166,7 +182,7 @@ class TwinCritic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, two critics, their targets and alpha, all saved in the state dict."""
+    """Actor, two critics, two target critics and alpha, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -364,11 +380,11 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """Update critics, actor, alpha and target critics once. Return the metrics.
+    """Update critics, actor, alpha (if learned) and target critics. Return the metrics.
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)

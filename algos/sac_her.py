@@ -139,7 +139,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     her_k: int = 4  # k, relabelled transitions per original one (4 or 8); 0: plain SAC
-    alpha: float = 1.0  # temperature; with learn_alpha, its initial value
+    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -188,7 +188,7 @@ def with_goal(obs: Tensor, parts: dict[str, slice]) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Actor, two critics, their targets and alpha, all saved in the state dict."""
+    """Actor, two critics, two target critics and alpha, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -471,11 +471,11 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """Update critics, actor, alpha and target critics once. Return the metrics.
+    """Update critics, actor, alpha (if learned) and target critics. Return the metrics.
 
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)

@@ -1,31 +1,41 @@
 """Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477,
 Algorithm 1.
 
-The problem. DDPG (Deep Deterministic Policy Gradient) trains its actor to
-choose the action with the highest Q. But Q is only an estimate, and where it
-is highest it is, on average, too high. The critic's target contains this
-overestimate, so the error spreads to earlier states. TD3 makes three changes:
-clipped double Q-learning (the target uses the lower of two critics), target
-policy smoothing (noise on the action in the target), and delayed updates of
-the actor and the target networks.
+The problem. DDPG (Deep Deterministic Policy Gradient) trains two networks. The
+critic Q(s, a) learns the expected discounted return of taking action a in
+state s and following the actor from then on. The actor pi(s) learns to output
+the action that the critic rates highest. But the critic's estimates have
+errors, and the highest estimate often belongs to an action whose error is
+positive. So Q at the actor's action is, on average, too high. The critic's
+target contains this overestimate, so the error spreads to earlier states.
 
-Notation. s' is the state that follows s, and V(s') its value. `terminated` is
-1 if s' is terminal. If only a time limit ends the episode, it is 0: rewards
-would have followed, so we still bootstrap from V(s'). Every transition goes
-into a replay buffer, and every update uses a random batch from it. Earlier
-policies collected most of these transitions. We may still learn from them
-("off-policy"): r and s' depend only on s and a, not on the policy that chose
-a, and V(s') in (1) uses the target copy of the current actor. The target y
-uses copies of all networks that follow them slowly: the target networks,
-marked `targ`. So y changes only a little per update. w stands for a network's
-weights, and `mean` is over the batch.
+TD3 makes three changes: clipped double Q-learning (there are two critics, Q_1
+and Q_2, and the target uses the lower value), target policy smoothing (noise
+on the action in the target), and delayed updates of the actor and the target
+networks.
+
+Notation. s' is the state that follows s, and V(s') its value under the current
+policy, estimated by (6). `terminated` is 1 if s' is terminal. If only a time
+limit ends the episode, it is 0: rewards would have followed, so we still
+bootstrap from V(s').
+
+Every transition goes into a replay buffer, and every update uses a random
+batch from it. Earlier policies collected most of these transitions. We may
+still learn from them ("off-policy"): r and s' depend only on s and a, not on
+the policy that chose a, and the next action a' is not from the buffer: (5)
+computes it anew in every update. The target y uses copies of the actor and of
+both critics that follow them slowly: the target networks, marked `targ`. So y
+changes only a little per update. w stands for a network's weights, and `mean`
+is over the batch. gamma (the discount factor) and tau are settings.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-Actions, V(s') and the actor's loss. sigma, sigma_targ and c are the settings
-act_noise, target_noise and noise_clip; eps is a standard normal sample, drawn
+(1), (3) and (4) are as in DDPG (algos/ddpg.py explains them), and so is (7),
+with Q_1 as the critic. TD3 adds the second critic in (2) and (6) and the noise
+in (5). sigma, sigma_targ and c are the settings act_noise, target_noise and
+noise_clip; eps is a standard normal sample with as many dimensions as a, drawn
 anew each time:
 
     a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
@@ -33,8 +43,8 @@ anew each time:
     V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a'))                      (6)
     L(pi)   = -mean Q_1(s, pi(s))                                          (7)
 
-Every update takes one gradient step on L(Q), (2). One in `policy_delay`
-updates (by default every second) also takes one on L(pi), (7), and then moves
+Every update takes one gradient step on L(Q), (2). Every `policy_delay`-th
+update (by default every second) then takes one on L(pi), (7), and then moves
 all target networks by (3).
 
 Why each piece is there:
@@ -42,34 +52,41 @@ Why each piece is there:
 (4) A deterministic policy does not explore, so noise is added to its actions
 while collecting data. The buffer stores the noisy action, because that is the
 one that led to r and s'. Evaluation uses no noise.
-(5) Similar actions should have similar values, so a narrow peak of Q_targ is
-probably an error. The noise averages the target over nearby actions, and
-clipping at c keeps them near the policy's action.
+(5) Similar actions should have similar values. If Q is much higher at one
+action than at the actions around it, this narrow peak is probably an error.
+With the noise, the critics learn an average over actions near pi_targ(s'), in
+which a narrow peak counts little. Clipping the noise to [-c, c] excludes
+actions that are far away.
 (6) Both critics learn the same y, but their initial weights differ, and so do
-their errors. The minimum is too high only where both are. It may be too low,
-which does less harm: the actor is not drawn to an undervalued action.
+their errors. The minimum is too high only where both are. The minimum may be
+too low. This does less harm, because the actor does not seek out actions for
+which Q is too low.
 (7) By the chain rule, the gradient of L(pi) with respect to the actor's
 weights w is -mean dQ_1/da dpi/dw, with dQ_1/da taken at a = pi(s). This loss
-updates only the actor. Either critic would do; the paper uses the first. The
-delay lets the critics reduce their errors before the actor and the target
-networks follow them.
+updates only the actor. Either critic could be used here; the paper uses Q_1.
+(3) and (7) are delayed: the critics get `policy_delay` updates to reduce their
+errors before the actor learns from them and the target networks move.
 
-Policy, buffer and critics use actions in [-1, 1]; `env_act` rescales them to
-the environment's bounds. Observations and rewards are not normalised.
+Policy, buffer and critics use actions in [-1, 1], the range of the actor's
+tanh; `env_act` rescales them to the environment's bounds. Observations and
+rewards are not normalised.
 
 Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300),
 batches have 256 samples (100), and the actions in (4) and (5) are clipped to
-[-1, 1]: all three as in the authors' later code. The phase of random actions
-does not depend on the environment (paper: 10,000 steps on HalfCheetah and Ant,
-1,000 elsewhere).
+[-1, 1]: all three as in the authors' later code (github.com/sfujim/TD3). The
+number of random steps at the start depends on total_steps, not on the
+environment (paper: 10,000 on HalfCheetah and Ant, 1,000 elsewhere). Updates
+start after these steps, as in the later code; in Algorithm 1 every step is
+followed by an update.
 
 Defaults: actions are random for the first 10,000 steps, or for the first tenth
-of total_steps if that is less. Then each environment step is followed by one
-update of the critics on a batch of 256, and every second update includes the
-actor and all target networks. In a healthy run `q1` and `q2`, means over
-sampled transitions, stay close together and rise with the return, and
-`critic_loss` stays bounded. If they keep growing while the return does not,
-the critics probably overestimate.
+of total_steps if that is less. This fills the buffer with actions from the
+whole range. Then each environment step is followed by one update of the
+critics on a batch of 256. Every second update also includes the actor, on the
+same batch, and all target networks. In a healthy run `critic_loss` stays
+bounded, and `q1` and `q2`, the means of Q_1 and Q_2 over sampled transitions,
+stay close together and level off after the return does. If both keep growing
+while the return does not, the critics probably overestimate.
 
 Read after    algos/ddpg.py, then:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -111,7 +128,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     act_noise: float = 0.1  # sigma, the std of the noise in Eq. (4) (0.05 to 0.3)
-    target_noise: float = 0.2  # sigma_targ, that of the noise in (5) (0.1 to 0.3)
+    target_noise: float = 0.2  # sigma_targ, the noise std in Eq. (5) (0.1 to 0.3)
     noise_clip: float = 0.5  # c, the bound on the noise in Eq. (5) (0.3 to 0.5)
     policy_delay: int = 2  # critic updates per actor update (1 to 3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
@@ -153,7 +170,7 @@ class TwinCritic(nn.Module):
 
 
 class Agent(nn.Module):
-    """Actor, two critics and the targets of all, all saved in the state dict."""
+    """Actor, two critics and a target network for each, all saved in the state dict."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -326,12 +343,14 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
            count: int) -> dict:
-    """Update the critics and, when due, the actor and all target networks.
+    """Update the critics and, if due, actor and target networks. Return the metrics.
 
-    `count` is the number of earlier updates, which decides whether the actor is due.
+    `count` is the number of updates before this one. Every `policy_delay`-th update
+    includes the actor and the target networks.
+
     `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
     averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and its gradient norm; `run.report` averages each.
+    metrics, detached, and the gradient norm. `run.report` averages every metric.
     """
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
@@ -380,6 +399,7 @@ def train(cfg: Config) -> Agent:
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
             step += cfg.num_envs
+            # `count` follows from `step` alone, so it is right after --resume too.
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch, count)

@@ -48,18 +48,18 @@ data, D is F + damping I, and v is any vector with one entry per policy weight:
     step    = 0.8^k m x, where k < `backtracks` is the smallest for which
               S > 0 and KL <= max_kl; if there is none, step = 0          (12)
 
-The -1 in (8) makes S zero at pi_old, so S > 0 means an improvement. Gradients
-in (8) and (10) are taken at pi_old. KL is smallest there, so grad KL is zero,
-but its derivative F is not. For P weights F has P x P entries, too many to
-store, but conjugate gradients need only products D v. (10) computes these by
-differentiating the number v^T grad KL. After `cg_steps` steps x is inexact but
-still raises S, because g^T x > 0. The root in m sets the estimate of KL,
-(m x)^T D (m x) / 2, to max_kl. Damping makes D invertible and shortens m x.
+The -1 in (8) makes S zero at pi_old, so S > 0 predicts an improvement.
+Gradients in (8) and (10) are taken at pi_old. KL is smallest there, so grad KL
+is zero, but its derivative F is not. For P weights F has P x P entries, too
+many for a CNN, but conjugate gradients need only products D v. (10) computes
+these by differentiating the number v^T grad KL. Even if x is inexact, a small
+step along it raises S, because g^T x > 0. The root in m sets the estimate of
+KL, (m x)^T D (m x) / 2, to max_kl. Damping makes D invertible and shortens m x.
 
 `max_step_size`, off by default, comes from ACKTR (Wu et al. 2017). The root in
 m scales x to a KL of about max_kl, even if g is mostly noise. On a solved
 pendulum, where advantages are nearly zero, such steps may ruin the policy. A
-limit of 2 prevents this but can slow learning (benchmarks/NOTES.md,
+limit of 2 mostly prevents this but can slow learning (benchmarks/NOTES.md,
 "InvertedPendulum"). Advantages are not normalised: without a limit their scale
 cancels in m x; with one, tiny advantages should give short steps.
 
@@ -98,7 +98,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.Optimizers  optimizers by name; each changes only its own weights
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # make_envs       parallel environments; a `step` that ends an episode starts the next

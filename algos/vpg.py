@@ -108,7 +108,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 clips them to max_grad_norm (0: off), steps, and reports their norm
+#                 reports their norm, clips them to max_grad_norm (0: off) and steps
 # mpi.Optimizers  optimizers by name; each changes only its own weights
 # mpi.moments     count, mean and variance along dim 0, over all processes (float64)
 # image_to_float  uint8 pixels -> float32 in [0, 1], channels first
