@@ -29,6 +29,36 @@ def test_numbers_are_those_of_the_docstring(algo):
     assert list(load(algo)) == equations(ALGOS[algo])
 
 
+def plain_equations(doc):
+    """Return {n: text} of the numbered equations of a docstring: indented, ending with (n)."""
+    texts, lines = {}, []
+    for line in doc.splitlines():
+        lines = [*lines, line] if line.startswith("    ") else []
+        number = re.search(r"\((\d+)\)$", line)
+        if lines and number:
+            texts[int(number[1])] = "\n".join(lines)
+            lines = []
+    return texts
+
+
+def decimals(text):
+    return set(re.findall(r"\d+\.\d+", text))
+
+
+@pytest.mark.parametrize("algo", sorted(ALGOS))
+def test_decimal_constants_are_those_of_the_docstring(algo):
+    plain = plain_equations(ALGOS[algo].doc)
+    typeset = load(algo)
+    assert list(plain) == list(typeset)
+    assert {n: decimals(plain[n]) for n in plain} == {n: decimals(typeset[n]) for n in typeset}
+
+
+def test_a_decimal_constant_is_seen():
+    doc = "Text.\n\n    m = 2 x,\n    step = 0.8^k m   (1)\n    q = r   (2)\nIn 0.9."
+    plain = plain_equations(doc)
+    assert {n: decimals(text) for n, text in plain.items()} == {1: {"0.8"}, 2: set()}
+
+
 def test_every_file_belongs_to_an_algorithm():
     assert {path.stem for path in FOLDER.glob("*.toml")} == set(ALGOS)
 
