@@ -2,13 +2,13 @@ r"""DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
 
 The problem. DQN learns to play Atari games from the screen alone, with a
 replay buffer of about a million transitions. A single screen does not show
-motion, so an observation is a stack of the last 4 screens, in greyscale, with
-84 x 84 pixels each. A million pairs of obs and next_obs would take 56 GB. But
-each screen, or frame, appears in up to 8 stacks: in 4 as part of obs, and in 4
-as part of next_obs. This file stores every frame once, in 7 GB, and rebuilds
-the stacks when it samples a batch. The network is a CNN, and the settings are
-for Atari. Otherwise this file follows algos/dqn.py, which explains the
-algorithm: read that file first.
+motion, so an observation is a stack of the last 4 frames. A frame is every
+fourth screen, in greyscale, with 84 x 84 pixels. A million pairs of obs and
+next_obs would take 56 GB. But each frame appears in up to 8 stacks: in 4 as
+part of obs, and in 4 as part of next_obs. This file stores every frame once, in
+7 GB, and rebuilds the stacks when it samples a batch. The network is a CNN, and
+the settings are for Atari. Otherwise this file follows algos/dqn.py, which
+explains the algorithm: read that file first.
 
 Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') is our
 estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
@@ -53,8 +53,8 @@ maximum of the last two, since some games draw objects in every second screen
 only). The learner gets rewards clipped to [-1, 1], so that one learning rate
 works across games; the log shows the true score. In each of the 4 screens the
 game repeats the previous action with probability 0.25 instead of the chosen
-one ("sticky actions", Machado et al. 2018, arXiv:1709.06009). The paper
-instead started every episode with a random number of no-op actions.
+one ("sticky actions", Machado et al. 2018, arXiv:1709.06009). As in the paper,
+every episode starts with a random number of no-op actions.
 
 Departures from the paper, besides those that algos/dqn.py lists. An episode
 ends at game over; the paper treated each lost life as the end of an episode
@@ -382,7 +382,7 @@ def train(cfg: Config) -> Agent:
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = mpi.Adam(agent.critic)
-        # Images of other environments have colours there, not a stack of frames.
+        # Elsewhere that axis is height or colours, not a stack of frames.
         num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(
             run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)

@@ -73,8 +73,8 @@ Departures from the paper. As in algos/dqn.py, Adam with a learning rate that
 falls to zero replaces RMSProp, `target_every` counts environment steps, and
 eps falls from the first step on. The paper divides DQN's learning rate by
 four; we do not. It clips errors to [-1, 1]. The Huber loss (3) clips them in
-the gradient too, but our priorities (7) use unclipped errors. The largest
-weight in (9) is that of the batch instead of the buffer, which is cheaper.
+the gradient too, but our priorities (7) use unclipped errors. The paper leaves
+open whether the maximum in (9) is over the batch, as here, or the buffer.
 
 The dueling network is not part of that paper (--no-dueling). Wang et al. 2016
 (arXiv:1511.06581) give V and A separate hidden layers, in two streams. Here
@@ -89,11 +89,11 @@ of a run, so none is overwritten. In our runs PER was not clearly better than
 DQN (benchmarks/README.md).
 
 In a healthy run on CartPole `q`, the mean of Q(s, a) over sampled transitions,
-ends near 70 to 85, as in algos/dqn.py. The mean `td_error`, Q - y (others
-define it as y - Q), ends between 2 and 3. It is positive because the largest
+ends near 65 to 85; see algos/dqn.py. The mean `td_error`, Q - y (others
+define it as y - Q), ends between 1 and 10. It is positive because the largest
 errors come from falls that Q did not foresee: y is then only the last reward,
 1, but Q expected many more. The mean `weight` falls to about 0.1, which pulls
-`q_loss` down to about 0.03, far below that of algos/dqn.py.
+`q_loss` down to 0.01 to 0.04, far below that of algos/dqn.py.
 
 Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
