@@ -34,7 +34,7 @@ rho(a_t). w and w_avg are the weights of pi and of avg, the average policy.
     V(s)    = sum_a pi(a | s) Q(s, a)                                      (4)
     L_Q     = mean (Q(s, a) - R)^2                                         (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
 E corrects Q(s, a) as A corrects V(s) in GAE, with one more factor: min(1, rho)
@@ -106,11 +106,14 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
-# mpi.RMSProp     `minimize` backpropagates a loss, averages gradients over processes,
-#                 reports their norm, clips them to max_grad_norm (0: off) and steps
-# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# mpi.RMSProp       `minimize(f, *args)`: f returns (loss, metrics). One RMSProp step
+#                   down the gradient, averaged over processes, clipped to max_grad_norm
+#                   (0: off). Returns the metrics, detached, and gradient norm
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import (
     check_memory,
@@ -181,25 +184,6 @@ def init_orthogonal(agent: nn.Module) -> None:
     nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class Agent(nn.Module):
     """Actor, its running average, critic and running statistics."""
 
@@ -220,8 +204,8 @@ class Agent(nn.Module):
         if cfg.orthogonal_init:
             init_orthogonal(self)
         self.policy_avg = copy.deepcopy(self.policy()).requires_grad_(False)  # avg
-        self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
         self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def policy(self) -> nn.Sequential:
@@ -292,7 +276,7 @@ class QBatch:
 
 
 class ReplayBuffer:
-    """The latest `capacity` rollouts."""
+    """The latest `capacity` rollouts, raw: `update` normalises by newer statistics."""
 
     def __init__(self, capacity: int, device: torch.device):
         self.capacity = capacity
@@ -340,7 +324,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 
 @torch.no_grad()
 def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
-    """Add log mu. Call it before weights or statistics change: mu acted with these."""
+    """Add log mu of all actions. Call it before weights or statistics of mu change."""
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
     logp_old = agent.policy()(obs).log_softmax(-1).unflatten(0, rollout.rew.shape)
     return ReplayRollout(**vars(rollout), logp_old=logp_old)
@@ -381,7 +365,7 @@ def compute_retrace(rollout: Rollout, q: PerStep, next_val: PerStep, ratio: PerS
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     trace = ratio.clamp(max=1).cpu().numpy()
     error = np.zeros_like(delta)
-    next_error = np.zeros_like(delta[0])
+    next_error = np.zeros_like(delta[0])  # E is 0 after the rollout's last step
     for t in reversed(range(len(delta))):
         error[t] = delta[t] + decay[t] * next_error  # Eq. (2)
         next_error = trace[t] * error[t]  # min(1, rho_t) E_t, for step t - 1
@@ -399,7 +383,7 @@ def action_weights(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choic
     assert log_pi.shape == q.shape == ratio.shape and act.shape == ret.shape
     val = state_value(log_pi, q)
     truncated = pick(ratio, act).clamp(max=max_ratio) * (ret - val)
-    correction = log_pi.exp() * (1 - max_ratio / ratio).clamp(min=0)
+    correction = log_pi.exp() * (1 - max_ratio / ratio).clamp(min=0)  # 0 if rho <= c
     weight = correction * (q - val.unsqueeze(-1))
     return weight.scatter_add(-1, act.unsqueeze(-1), truncated.unsqueeze(-1))
 
@@ -417,7 +401,7 @@ def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
 
 def weighted_policy_loss(log_pi: PerAction, weight: PerAction) -> Scalar:
     assert log_pi.shape == weight.shape
-    return -(weight * log_pi).sum(-1).mean()  # Eq. (12)
+    return -(weight * log_pi).sum(-1).mean()  # Eq. (12); `weight` (z) sums to zero
 
 
 @torch.no_grad()
@@ -438,7 +422,7 @@ def policy_direction(agent: Agent, batch: QBatch, log_pi: PerAction,
                      q: PerAction) -> tuple[PerAction, dict]:
     """Return z of Eq. (11), a constant, and metrics."""
     cfg = agent.cfg
-    ratio = (log_pi - batch.logp_old).exp()
+    ratio = (log_pi - batch.logp_old).exp()  # rho of every action
     weight = action_weights(log_pi, q, ratio, batch.act, batch.ret, cfg.max_ratio)
     g = logit_gradient(weight, log_pi)
     log_avg = agent.policy_avg(batch.obs).log_softmax(-1)
@@ -446,7 +430,7 @@ def policy_direction(agent: Agent, batch: QBatch, log_pi: PerAction,
     z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
     kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1).mean()
     projected = (z != g).any(-1).float().mean()  # the share of samples
-    ratio = pick(ratio, batch.act)
+    ratio = pick(ratio, batch.act)  # rho_t, a metric
     return z, {"ratio": ratio, "kl_avg": kl_avg, "projected": projected}
 
 
@@ -463,8 +447,19 @@ def acer_loss(agent: Agent, batch: QBatch) -> tuple[Scalar, dict]:
     return loss, metrics | {"q_loss": q_loss, "entropy": ent}
 
 
+def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
+    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, next_obs=next_obs)
+    if agent.cfg.scale_rew:
+        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+        rollout = replace(rollout, rew=rew)
+    return rollout
+
+
 def compute_q_targets(agent: Agent, rollout: ReplayRollout) -> tuple[PerStep, PerStep]:
-    """Q(s_t, a_t) and its target R, from the current networks."""
+    """Return Q(s_t, a_t) and its target R, both from the current networks."""
     act = rollout.act.flatten()
     actor_out, q = agent(rollout.obs.flatten(0, 1))
     log_pi = actor_out.log_softmax(-1)
@@ -485,13 +480,8 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
            lr: float) -> dict:
     """One gradient step on a whole rollout, new or replayed. Return metrics."""
     cfg = agent.cfg
-    rew = rollout.rew
-    if cfg.scale_rew:
-        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    rollout = normalize_rollout(agent, rollout)
+    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
     q, ret = compute_q_targets(agent, rollout)
     critic_metrics = {"q": q, "explained_variance": explained_variance(q, ret)}
@@ -517,7 +507,7 @@ def train(cfg: Config) -> Agent:
         num_bytes = 2 * run.buffer_size * envs.single_observation_space.sample().nbytes
         check_memory("--buffer-size", run.buffer_size, num_bytes)
         buffer = ReplayBuffer(max(1, cfg.buffer_size // cfg.rollout_steps), run.device)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -27,7 +27,7 @@ critic, R its target, A the advantage. algos/a2c.py explains (1) to (9) fully.
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
@@ -82,7 +82,10 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-# make_envs       parallel environments; a `step` that ends an episode starts the next
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
@@ -144,25 +147,6 @@ def init_orthogonal(agent: nn.Module) -> None:
     nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class Agent(nn.Module):
     """Actor, critic and running statistics."""
 
@@ -191,8 +175,8 @@ class Agent(nn.Module):
         self.critic = mlp(*sizes, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
-        self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
         self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
@@ -478,8 +462,19 @@ def sampled_nll(agent: Agent, obs: Float32[Tensor, "B *obs"]) -> Scalar:
     return (0.5 * (val - target).square() - logp).sum()
 
 
+def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
+    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, next_obs=next_obs)
+    if agent.cfg.scale_rew:
+        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+        rollout = replace(rollout, rew=rew)
+    return rollout
+
+
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets from the current critic."""
+    """V, A and R of Eqs. (1), (2), by the current critic, for a normalised rollout."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
@@ -494,14 +489,8 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
 @torch.no_grad()  # only `measure` and `minimize` compute gradients
 def update(agent: Agent, optimizer: KFAC, rollout: Rollout, lr: float) -> dict:
     """One natural gradient step on the whole rollout. Return metrics."""
-    cfg = agent.cfg
-    rew = rollout.rew
-    if cfg.scale_rew:
-        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    rollout = normalize_rollout(agent, rollout)
+    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout)
     critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}

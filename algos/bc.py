@@ -102,13 +102,17 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 reports their norm, clips them to max_grad_norm (0: off) and steps
-# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
-# load_demos      pairs of --demos: every `subsample`-th of `num_trajectories` episodes
-# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# load_demos        pairs of --demos: every `subsample`-th of `num_trajectories`
+#                   episodes
+# image_to_float    uint8 pixels -> float32 in [0, 1], channels first
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn
@@ -149,25 +153,6 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class Policy(nn.Module):
     """Normalised observations [B, ...] -> logits, or the means mu before tanh."""
 
@@ -206,7 +191,7 @@ class Agent(nn.Module):
             self.register_buffer("high", torch.tensor(act_space.high))
         self.policy = Policy(obs_space, act_space, cfg)
         self.best = copy.deepcopy(self.policy).requires_grad_(False)  # see `update`
-        self.obs_stats = RunningStats(obs_space.shape)  # for Eq. (1)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # for Eq. (1)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (1)."""
@@ -259,7 +244,7 @@ def split(demos: Demos, held_out: float, seed: int) -> tuple[Demos, Demos]:
 
 def as_batch(agent: Agent, demos: Demos) -> Batch:
     """Raw pairs -> what `bc_loss` takes: normalised observations, and discrete actions
-    [B] or u [B, k], Eq. (2). Images become floats, four times as large."""
+    [B] or u [B, k], Eq. (2)."""
     act = demos.act
     if not agent.discrete:
         act = invert_squashing(act, agent.low, agent.high)

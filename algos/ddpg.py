@@ -102,8 +102,14 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-# check_memory    refuses a buffer that is larger than the machine's memory
-# make_envs       parallel environments; a `step` that ends an episode starts the next
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# check_memory      refuses a buffer that is larger than the machine's memory
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -310,19 +316,17 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (7). The gradient reaches the actor through `act`."""
+    """Eq. (7). The gradient passes through Q and `act` to the actor.
+
+    `minimize` changes only the actor's parameters, not those of the critic.
+    """
     act = agent.actor(batch.obs)
     loss = -agent.critic(batch.obs, act).mean()
     return loss, {"actor_loss": loss}
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """Take one step on each loss, then move both target networks. Return the metrics.
-
-    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
-    averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and the gradient norm. `run.report` averages every metric.
-    """
+    """Take one step on each loss, then move the target networks. Return metrics."""
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
     metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=cfg.lr)
@@ -358,7 +362,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -368,7 +372,8 @@ def train(cfg: Config) -> Agent:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
-            step += cfg.num_envs
+            step += cfg.num_envs  # the environments of all processes
+            # By default: no update until the random actions end, then one per step.
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)

@@ -114,10 +114,15 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-# check_memory    refuses a buffer that is larger than the machine's memory
-# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# check_memory      refuses a buffer that is larger than the machine's memory
+# image_to_float    uint8 pixels -> float32 in [0, 1], channels first
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -173,7 +178,7 @@ class QNetwork(nn.Module):
             self.encoder = nature_cnn(obs_space)  # 512 features, after a ReLU
             sizes = (512,)
         else:
-            sizes = (*obs_space.shape, *cfg.hidden)
+            sizes = (*obs_space.shape, *cfg.hidden)  # `head` is the whole network
         num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k A, or k Q
         self.head = relu_mlp(*sizes, num_outputs)
 
@@ -194,8 +199,8 @@ class Agent(nn.Module):
         check_spaces(obs_space, act_space, obs="vector image", act="discrete")
         self.cfg = cfg
         self.num_acts = int(act_space.n)
-        self.critic = QNetwork(obs_space, self.num_acts, cfg)
-        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic = QNetwork(obs_space, self.num_acts, cfg)  # Q
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Q_targ
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     @torch.no_grad()
@@ -313,10 +318,10 @@ def q_of(q: PerAction, act: Choices) -> PerSample:
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
 
 
-def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
-    """Eq. (2) with `double`: `q` chooses the action, `q_targ` evaluates it."""
-    assert q_targ.shape == q.shape
-    return q_of(q_targ, q.argmax(-1))
+def greedy_value(next_q_targ: PerAction, next_q: PerAction) -> PerSample:
+    """Eq. (2) with `double`: Q chooses the action in s', Q_targ evaluates it."""
+    assert next_q_targ.shape == next_q.shape
+    return q_of(next_q_targ, next_q.argmax(-1))
 
 
 def huber(q: PerSample, target: PerSample) -> PerSample:
@@ -345,11 +350,11 @@ def epsilon(step: int, eps_end: float, eps_steps: int) -> float:
 def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (3): fit Q(s, a) to the target y, which is held constant."""
     with torch.no_grad():
-        q_targ = agent.critic_targ(batch.next_obs)
+        next_q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
-            next_val = greedy_value(q_targ, agent.critic(batch.next_obs))  # Eq. (2)
+            next_val = greedy_value(next_q_targ, agent.critic(batch.next_obs))
         else:
-            next_val = q_targ.max(-1).values
+            next_val = next_q_targ.max(-1).values
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
@@ -357,12 +362,7 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
-    """Update Q once. Return the metrics.
-
-    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
-    averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and the gradient norm. `run.report` averages every metric.
-    """
+    """Take one Adam step on Eq. (3). Return the metrics."""
     return optimizer.minimize(dqn_loss, agent, batch, lr=lr)
 
 
@@ -384,12 +384,12 @@ def train(cfg: Config) -> Agent:
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.critic)
+        optimizer = mpi.Adam(agent.critic)  # it changes Q, not Q_targ
         obs_dtype = np.uint8 if is_image(obs_space) else np.float32
         obs_example = np.zeros(obs_space.shape, obs_dtype)
         act_example = np.zeros((), np.int64)
         buffer = ReplayBuffer(run.buffer_size, obs_example, act_example, run.device)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -397,11 +397,13 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             obs = interact(agent, envs, buffer, obs, agent.act(obs))
             updates_before = updates_due(step, cfg)
-            step += cfg.num_envs
+            step += cfg.num_envs  # the environments of all processes
+            # As many updates as became due in these num_envs steps: 0, 1 or more.
             for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next report averages them
+            # True once per target_every steps, for any num_envs.
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
             run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due

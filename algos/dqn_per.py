@@ -112,11 +112,16 @@ from jaxtyping import Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-# mpi.gather      a list of what each process has
-# check_memory    refuses a buffer that is larger than the machine's memory
-# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.gather        a list of what each process has
+# check_memory      refuses a buffer that is larger than the machine's memory
+# image_to_float    uint8 pixels -> float32 in [0, 1], channels first
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -146,7 +151,7 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     eps_steps: int = 8000  # environment steps over which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
-    omega: float = 0.6  # priority exponent, the paper's alpha; 0: uniform (0 to 0.7)
+    omega: float = 0.6  # priority exponent, the paper's alpha; 0: all equal (0 to 0.7)
     beta_start: float = 0.4  # initial importance-weight exponent, Eq. (10) (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
 
@@ -174,7 +179,7 @@ class QNetwork(nn.Module):
             self.encoder = nature_cnn(obs_space)  # 512 features, after a ReLU
             sizes = (512,)
         else:
-            sizes = (*obs_space.shape, *cfg.hidden)
+            sizes = (*obs_space.shape, *cfg.hidden)  # `head` is the whole network
         num_outputs = num_acts + 1 if cfg.dueling else num_acts  # V and k A, or k Q
         self.head = relu_mlp(*sizes, num_outputs)
 
@@ -195,8 +200,8 @@ class Agent(nn.Module):
         check_spaces(obs_space, act_space, obs="vector image", act="discrete")
         self.cfg = cfg
         self.num_acts = int(act_space.n)
-        self.critic = QNetwork(obs_space, self.num_acts, cfg)
-        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
+        self.critic = QNetwork(obs_space, self.num_acts, cfg)  # Q
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Q_targ
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     @torch.no_grad()
@@ -302,9 +307,10 @@ class SumTree:
     def __init__(self, size: int):
         self.depth = (size - 1).bit_length()  # log2(size), rounded up
         self.num_leaves = 2**self.depth  # at least `size`; the rest stay 0
-        self.nodes = np.zeros(2 * self.num_leaves)
+        self.nodes = np.zeros(2 * self.num_leaves)  # the second half are the leaves
 
     def get(self, rows: np.ndarray) -> np.ndarray:
+        """Return the numbers in these rows."""
         return self.nodes[self.num_leaves + rows]
 
     def set(self, rows: np.ndarray, values: np.ndarray) -> None:
@@ -320,12 +326,12 @@ class SumTree:
 
     def find(self, point: np.ndarray) -> np.ndarray:
         """Points between 0 and the total -> the rows whose intervals contain them."""
-        node = np.ones(len(point), np.int64)
+        node = np.ones(len(point), np.int64)  # every point starts at the root
         for _ in range(self.depth):
             left = self.nodes[2 * node]
             # Rounding can push a point past the left sum even if the right one is 0.
             go_right = (point >= left) & (self.nodes[2 * node + 1] > 0)
-            point = np.where(go_right, point - left, point)
+            point = np.where(go_right, point - left, point)  # within the child
             node = np.where(go_right, 2 * node + 1, 2 * node)
         return node - self.num_leaves
 
@@ -337,7 +343,7 @@ class PrioritizedBuffer(ReplayBuffer):
                  device: torch.device):
         super().__init__(capacity, obs, act, device)
         self.tree = SumTree(capacity)  # the priorities p; 0 for an empty row
-        self.max_priority = 1.0  # the highest so far, on this process
+        self.max_priority = 1.0  # the highest p so far; each process has its own
 
     def add(self, **transition: np.ndarray) -> None:
         """Store transitions like ReplayBuffer.add, with the highest priority so far."""
@@ -352,9 +358,10 @@ class PrioritizedBuffer(ReplayBuffer):
         drawn from each. With several processes, each draws its share of the batch from
         its own buffer. These hold equally many transitions, so their P are comparable.
         """
-        total = self.tree.nodes[1]
-        point = torch.arange(batch_size) + torch.rand(batch_size, dtype=torch.float64)
-        rows = self.tree.find(point.numpy() / batch_size * total)
+        total = self.tree.nodes[1]  # the root holds the sum of all p
+        offset = torch.rand(batch_size, dtype=torch.float64).numpy()  # in each segment
+        point = (np.arange(batch_size) + offset) / batch_size * total
+        rows = self.tree.find(point)
         prob = self.tree.get(rows) / total  # Eq. (8)
         lowest = min(mpi.gather(prob.min().item()))  # over the batch of all processes
         weight = importance_weight(torch.from_numpy(prob), lowest, beta)
@@ -408,10 +415,10 @@ def q_of(q: PerAction, act: Choices) -> PerSample:
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
 
 
-def greedy_value(q_targ: PerAction, q: PerAction) -> PerSample:
-    """Eq. (2) with `double`: `q` chooses the action, `q_targ` evaluates it."""
-    assert q_targ.shape == q.shape
-    return q_of(q_targ, q.argmax(-1))
+def greedy_value(next_q_targ: PerAction, next_q: PerAction) -> PerSample:
+    """Eq. (2) with `double`: Q chooses the action in s', Q_targ evaluates it."""
+    assert next_q_targ.shape == next_q.shape
+    return q_of(next_q_targ, next_q.argmax(-1))
 
 
 def huber(q: PerSample, target: PerSample) -> PerSample:
@@ -459,11 +466,11 @@ def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
     The metric `td_error` is Q - y, one number per sample, for Eq. (7).
     """
     with torch.no_grad():
-        q_targ = agent.critic_targ(batch.next_obs)
+        next_q_targ = agent.critic_targ(batch.next_obs)
         if agent.cfg.double:
-            next_val = greedy_value(q_targ, agent.critic(batch.next_obs))  # Eq. (2)
+            next_val = greedy_value(next_q_targ, agent.critic(batch.next_obs))
         else:
-            next_val = q_targ.max(-1).values
+            next_val = next_q_targ.max(-1).values
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     assert q.shape == batch.weight.shape
@@ -473,12 +480,7 @@ def per_loss(agent: Agent, batch: WeightedTransitions) -> tuple[Scalar, dict]:
 
 def update(agent: Agent, optimizer: mpi.Adam, batch: WeightedTransitions,
            lr: float) -> dict:
-    """Update Q once. Return the metrics.
-
-    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
-    averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and the gradient norm. `run.report` averages every metric.
-    """
+    """Take one Adam step on Eq. (3). Return metrics; `td_error` is [B], not a mean."""
     return optimizer.minimize(per_loss, agent, batch, lr=lr)
 
 
@@ -500,13 +502,13 @@ def train(cfg: Config) -> Agent:
         obs_space = envs.single_observation_space
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.critic)
+        optimizer = mpi.Adam(agent.critic)  # it changes Q, not Q_targ
         obs_dtype = np.uint8 if is_image(obs_space) else np.float32
         obs_example = np.zeros(obs_space.shape, obs_dtype)
         act_example = np.zeros((), np.int64)
         buffer = PrioritizedBuffer(
             run.buffer_size, obs_example, act_example, run.device)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -515,17 +517,20 @@ def train(cfg: Config) -> Agent:
             beta = anneal_beta(step, cfg.beta_start, cfg.total_steps)
             obs = interact(agent, envs, buffer, obs, agent.act(obs))
             updates_before = updates_due(step, cfg)
-            step += cfg.num_envs
+            step += cfg.num_envs  # the environments of all processes
+            # As many updates as became due in these num_envs steps: 0, 1 or more.
             for _ in range(updates_due(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size, beta)
                 metrics = update(agent, optimizer, batch, lr)
-                # The errors are from before this update; new ones would cost a pass.
+                # Errors [B] from before the Adam step; new ones would cost a pass.
                 new_priority = priority_of(metrics["td_error"], cfg.omega)
                 buffer.set_priorities(batch.rows, new_priority)
                 run.store(**metrics, weight=batch.weight)
+            # True once per target_every steps, for any num_envs.
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
+            run.report(  # logs; saves when due
+                step, envs, beta=beta, eps=agent.eps, lr=lr)
     return agent
 
 

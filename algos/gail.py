@@ -22,7 +22,7 @@ which (7) scales before (1) uses it:
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
@@ -75,12 +75,18 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
-# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 reports their norm, clips them to max_grad_norm (0: off) and steps
-# mpi.Optimizers  optimizers by name; each changes only its own weights
-# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
-# load_demos      pairs of --demos: every `subsample`-th of `num_trajectories` episodes
-# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.moments       count, mean and variance along dim 0, over all processes (float64)
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# load_demos        pairs of --demos: every `subsample`-th of `num_trajectories`
+#                   episodes
+# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
@@ -147,25 +153,6 @@ def init_orthogonal(agent: nn.Module) -> None:
     nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class Discriminator(nn.Module):
     """Maps `Pairs`, normalised observations and encoded actions, to the logit of D."""
 
@@ -208,13 +195,12 @@ class Agent(nn.Module):
         self.critic = mlp(*sizes, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
-        self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
         self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
         self.disc = Discriminator(obs_space, num_outputs, cfg.hidden)  # PyTorch's init
 
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """All parameters but the discriminator's."""
+    def policy_parameters(self) -> list[nn.Parameter]:  # all but the discriminator's
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("disc.")]
 
@@ -292,7 +278,7 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class Pairs:  # inputs of the discriminator
-    obs: Float32[Tensor, "B *obs"]  # normalised
+    obs: Float32[Tensor, "B *obs"]  # normalised by the policy's statistics, Eq. (6)
     act: Float32[Tensor, "B k"]  # one-hot, or rescaled to [-1, 1]
 
 
@@ -372,7 +358,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for each of M minibatches, over the samples of all processes."""
+    """Eq. (8) for all M minibatches at once, over the samples of all processes."""
     _, mean, var = mpi.moments(adv.T)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
@@ -410,10 +396,9 @@ def imitation_reward(logit: PerSample, positive: bool) -> PerSample:
 
 # ======================================= update =======================================
 def disc_loss(disc: Discriminator, expert: Pairs, policy: Pairs) -> tuple[Scalar, dict]:
-    """Eq. (13) and metrics. Expert pairs are labelled 1, those of the policy 0."""
     expert_logit = disc(expert)
     policy_logit = disc(policy)
-    loss = discriminator_loss(expert_logit, policy_logit)
+    loss = discriminator_loss(expert_logit, policy_logit)  # Eq. (13)
     return loss, {"disc_loss": loss, "d_expert": expert_logit.sigmoid().mean(),
                   "d_policy": policy_logit.sigmoid().mean()}
 
@@ -455,8 +440,19 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
+def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
+    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, next_obs=next_obs)
+    if agent.cfg.scale_rew:
+        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+        rollout = replace(rollout, rew=rew)
+    return rollout
+
+
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets from the current critic."""
+    """V, A and R of Eqs. (1), (2), by the current critic, for a normalised rollout."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
@@ -468,24 +464,31 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
+def policy_change(agent: Agent, obs: Float32[Tensor, "B *obs"],
+                  act: Shaped[Tensor, "B *act"], logp_old: PerSample) -> dict:
+    """Compare pi with pi_old: KL, Eq. (12), and the share of ratios out of range."""
+    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
+    ratio = (logp - logp_old).exp()
+    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
+    return {"kl": kl, "clip_frac": clip_frac}
+
+
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
     """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
-    rew = rollout.rew
-    if cfg.scale_rew:
-        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    rollout = normalize_rollout(agent, rollout)
+    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
     logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi_old
-    val, adv, ret = compute_targets(agent, rollout)
-    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
     step_metrics = []  # of each gradient step: the losses and the gradient norm
     for epoch in range(cfg.epochs):
+        val, adv, ret = compute_targets(agent, rollout)  # by the current critic
+        if epoch == 0:  # before the critic has learned from this rollout
+            explained = explained_variance(val, ret)
+            critic_metrics = {"val": val, "explained_variance": explained}
         minibatches = torch.randperm(len(obs)).view(num_minibatches, -1)  # [M, B]
         advs = adv.flatten()[minibatches]
         if cfg.norm_adv:
@@ -495,20 +498,15 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             minibatch = Minibatch(obs[idx], act[idx], logp_old[idx], advs[m], ret[idx])
             step_metrics.append(optimizer.minimize(
                 ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
-        last = epoch == cfg.epochs - 1
-        if last or cfg.target_kl > 0:
-            logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
-            if last or kl > cfg.target_kl:
+        if cfg.target_kl > 0:
+            change = policy_change(agent, obs, act, logp_old)
+            if change["kl"] > cfg.target_kl:
                 break
-        _, adv, ret = compute_targets(agent, rollout)  # by the new critic
     metrics = {}
     for name in step_metrics[0]:
         metrics[name] = torch.stack([step[name] for step in step_metrics])
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
-    metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
-    return metrics | critic_metrics
+    metrics |= policy_change(agent, obs, act, logp_old)
+    return metrics | {"epochs": epoch + 1, "lr": lr} | critic_metrics
 
 
 # ======================================= train ========================================

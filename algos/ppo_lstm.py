@@ -2,34 +2,55 @@ r"""PPO with an LSTM, for partially observable tasks (POMDPs).  PPO: Schulman et
 al. 2017.  LSTM: Hochreiter and Schmidhuber 1997; its forget gate: Gers et al.
 2000.  LSTM in an actor-critic: Mnih et al. 2016.
 
-The problem. PPO's policy sees one observation at a time. An observation may
-leave out what matters: a single frame of a moving ball does not show its
-velocity, and a signpost passed a minute ago is out of sight. Situations that
-need different actions then look the same. The policy needs a memory.
+The problem. PPO's policy sees one observation at a time, but one frame of a
+moving ball does not show its velocity. So the policy needs a memory. An LSTM is
+a network that has one: m, a pair of vectors h and c. At every step it computes
+a new m from the old one and the observation. Actor and critic see only h. The
+agent never has the state, so s stands for what actor and critic see: h.
 
-A recurrent network has such a memory. At every step it computes a new one from
-the observation and the old one. An LSTM's memory is two vectors, its hidden
-state h and its cell state c. Each step sets c to forget * c + input * new, then
-h to output * tanh(c). The gates forget, input and output lie between 0 and 1;
-they and `new` depend on the old h and on the observation, which first passes an
-MLP (for images, a CNN). Actor and critic, an MLP each, see only h. The LSTM is
-trained by backpropagation through time: the gradient of a step's loss flows
-back through the earlier memories, at most to the start of the episode or
-rollout. Where the forget gate stays near 1, gradients survive many steps.
+The algorithm, and the functions that do each step:
+
+    m = 0; repeat until total_steps:
+        m0 = m, stored with the rollout                    collect_with_memory
+        T times: h, m = LSTM(obs, m); act from h;          act
+                 m = 0 where the episode ended             forget
+        log pi_old: run the LSTM over the rollout from m0  recurrent_logp
+        repeat `epochs` times:                             update
+            advantages A and targets R, also from m0       recurrent_targets
+            for each minibatch of whole environments:
+                run the LSTM over it from m0               unroll
+                one Adam step on L, (11)                   recurrent_ppo_loss
+        update the statistics of (6) and (7)               update_stats
 
 Four rules follow. Breaking one raises no error; the agent just learns worse.
-  - A new episode starts with a memory of zero, both in acting and in training.
-  - A minibatch holds whole sequences, all T steps of a few environments, rather
-    than single steps drawn at random.
-  - If a rollout starts in the middle of an episode, training starts from the
-    memory that the agent had there. It is stored with the rollout.
-  - A gradient step makes earlier memories stale. So the loss recomputes them
-    with the current weights, starting from the stored one.
+  - Rule 1. An episode starts with m = 0, both in acting and in training.
+  - Rule 2. A minibatch is all T steps of a few environments, not single steps
+    drawn at random, because h_t depends on every earlier observation.
+  - Rule 3. A rollout may start within an episode, so training starts from m0.
+  - Rule 4. A gradient step makes memories stale, so each loss recomputes them.
 
-Notation, as in algos/ppo.py. V(s) is the critic's estimate of the discounted
-return from state s. s' is the state that follows s: at the end of an episode
-its last state. `terminated` is 1 if s' is terminal; `done` is 1 if the episode
-ended, by termination or by a time limit. A is the advantage, estimated by GAE.
+The LSTM's equations; PPO's own, (1) to (12), follow further down:
+
+    h_t, c_t = LSTM(obs_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))           (13)
+    pi(. | s_t), V(s_t) = functions of h_t                                (14)
+    V(s'_t) = V(h'),  with h', c' = LSTM(obs of s'_t, (h_t, c_t))         (15)
+    LSTM:  i, f, o = sigmoid(linear(x, h)),  g = tanh(linear(x, h)),
+           c <- f c + i g,  h <- o tanh(c),  where x = MLP(obs) or CNN(obs)
+
+Each of i, f, o and g has its own weights. Gradients flow back through h and c,
+at most to the start of the episode or rollout. Where f is near 1, they survive
+many steps. m is carried into the next rollout, so it can outlast T steps.
+
+s' follows s. Within an episode, V(s'_t) is V(s_{t+1}). Where the episode or the
+rollout ends, (15) takes an extra step from the memory before any reset, and we
+discard h' and c'. If the episode goes on, the next rollout feeds the LSTM the
+same observation. Had we kept h' and c', the LSTM would see it twice.
+
+The rest is PPO. V estimates the discounted, scaled rewards from s on; R is its
+target. A is how much better an action was than the policy's average. A and R
+are new in every epoch, as the critic learns. pi_old is fixed: it must be the
+policy that acted. `terminated` is 1 if s' is terminal, `done` also at a time
+limit. mean and var are of all earlier rollouts. In (10), c is `clip_ratio`.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -37,41 +58,19 @@ ended, by termination or by a time limit. A is the advantage, estimated by GAE.
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
-
-R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts (at first 0 and 1). G sums raw rewards; A and R use scaled ones. In (9)
-and (10), pi_old collected the data, and c is `clip_ratio`, not the LSTM's c:
-
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-So far this is PPO (algos/ppo.py). With an LSTM, pi and V see h instead of s:
+Departures, besides those of algos/ppo.py. m0 is stale: older weights computed
+it. Starting from it is common practice, but an approximation.
 
-    h_t, c_t = LSTM(obs_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))           (13)
-    pi(. | s_t), V(s_t) = functions of h_t                                (14)
-    V(s'_t) = V(h'),  with h', c' = LSTM(obs of s'_t, (h_t, c_t))         (15)
-
-At the start of a rollout, the old h and c are the stored ones. While an episode
-goes on, (15) is V(s_{t+1}). Where it or the rollout ends, the LSTM takes an
-extra step, from the memory before any reset, and h' and c' are then discarded.
-If the episode goes on, the next rollout starts with the same observation.
-
-Departures, besides those of algos/ppo.py: the LSTM keeps PyTorch's initial
-weights, and the stored memory is slightly stale, because it was computed with
-older weights and observation statistics. No gradient flows through it.
-
-Defaults: T = 64 steps in each of N = 8 environments give 512 samples; 10 epochs
-of 4 minibatches, 2 sequences each, make 40 gradient steps. With a longer T
-gradients reach further back, but there are fewer steps. `kl` and `clip_frac`,
-the share of ratios outside [1 - c, 1 + c], are as in algos/ppo.py.
-
-To act after training, call `agent.forget()` at the start of each episode, then
-`agent.predict(obs)` once per step. Evaluation acts with a copy of the agent.
+Defaults: T = 64, N = 8; 10 epochs of 4 minibatches are 40 gradient steps. In
+healthy runs, `kl` is 0.002 to 0.03 and `clip_frac` 0.01 to 0.3.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_lstm.py
 Try           python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0 \
@@ -87,12 +86,16 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 reports their norm, clips them to max_grad_norm (0: off) and steps
-# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
-# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.moments       count, mean and variance along dim 0, over all processes (float64)
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import (
@@ -129,7 +132,7 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64,)  # layer widths before (vectors) and after the LSTM
+    hidden: tuple[int, ...] = (64,)  # widths, used before (vectors) and after the LSTM
     lstm_size: int = 128  # length of h and of c, the LSTM's hidden size (32 to 512)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
@@ -162,25 +165,6 @@ def init_orthogonal(agent: nn.Module) -> None:
     nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class Agent(nn.Module):
     """Encoder, LSTM, actor, critic, running statistics, and the memory of `act`."""
 
@@ -210,8 +194,8 @@ class Agent(nn.Module):
         self.critic = mlp(cfg.lstm_size, *cfg.hidden, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
-        self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
         self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
         self.memory = None  # (h, c) of N environments; `act` updates it. None: zero
 
@@ -246,23 +230,23 @@ class Agent(nn.Module):
 
     def unroll(self, obs: Tensor, done: PerStep, memory: Memory) -> tuple[
             Float32[Tensor, "T N size"], Float32[Tensor, "2 T N size"]]:
-        """Eq. (13) for T steps, from the memory before the first. Return h after every
-        step, and for Eq. (15) the memory before any reset. That memory is right
-        where an episode or the rollout ends; elsewhere it must not be used.
-
-        nn.LSTM cannot reset within a call and returns c only at its end. So we cut all
-        sequences where any episode ends: with T = 4 and an end at t = 1, into steps 0-1
-        and 2-3. The memory after a piece fills the piece. Cuts stop no gradients."""
+        """Eq. (13); memories, only right at ends, are for Eq. (15). Equivalent to:
+            for t in range(T):
+                h[t], memory = lstm(features[t], memory)
+                memories[t] = memory  # before any reset
+                memory = clear(memory, done[t])  # rule 1
+        nn.LSTM is much faster over a piece than step by step, but cannot reset. So we
+        cut after every end: with T = 4 and an end at t = 1, into steps 0-1 and 2-3."""
         features = self.encoder(obs.flatten(0, 1)).unflatten(0, done.shape)
         ends = done[:-1].any(dim=1).nonzero().flatten()
         cuts = (ends + 1).tolist()  # the first step of each piece but the first
         hidden = []
-        memories = []
+        memories = []  # true only in the last row of a piece; no other is used
         for piece, ended in zip(features.tensor_split(cuts), done.tensor_split(cuts)):
             h, memory = self.remember(piece, memory)
             hidden.append(h)
             memories.append(memory.unsqueeze(1).expand(-1, len(piece), -1, -1))
-            memory = clear(memory, ended[-1])
+            memory = clear(memory, ended[-1])  # rule 1
         return torch.cat(hidden), torch.cat(memories, dim=1)
 
     def forward(self, obs: Tensor, done: PerStep,
@@ -293,7 +277,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, for use after training."""
+        """One raw obs -> deterministic action. Call `forget()` before each episode."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: "Rollout") -> None:
@@ -314,14 +298,14 @@ class Rollout:
     next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
     terminated: PerStep  # 1 or 0
     done: PerStep  # 1 or 0
-    memory: Memory  # before the first step
+    memory: Memory  # m0, before the first step
 
 
 @dataclass(frozen=True)
 class Sequences:
     obs: Float32[Tensor, "T N *obs"]  # N: the environments of a minibatch; B = T x N
     done: PerStep
-    memory: Memory
+    memory: Memory  # m0
     act: Shaped[Tensor, "B *act"]
     logp_old: PerSample
     adv: PerSample
@@ -339,7 +323,7 @@ def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndar
 def collect_with_memory(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
                         num_steps: int) -> tuple[Rollout, np.ndarray]:
     """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
-    memory = agent.memory_before(obs)
+    memory = agent.memory_before(obs)  # m0, rule 3
     steps = []
     for _ in range(num_steps):
         act = agent.act(obs)
@@ -349,7 +333,7 @@ def collect_with_memory(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarra
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
         obs = new_obs  # after a reset, the first of the new episode
-        agent.forget(done)
+        agent.forget(done)  # rule 1
     return Rollout(**stack_steps(steps, act.device), memory=memory), obs
 
 
@@ -406,7 +390,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for each of M minibatches, over the samples of all processes."""
+    """Eq. (8) for all M minibatches at once, over the samples of all processes."""
     _, mean, var = mpi.moments(adv.T)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
@@ -427,7 +411,7 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 def clear(memory: Memory, done: Float32[Tensor, "N"]) -> Memory:
-    """Eq. (13): set the memory to zero where an episode ended."""
+    """Rule 1: zero where `done`. Eq. (13) resets before step t, we after step t - 1."""
     return memory * (1 - done).unsqueeze(-1)
 
 
@@ -440,7 +424,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict]:
     """Eq. (11). `update` computes advantages and targets without gradients."""
     cfg = agent.cfg
-    actor_out, val = agent(minibatch.obs, minibatch.done, minibatch.memory)
+    actor_out, val = agent(minibatch.obs, minibatch.done, minibatch.memory)  # rule 4
     logp = log_prob(actor_out, agent.log_std, minibatch.act)
     pi_loss = clipped_policy_loss(
         logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)  # Eq. (10)
@@ -450,9 +434,20 @@ def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
+def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
+    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, next_obs=next_obs)
+    if agent.cfg.scale_rew:
+        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+        rollout = replace(rollout, rew=rew)
+    return rollout
+
+
 def recurrent_targets(agent: Agent,
                       rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets [T, N], with the current weights."""
+    """V, A and R of Eqs. (1), (2), by the current weights, for a normalised rollout."""
     h, memory = agent.unroll(rollout.obs, rollout.done, rollout.memory)
     val = agent.critic(h).squeeze(-1)
     next_val = torch.zeros_like(val)
@@ -467,51 +462,56 @@ def recurrent_targets(agent: Agent,
     return val, adv, ret
 
 
+def recurrent_logp(agent: Agent, rollout: Rollout) -> PerSample:
+    """log pi of the rollout's actions. The current weights unroll the LSTM (rule 4)."""
+    actor_out, _ = agent(rollout.obs, rollout.done, rollout.memory)
+    return log_prob(actor_out, agent.log_std, rollout.act.flatten(0, 1))
+
+
+def recurrent_change(agent: Agent, rollout: Rollout, logp_old: PerSample) -> dict:
+    """Compare pi with pi_old: KL, Eq. (12), and the share of ratios out of range."""
+    logp = recurrent_logp(agent, rollout)
+    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
+    ratio = (logp - logp_old).exp()
+    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
+    return {"kl": kl, "clip_frac": clip_frac}
+
+
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
     """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
-    rew = rollout.rew
-    if cfg.scale_rew:
-        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-    act = rollout.act.flatten(0, 1)  # [T, N, ...] -> [B, ...]
-    actor_out, _ = agent(obs, rollout.done, rollout.memory)
-    logp_old = log_prob(actor_out, agent.log_std, act)  # pi_old
-    val, adv, ret = recurrent_targets(agent, rollout)
-    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
+    rollout = normalize_rollout(agent, rollout)
+    obs = rollout.obs
+    logp_old = recurrent_logp(agent, rollout)  # pi_old, for all epochs
     num_minibatches = cfg.num_envs // cfg.minibatch_envs
     step_metrics = []  # of each gradient step: the losses and the gradient norm
     for epoch in range(cfg.epochs):
+        val, adv, ret = recurrent_targets(agent, rollout)  # by the current critic
+        if epoch == 0:  # before the critic has learned from this rollout
+            explained = explained_variance(val, ret)
+            critic_metrics = {"val": val, "explained_variance": explained}
         minibatches = torch.randperm(obs.shape[1]).view(num_minibatches, -1)  # [M, n]
         advs = adv[:, minibatches].transpose(0, 1).flatten(1)  # [T, M, n] -> [M, B]
         if cfg.norm_adv:
             advs = normalize_advantages(advs)
         for m, idx in enumerate(minibatches):
-            minibatch = Sequences(
+            minibatch = Sequences(  # all T steps of some environments: rules 2, 3
                 obs[:, idx], rollout.done[:, idx], rollout.memory[:, idx],
                 rollout.act[:, idx].flatten(0, 1),
                 logp_old.view_as(ret)[:, idx].flatten(), advs[m], ret[:, idx].flatten())
             step_metrics.append(optimizer.minimize(
                 recurrent_ppo_loss, agent, minibatch, lr=lr,
                 max_grad_norm=cfg.max_grad_norm))
-        last = epoch == cfg.epochs - 1
-        if last or cfg.target_kl > 0:
-            actor_out, _ = agent(obs, rollout.done, rollout.memory)
-            logp = log_prob(actor_out, agent.log_std, act)
-            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
-            if last or kl > cfg.target_kl:
+        if cfg.target_kl > 0:
+            change = recurrent_change(agent, rollout, logp_old)
+            if change["kl"] > cfg.target_kl:
                 break
-        _, adv, ret = recurrent_targets(agent, rollout)  # since V has changed
     metrics = {}
     for name in step_metrics[0]:
         metrics[name] = torch.stack([step[name] for step in step_metrics])
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
-    metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
-    return metrics | critic_metrics
+    metrics |= recurrent_change(agent, rollout, logp_old)
+    return metrics | {"epochs": epoch + 1, "lr": lr} | critic_metrics
 
 
 # ======================================= train ========================================

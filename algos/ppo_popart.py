@@ -66,11 +66,15 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 reports their norm, clips them to max_grad_norm (0: off) and steps
-# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.moments       count, mean and variance along dim 0, over all processes (float64)
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
@@ -128,25 +132,6 @@ def init_orthogonal(agent: nn.Module) -> None:
     nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class PopArtCritic(nn.Module):
     """The critic: calling it returns V(s), `net` returns n(s). Holds loc and scale."""
 
@@ -171,11 +156,11 @@ class PopArtCritic(nn.Module):
 
     def update_stats(self, ret: PerSample) -> None:
         """Update loc and scale. After the first call, rescale the last layer too."""
-        loc_old = self.loc.clone()
+        loc_old = self.loc.clone()  # a copy: copy_ overwrites self.loc in place
         scale_old = self.scale()
         _, mean, var = mpi.moments(ret)  # over all processes
         self.count += 1
-        u = (1 / self.count).clamp(min=self.beta)
+        u = (1 / self.count).clamp(min=self.beta)  # count is k
         self.loc.copy_((1 - u) * self.loc + u * mean)  # Eq. (13)
         self.square.copy_((1 - u) * self.square + u * (var + mean**2))  # mean R^2
         if self.count > 1:  # the initial V = 0 is not worth preserving
@@ -214,7 +199,7 @@ class Agent(nn.Module):
             init_orthogonal(self)
         for param in self.critic.net[-1].parameters():
             nn.init.zeros_(param)  # V = 0 at first, whatever the scale of rewards
-        self.obs_stats = RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -225,7 +210,7 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
-        """Normalised observations [B, ...] -> outputs of the actor, n(s) (not V(s))."""
+        """Normalised observations [B, ...] -> actor's outputs, n(s) (not V(s))."""
         features = self.encoder(obs)
         return self.actor(features), self.critic.net(features).squeeze(-1)
 
@@ -341,7 +326,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for each of M minibatches, over the samples of all processes."""
+    """Eq. (8) for all M minibatches at once, over the samples of all processes."""
     _, mean, var = mpi.moments(adv.T)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
@@ -380,8 +365,16 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
     return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
 
 
+def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
+    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, next_obs=next_obs)
+    return rollout
+
+
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets from the current critic."""
+    """V, A and R of Eqs. (1), (2), by the current critic, for a normalised rollout."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
@@ -393,23 +386,33 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
     return val, adv, ret
 
 
+def policy_change(agent: Agent, obs: Float32[Tensor, "B *obs"],
+                  act: Shaped[Tensor, "B *act"], logp_old: PerSample) -> dict:
+    """Compare pi with pi_old: KL, Eq. (12), and the share of ratios out of range."""
+    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
+    ratio = (logp - logp_old).exp()
+    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
+    return {"kl": kl, "clip_frac": clip_frac}
+
+
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
     """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
     cfg = agent.cfg
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, next_obs=next_obs)
-    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    rollout = normalize_rollout(agent, rollout)
+    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
     logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi_old
-    val, adv, ret = compute_targets(agent, rollout)
-    agent.critic.update_stats(ret.flatten())  # loc and scale include this rollout
-    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
-    critic_metrics["val_scale"] = agent.critic.scale()
     num_minibatches = cfg.rollout_steps // cfg.minibatch_size
     step_metrics = []  # of each gradient step: the losses and the gradient norm
     for epoch in range(cfg.epochs):
+        val, adv, ret = compute_targets(agent, rollout)  # by the current critic
+        if epoch == 0:  # before the critic has learned from this rollout
+            explained = explained_variance(val, ret)
+            critic_metrics = {"val": val, "explained_variance": explained}
+            agent.critic.update_stats(ret.flatten())  # Eqs. (13), (14)
+            critic_metrics["val_scale"] = agent.critic.scale()
         minibatches = torch.randperm(len(obs)).view(num_minibatches, -1)  # [M, B]
         advs = adv.flatten()[minibatches] / agent.critic.scale()  # Eq. (15)
         if cfg.norm_adv:
@@ -419,20 +422,15 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             minibatch = Minibatch(obs[idx], act[idx], logp_old[idx], advs[m], ret[idx])
             step_metrics.append(optimizer.minimize(
                 ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
-        last = epoch == cfg.epochs - 1
-        if last or cfg.target_kl > 0:
-            logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-            _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
-            if last or kl > cfg.target_kl:
+        if cfg.target_kl > 0:
+            change = policy_change(agent, obs, act, logp_old)
+            if change["kl"] > cfg.target_kl:
                 break
-        _, adv, ret = compute_targets(agent, rollout)  # by the new critic
     metrics = {}
     for name in step_metrics[0]:
         metrics[name] = torch.stack([step[name] for step in step_metrics])
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > cfg.clip_ratio).float().mean()
-    metrics |= {"kl": kl, "clip_frac": clip_frac, "epochs": epoch + 1, "lr": lr}
-    return metrics | critic_metrics
+    metrics |= policy_change(agent, obs, act, logp_old)
+    return metrics | {"epochs": epoch + 1, "lr": lr} | critic_metrics
 
 
 # ======================================= train ========================================

@@ -115,8 +115,14 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-# check_memory    refuses a buffer that is larger than the machine's memory
-# make_envs       parallel environments; a `step` that ends an episode starts the next
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# check_memory      refuses a buffer that is larger than the machine's memory
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -203,7 +209,7 @@ class Agent(nn.Module):
 
     def alpha(self) -> Scalar:
         """The temperature, detached: critic and actor losses take it as a constant."""
-        if not self.cfg.learn_alpha:
+        if not self.cfg.learn_alpha:  # log_alpha may be that of another run: init_from
             return torch.tensor(self.cfg.alpha, device=self.low.device)
         return self.log_alpha.detach().exp()
 
@@ -369,23 +375,18 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (7). The gradient reaches the actor through `act` and `logp`."""
     act, logp = sample_squashed_gaussian(agent.actor(batch.obs))
     q1, q2 = agent.critic(batch.obs, act)
-    loss = -soft_value(q1, q2, logp, agent.alpha()).mean()
+    loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
     return loss, {"actor_loss": loss, "logp": logp}
 
 
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (8). `logp` [B] is log pi from the actor's update, detached."""
-    loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
+    """Eq. (8). `logp` [B] is log pi of the actions that the actor's loss sampled."""
+    loss = -agent.log_alpha * (logp.detach() + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss, "alpha": agent.alpha()}
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """Update critics, actor, alpha (if learned) and target critics. Return the metrics.
-
-    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
-    averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and the gradient norm. `run.report` averages every metric.
-    """
+    """Update critics, actor, alpha (if learned) and target critics. Return metrics."""
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
     metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=cfg.lr)
@@ -424,7 +425,7 @@ def train(cfg: Config) -> Agent:
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor),
             alpha=mpi.Adam(agent.log_alpha))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -434,7 +435,8 @@ def train(cfg: Config) -> Agent:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
-            step += cfg.num_envs
+            step += cfg.num_envs  # the environments of all processes
+            # By default one update per step, once the random steps are over.
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)

@@ -15,19 +15,56 @@ Relabelling is valid for two reasons. The goal changes the reward, and possibly
 the end of the episode, but not where an action leads. And SAC is off-policy: it
 may learn from actions that were chosen for another goal. In a stochastic
 environment relabelling is biased: it picks the goal after seeing the outcome,
-so actions look more reliable than they are. This file follows algos/sac.py,
-which explains SAC and (1) to (8): read that file first.
+so actions look more reliable than they are.
 
-Notation is as in algos/sac.py, except that s now includes the goal. SAC
-maximises the reward plus alpha, the temperature, times the policy's entropy;
-(8) adjusts alpha to keep the entropy near target_entropy. s' is the state that
-follows s, and V(s') its soft value, which includes the entropy. `terminated` is
-1 if s' is terminal. If only a time limit ends the episode, it is 0, and we
-still bootstrap from V(s'). Q_1 and Q_2 are the two critics, w stands for their
-weights, and `targ` marks the target networks: copies of the critics that follow
-them slowly. The actor outputs mu(s) and log sigma(s), one of each per action
-dimension. eps is a sample from the standard normal distribution, N is a normal
-density, and `mean` is over the batch.
+The algorithm, and the functions that do each step:
+
+    for each environment step:
+        act and store the transition, as SAC does        interact
+        count it as a later step of its episode          HindsightBuffer.add
+        draw a random batch                              HindsightBuffer.sample
+            in a part of it, replace the goal, by (9)    future_step
+            and compute r, `terminated` anew, by (10)    reward_of_goal
+        update all networks and alpha, as SAC does       update
+
+HER's own equations. An observation has three parts: `observation` o,
+`desired_goal` g, and `achieved_goal` m(o), the goal that counts as reached at
+o. In FetchReach, m(o) is the position of the gripper. The networks see s = (o,
+g). An episode visits o_0, o_1, ..., o_T; while it runs, o_T is its latest
+observation. For the transition from o_t to o_{t+1}, the new goal g' is
+
+    g' = m(o_{t+1+j}),  j uniform in {0, ..., T - 1 - t}                   (9)
+
+g' replaces g in s and in s'. Then the environment computes r and `terminated`
+again, for the new goal:
+
+    r = compute_reward(m(o_{t+1}), g'),
+    terminated = compute_terminated(m(o_{t+1}), g')                       (10)
+
+Both take m(o_{t+1}), the goal achieved after the action. With j = 0 it is also
+the new goal, so the sparse reward becomes 0. (9) is the paper's "future"
+strategy, the best of the four that it compares.
+
+The paper stores k = 4 relabelled copies beside each original transition. Here,
+a fraction her_k / (her_k + 1) of every batch is relabelled when it is sampled,
+so a transition gets a new goal each time. The other transitions keep their
+original goals, because the agent is evaluated on such goals.
+
+In each row of the buffer, `later` is T - 1 - t of (9): the number of steps of
+its episode that came after it. Each new step adds 1 to `later` in all earlier
+rows of its episode, so running episodes can be relabelled too.
+
+The environment must have `compute_reward` and `compute_terminated`, as
+gymnasium-robotics defines them. Both get an empty `info`, so r and `terminated`
+must depend on m(o_{t+1}) and the goal alone. They bypass all wrappers, so do
+not use one that changes the reward. In FetchReach, no state is terminal.
+
+SAC's equations, which algos/sac.py explains: read that file first. s includes
+the goal. alpha, the temperature, is the weight of the policy's entropy. V(s')
+is the value of the state that follows s, entropy included; `terminated` is 1 if
+s' is terminal, and 0 at a time limit. Q_1 and Q_2 are the critics, w their
+weights, and `targ` marks the target networks, which follow them slowly. The
+actor outputs mu(s) and log sigma(s); eps is standard normal noise.
 
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
@@ -41,54 +78,15 @@ density, and `mean` is over the batch.
               a sampled from the current policy                            (7)
     L(alpha) = -log(alpha) (mean [log pi(a | s)] + target_entropy)         (8)
 
-What is specific to HER. An observation has three parts: `observation` o,
-`desired_goal` g, and `achieved_goal` m(o), the goal that counts as reached at
-o. In FetchReach, m(o) is the position of the gripper. The networks see
-s = (o, g). An episode visits o_0, o_1, ..., o_T; while it is still running, o_T
-is its latest observation. For the transition from o_t to o_{t+1}, the new goal
-g' is
+Departures from the paper. SAC, with the networks and settings of algos/sac.py,
+replaces DDPG. Observations are not normalised, and targets are not clipped. The
+paper makes its updates between episodes and relabels only finished ones; here
+one update follows every step, and running episodes are relabelled too.
 
-    g' = m(o_{t+1+j}),  j uniform in {0, ..., T - 1 - t}                   (9)
-
-g' replaces g in s and in s'. Then the environment computes r and `terminated`
-again, for the new goal:
-
-    r = compute_reward(m(o_{t+1}), g'),
-    terminated = compute_terminated(m(o_{t+1}), g')                       (10)
-
-Both take m(o_{t+1}), the goal achieved after the action, not m(o_t). With
-j = 0, the new goal is m(o_{t+1}) itself, so the sparse reward becomes 0. The
-paper calls (9) the "future" strategy, and found it the best of four.
-
-The paper stores k = 4 relabelled copies beside each original transition. Here,
-a fraction her_k / (her_k + 1) of every batch is relabelled when it is sampled.
-The proportions are the same, up to rounding, but no copies are stored, and a
-transition gets a new goal each time it is sampled. The other transitions keep
-their original goals, because the agent is evaluated on such goals.
-
-The buffer is a ring of rows, one transition per row: a new row overwrites the
-oldest. In each row, `later` is the number of steps of its episode that came
-after it, T - 1 - t in (9). Each new step adds 1 to `later` in all earlier rows
-of its episode, so running episodes can be relabelled too. As long as a row is
-in the ring, these later steps are too, because they are newer.
-
-The environment must have `compute_reward` and `compute_terminated`, as
-gymnasium-robotics defines them. (10) bypasses all wrappers, so do not use one
-that changes the reward. Both functions get an empty `info`, so r and
-`terminated` must depend on m(o_{t+1}) and the goal alone. In FetchReach, the
-default environment, no state is terminal.
-
-Departures from the paper. SAC, with the networks and learning settings of
-algos/sac.py, replaces DDPG. Observations are not normalised, and targets are
-not clipped. The paper makes its updates between episodes; here one update
-follows every step. The paper relabels only finished episodes; we relabel
-running ones too. For the departures from the SAC paper, see algos/sac.py.
-
-Defaults: actions are random for the first tenth of total_steps, but for at most
-10,000 steps. Then each environment step is followed by one update on a batch of
-256, of which 205 are relabelled. In a healthy run `success`, the fraction of
-training episodes that end at their goal (the environment reports it), rises
-towards 1, and `ep_ret`, their mean return, rises with it.
+Defaults: the first tenth of all actions, at most 10,000, is uniform. Then every
+environment step is followed by one update on a batch of 256, of which 205 are
+relabelled. In a healthy run `success`, the fraction of training episodes that
+end at their goal, rises towards 1, and `ep_ret`, their mean return, with it.
 
 BitFlip, below, is the task of the paper's section 3.1: flip one of 10 bits per
 step until they match the goal. The largest entry of the action says which bit.
@@ -110,9 +108,15 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-# check_memory    refuses a buffer that is larger than the machine's memory
-# goal_env        one environment without wrappers, for its compute_reward
-# make_envs       parallel environments; a `step` that ends an episode starts the next
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# check_memory      refuses a buffer that is larger than the machine's memory
+# goal_env          one environment without wrappers, for its compute_reward
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, goal_env, make_envs
 from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
@@ -211,7 +215,7 @@ class Agent(nn.Module):
 
     def alpha(self) -> Scalar:
         """The temperature, detached: critic and actor losses take it as a constant."""
-        if not self.cfg.learn_alpha:
+        if not self.cfg.learn_alpha:  # log_alpha may be that of another run: init_from
             return torch.tensor(self.cfg.alpha, device=self.low.device)
         return self.log_alpha.detach().exp()
 
@@ -460,23 +464,18 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (7). The gradient reaches the actor through `act` and `logp`."""
     act, logp = sample_squashed_gaussian(agent.actor(batch.obs))
     q1, q2 = agent.critic(batch.obs, act)
-    loss = -soft_value(q1, q2, logp, agent.alpha()).mean()
+    loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
     return loss, {"actor_loss": loss, "logp": logp}
 
 
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (8). `logp` [B] is log pi from the actor's update, detached."""
-    loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
+    """Eq. (8). `logp` [B] is log pi of the actions that the actor's loss sampled."""
+    loss = -agent.log_alpha * (logp.detach() + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss, "alpha": agent.alpha()}
 
 
 def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions) -> dict:
-    """Update critics, actor, alpha (if learned) and target critics. Return the metrics.
-
-    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
-    averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and the gradient norm. `run.report` averages every metric.
-    """
+    """Update critics, actor, alpha (if learned) and target critics. Return metrics."""
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
     metrics |= optimizers.actor.minimize(actor_loss, agent, batch, lr=cfg.lr)
@@ -517,7 +516,7 @@ def train(cfg: Config) -> Agent:
         buffer = HindsightBuffer(
             run.buffer_size, envs.single_observation_space, agent.act_dim, run.device,
             run.num_envs, goal_env(envs), cfg.her_k)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -527,7 +526,8 @@ def train(cfg: Config) -> Agent:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
-            step += cfg.num_envs
+            step += cfg.num_envs  # the environments of all processes
+            # By default one update per step, once the random steps are over.
             for _ in range(num_updates(step, cfg) - updates_before):
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizers, batch)

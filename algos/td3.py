@@ -103,8 +103,14 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-# check_memory    refuses a buffer that is larger than the machine's memory
-# make_envs       parallel environments; a `step` that ends an episode starts the next
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# check_memory      refuses a buffer that is larger than the machine's memory
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_settings, check_spaces, main
@@ -324,7 +330,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Eq. (2): both critics learn the same target, which is held constant."""
     cfg = agent.cfg
     with torch.no_grad():
-        next_act = agent.actor_targ(batch.next_obs)
+        next_act = agent.actor_targ(batch.next_obs)  # Eq. (5)
         next_act = add_clipped_noise(next_act, cfg.target_noise, cfg.noise_clip)
         next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
         next_val = torch.min(next_q1, next_q2)  # Eq. (6)
@@ -335,7 +341,10 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Eq. (7). The gradient reaches the actor through `act`."""
+    """Eq. (7). The gradient passes through Q_1 and `act` to the actor.
+
+    `minimize` changes only the actor's parameters, not those of the critic.
+    """
     act = agent.actor(batch.obs)
     loss = -agent.critic.q1(batch.obs, act).mean()
     return loss, {"actor_loss": loss}
@@ -346,12 +355,7 @@ def update(agent: Agent, optimizers: mpi.Optimizers, batch: Transitions,
     """Update the critics and, if due, actor and target networks. Return the metrics.
 
     `count` is the number of updates before this one. Every `policy_delay`-th update
-    includes the actor and the target networks.
-
-    `minimize` calls the loss, backpropagates to the parameters of this optimizer only,
-    averages the gradient over processes and takes one Adam step. It returns the loss's
-    metrics, detached, and the gradient norm. `run.report` averages every metric.
-    """
+    includes the actor and the target networks."""
     cfg = agent.cfg
     metrics = optimizers.critic.minimize(critic_loss, agent, batch, lr=cfg.lr)
     if (count + 1) % cfg.policy_delay == 0:
@@ -388,7 +392,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # Registers what `report` saves. 0, or with --resume the step to go on from.
+        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -398,7 +402,8 @@ def train(cfg: Config) -> Agent:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
-            step += cfg.num_envs
+            step += cfg.num_envs  # the environments of all processes
+            # By default: no update until the random actions end, then one per step.
             # `count` follows from `step` alone, so it is right after --resume too.
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(run.batch_size)

@@ -51,7 +51,7 @@ average of the estimates that use 1, 2, 3, ... rewards and then V.
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1},
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
@@ -107,14 +107,17 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam        `minimize` backpropagates a loss, averages gradients over processes,
-#                 reports their norm, clips them to max_grad_norm (0: off) and steps
-# mpi.Optimizers  optimizers by name; each changes only its own weights
-# mpi.moments     count, mean and variance along dim 0, over all processes (float64)
-# image_to_float  uint8 pixels -> float32 in [0, 1], channels first
-# make_envs       parallel environments; a `step` that ends an episode starts the next
-# nature_cnn      the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
-# stack_steps     T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
+#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
+#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
+# image_to_float    uint8 pixels -> float32 in [0, 1], channels first
+# make_envs         parallel environments. When an episode ends, `step` starts the next
+#                   and leaves the last observation in infos["final_obs"]
+# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
+# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
+# check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
@@ -168,25 +171,6 @@ def init_orthogonal(agent: nn.Module) -> None:
     nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
 
 
-class RunningStats(nn.Module):
-    """Running mean and variance of all samples seen so far, by all processes."""
-
-    def __init__(self, shape: tuple[int, ...]):
-        super().__init__()
-        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
-
-    def update(self, rows: Float32[Tensor, "B *shape"]) -> None:
-        """Merge a batch's moments into the running ones (Chan et al. 1979)."""
-        count, mean, var = mpi.moments(rows)  # over the rows of all processes
-        self.count += count
-        new = count / self.count  # the weight of this batch
-        delta = mean - self.mean
-        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
-        self.mean += new * delta
-
-
 class Agent(nn.Module):
     """Actor, critic and running statistics."""
 
@@ -215,8 +199,8 @@ class Agent(nn.Module):
         self.critic = mlp(*sizes, 1)
         if cfg.orthogonal_init:
             init_orthogonal(self)
-        self.obs_stats = RunningStats(obs_space.shape)
-        self.reward_sum_stats = RunningStats(())  # of G in Eq. (7)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
         self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
@@ -384,8 +368,19 @@ def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
     return v_loss, {"v_loss": v_loss}
 
 
+def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
+    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
+    obs = agent.normalize_obs(rollout.obs)
+    next_obs = agent.normalize_obs(rollout.next_obs)
+    rollout = replace(rollout, obs=obs, next_obs=next_obs)
+    if agent.cfg.scale_rew:
+        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
+        rollout = replace(rollout, rew=rew)
+    return rollout
+
+
 def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """Values, advantages and value targets from the current critic."""
+    """V, A and R of Eqs. (1), (2), by the current critic, for a normalised rollout."""
     val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
@@ -400,19 +395,10 @@ def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, P
 @torch.no_grad()  # `minimize` enables gradients for its loss
 def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
            lr: float) -> dict:
-    """One step of the policy, then `v_steps` of the critic. Return metrics.
-
-    Each `minimize` takes one Adam step, without clipping, and adds `policy_grad_norm`
-    or `critic_grad_norm` to its metrics. Every process has its share of the rollout.
-    """
+    """One step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
-    rew = rollout.rew
-    if cfg.scale_rew:
-        rew = standardize(rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, rew=rew, next_obs=next_obs)
-    obs = obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
+    rollout = normalize_rollout(agent, rollout)
+    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
     act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout)
     critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}

@@ -7,8 +7,8 @@ process with the whole batch. A single process never imports MPI.
     optimizer = mpi.Adam(agent, eps=1e-5)
     metrics = optimizer.minimize(loss_fn, agent, minibatch, lr=3e-4, max_grad_norm=0.5)
 
-An algorithm file needs only this much of it: `Adam`, `RMSProp` and `Optimizers` for its losses, and
-`moments` for statistics over the samples of all ranks.
+An algorithm file needs only this much of it: `Adam`, `RMSProp` and `Optimizers` for its losses,
+`moments` and `RunningStats` for statistics over the samples of all ranks.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from torch.optim.adam import adam
 
 from utils.launch import UsageError, comm, rank, say, size
 
-__all__ = ["Adam", "Optimizer", "Optimizers", "RMSProp", "UsageError", "average", "barrier",
-           "bcast", "check_equal", "comm", "gather", "moments", "rank", "say", "seed", "size",
-           "together"]
+__all__ = ["Adam", "Optimizer", "Optimizers", "RMSProp", "RunningStats", "UsageError", "average",
+           "barrier", "bcast", "check_equal", "comm", "gather", "moments", "rank", "say", "seed",
+           "size", "together"]
 
 COMPILE = False  # --compile; Run sets it for the duration of a run
 
@@ -261,6 +261,30 @@ def moments(rows: Tensor) -> tuple[float, Tensor, Tensor]:
     mean = sum(n / count * part for n, part, _ in parts)
     var = sum(n / count * (part_var + (part - mean).square()) for n, part, part_var in parts)
     return count, mean.to(rows.device), var.to(rows.device)
+
+
+class RunningStats(nn.Module):
+    """Running mean and variance of all rows that `update` has had so far, on all ranks.
+
+    shape    of one row
+
+    Buffers in float64, so they are part of a state dict. At first `mean` is 0 and `var` is 1.
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
+        self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def update(self, rows: Tensor) -> None:
+        """Merge the moments of rows [B, *shape] into the running ones (Chan et al. 1979)."""
+        count, mean, var = moments(rows)  # of the rows of all ranks
+        self.count += count
+        new = count / self.count  # weight of the new rows among all rows so far
+        delta = mean - self.mean
+        self.var.copy_((1 - new) * self.var + new * var + new * (1 - new) * delta**2)
+        self.mean += new * delta
 
 
 def gather(value) -> list:

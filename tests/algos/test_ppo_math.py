@@ -20,6 +20,7 @@ from tests.helpers import (
     gradients,
     vec,
 )
+from utils import mpi
 
 gae = partial(helpers.gae, ppo)
 reward_sums = partial(helpers.reward_sums, ppo)
@@ -262,7 +263,7 @@ def test_normalize_subtracts_before_it_rounds():
 
 def test_normalize_takes_what_is_N_5_2_to_N_0_1_in_float32():
     rows = torch.randn(20000, 3) * torch.tensor([2.0, 2e-3, 2e3]) + torch.tensor([5.0, 5e2, 5e-3])
-    stats = ppo.RunningStats((3,))
+    stats = mpi.RunningStats((3,))
     stats.update(rows)
     actual = ppo.standardize(rows, stats.mean, stats.var)
     assert actual.dtype == torch.float32
@@ -300,32 +301,6 @@ def test_reward_sums_go_on_over_rollouts(cuts):
         start = max([0, *(k + 1 for k in range(t) if done[k, n])])
         expected = sum(0.9 ** (t - k) * float(rew[k, n]) for k in range(start, t + 1))
         assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.parametrize("cuts", [[], [100], [1, 2, 3], [10, 50, 51, 190]])
-@pytest.mark.parametrize("offset,scale", [(5, 2), (0, 1e-3), (1e6, 1 / 16), (-1e4, 100)])
-def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, cuts):
-    # Whole multiples, since at 1e6 float32 has steps of 1/16.
-    rows = offset + scale * np.round(np.random.default_rng(0).normal(0, 3, (200, 2)))
-    rows = rows.astype(np.float32)
-    stats = ppo.RunningStats((2,))
-    for part in np.split(rows, cuts):
-        stats.update(torch.from_numpy(part))
-    rows = rows.astype(np.float64)
-    close(stats.count, 200.0)
-    close(stats.mean, rows.mean(0), rtol=1e-12, atol=1e-9)
-    close(stats.var, rows.var(0), rtol=1e-9, atol=0)
-    assert {buffer.dtype for buffer in stats.buffers()} == {torch.float64}
-
-
-@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
-def test_running_statistics_of_one_row(shape):
-    stats = ppo.RunningStats(shape)
-    close(stats.mean, torch.zeros(shape))  # what the first rollout is taken with
-    close(stats.var, torch.ones(shape))
-    stats.update(torch.full((1, *shape), 3.0))
-    close(stats.mean, torch.full(shape, 3.0))
-    close(stats.var, torch.zeros(shape))
 
 
 @pytest.mark.eq("ppo", 8)

@@ -26,7 +26,7 @@ def load(algo):
 
 @pytest.mark.parametrize("algo", sorted(ALGOS))
 def test_numbers_are_those_of_the_docstring(algo):
-    assert list(load(algo)) == equations(ALGOS[algo])
+    assert sorted(load(algo)) == sorted(equations(ALGOS[algo]))
 
 
 def plain_equations(doc):
@@ -49,7 +49,7 @@ def decimals(text):
 def test_decimal_constants_are_those_of_the_docstring(algo):
     plain = plain_equations(ALGOS[algo].doc)
     typeset = load(algo)
-    assert list(plain) == list(typeset)
+    assert set(plain) == set(typeset)
     assert {n: decimals(plain[n]) for n in plain} == {n: decimals(typeset[n]) for n in typeset}
 
 

@@ -54,10 +54,7 @@ def plant(function, tree):
     """Give a function the code of `tree`, in all loaded modules and in those loaded later."""
     name, codes = function.name.partition(".")[2], {}
     for path in map(str, map(file_of, function.modules)):
-        module = ast.Module([with_(tree, decorator_list=[])], [])
-        parts = compile(ast.fix_missing_locations(module), path, "exec").co_consts
-        codes[path] = next(part for part in parts
-                           if isinstance(part, CodeType) and part.co_name == tree.name)
+        codes[path] = compiled(with_(tree, decorator_list=[]), name, function.tree, path)
 
     def replace(among):
         for held in among:
@@ -71,6 +68,25 @@ def plant(function, tree):
 
     SourceFileLoader.exec_module = execute
     replace(LOADED)
+
+
+def compiled(tree, name, true, path):
+    """Return the code of a function or, if `name` has a dot, of a method.
+
+    A method that says super() has a hidden variable `__class__`. Code replaces other code only if
+    both have the same such variables, so a mutant without super() mentions it where nothing runs.
+    """
+    if not name.rpartition(".")[0]:
+        nodes = [tree]
+    else:
+        if "super()" in ast.unparse(true):
+            tree = with_(tree, body=[*tree.body, *ast.parse("if False: __class__").body])
+        nodes = ast.parse("class Class: pass").body
+        nodes[0].body = [tree]
+    code = compile(ast.fix_missing_locations(ast.Module(nodes, [])), path, "exec")
+    for _ in range(len(name.split("."))):
+        code = next(part for part in code.co_consts if isinstance(part, CodeType))
+    return code
 
 
 def loaded():
@@ -111,7 +127,8 @@ def finished(pid, running):
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)                          # left behind by a failed test
     work = running.pop(pid)
-    said = (work[-1] / "said").read_text().split()
+    heard = work[-1] / "said"
+    said = heard.read_text().split() if heard.exists() else []  # else it failed before the tests
     shutil.rmtree(work[-1])
     return work, said, os.waitstatus_to_exitcode(status), round(used.ru_utime + used.ru_stime, 2)
 

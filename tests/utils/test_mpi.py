@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tests import toy
-from tests.helpers import PATIENCE, mpiexec
+from tests.helpers import PATIENCE, close, mpiexec
 from utils import launch, mpi
 from utils.run import Run, RunConfig, choose_device, share
 
@@ -458,6 +458,32 @@ def test_moments_of_one_process_are_the_rows_own():
     np.testing.assert_allclose(mean, rows.numpy().mean(0, dtype=np.float64), rtol=1e-12)
     np.testing.assert_allclose(var, rows.double().numpy().var(0), rtol=1e-12)
     assert mpi.moments(torch.full((1, 2), 3.0))[2].tolist() == [0.0, 0.0]   # of one row, not NaN
+
+
+@pytest.mark.parametrize("cuts", [[], [100], [1, 2, 3], [10, 50, 51, 190]])
+@pytest.mark.parametrize("offset,scale", [(5, 2), (0, 1e-3), (1e6, 1 / 16), (-1e4, 100)])
+def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, cuts):
+    # Whole multiples, since at 1e6 float32 has steps of 1/16.
+    rows = offset + scale * np.round(np.random.default_rng(0).normal(0, 3, (200, 2)))
+    rows = rows.astype(np.float32)
+    stats = mpi.RunningStats((2,))
+    for part in np.split(rows, cuts):
+        stats.update(torch.from_numpy(part))
+    rows = rows.astype(np.float64)
+    close(stats.count, 200.0)
+    close(stats.mean, rows.mean(0), rtol=1e-12, atol=1e-9)
+    close(stats.var, rows.var(0), rtol=1e-9, atol=0)
+    assert {buffer.dtype for buffer in stats.buffers()} == {torch.float64}
+
+
+@pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
+def test_running_statistics_of_one_row(shape):
+    stats = mpi.RunningStats(shape)
+    close(stats.mean, torch.zeros(shape))  # what the first rollout is taken with
+    close(stats.var, torch.ones(shape))
+    stats.update(torch.full((1, *shape), 3.0))
+    close(stats.mean, torch.full(shape, 3.0))
+    close(stats.var, torch.zeros(shape))
 
 
 # ------------------------------------------------------------------------------- the settings
