@@ -9,63 +9,86 @@ DDPG therefore trains two networks. The actor pi(s) learns to output the action
 that the critic Q(s, a) rates highest: it follows the gradient of Q with
 respect to a, which points towards actions with a higher Q. The critic learns
 the expected discounted return of taking a in s and following pi from then on.
-Once pi is optimal, the two meanings of Q agree.
+(Once pi is optimal, the two meanings of Q agree.) The critic is trained towards
+a target y: the reward plus the discounted Q of the actor's action in the next
+state.
 
-Notation. s' is the state that follows s, and V(s') its value. `terminated` is
-1 if s' is terminal. If only a time limit ends the episode, it is 0: rewards
-would have followed, so we still bootstrap from V(s'). Every transition goes
-into a replay buffer, and every update uses a random batch from it. Earlier
-policies collected most of these transitions. We may still learn from them
-("off-policy"): r and s' depend only on s and a, not on the policy that chose
-a, and V(s') in (1) uses the target copy of the current actor. The target y
-uses copies of both networks that follow them slowly: the target networks,
-marked `targ`. So y changes only a little per update. w stands for a network's
-weights, and `mean` is over the batch.
+The algorithm, and where each step is coded:
 
-    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
-    L(Q)    = mean (Q(s, a) - y)^2                                         (2)
-    w_targ <- w_targ + tau (w - w_targ)                                    (3)
+    for each environment step:
+        act by (4), but uniformly at random at first           act, random_act
+        store (s, a, r, s', terminated) in the buffer          interact
+        after the random actions:
+            draw a random batch from the buffer                buffer.sample
+            a' by (5), V(s') by (6), y by (1)                  critic_loss
+            one Adam step on the critic's loss (2)             critic_loss
+            one Adam step on the actor's loss (7)              actor_loss
+            move both target networks, (3)                     polyak_update
 
-Actions, V(s') and the actor's loss. sigma is the setting act_noise; eps is a
-standard normal sample with as many dimensions as a, drawn anew each time:
+Notation. In state s (`obs` in the code), action a (`act`) gave reward r (`rew`)
+and led to state s' (`next_obs`). V(s') (`next_val`) estimates the discounted
+return from s' on, if the agent takes action a' (`next_act`) there.
+`terminated` is 1 if s' is terminal. Unless it is, we bootstrap: V(s') stands in
+for later rewards, even at a time limit, which does not end the task. `targ`
+marks a target network: a copy that follows its network slowly, by (3). `mean`
+is over the batch. gamma (the discount factor) and tau are settings.
 
-    a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
+The critic. It learns Q by regression on y (`target`):
+
     a'      = pi_targ(s')                                                  (5)
     V(s')   = Q_targ(s', a')                                               (6)
+    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
+    L(Q)    = mean (Q(s, a) - y)^2                                         (2)
+
+(6) The value of following pi from s' on is Q(s', pi(s')). (5) and (6) compute
+it with the target networks, for the reason given at (3).
+(1) Earlier policies collected most transitions in the buffer. We may still
+learn from them ("off-policy"): (1) takes only r, s' and `terminated` from the
+buffer. These depend on s and a, but not on the policy that chose a. And a' is
+not from the buffer: the current target actor computes it anew in every update.
+So each transition can be used many times.
+(2) Q moves towards y, not y towards Q, because no gradient flows through y.
+Consecutive transitions are correlated: a network trained on them in order fits
+the latest ones and forgets the rest. A random batch mixes old and new ones.
+
+Target networks. w stands for a network's weights, w_targ for its copy's:
+
+    w_targ <- w_targ + tau (w - w_targ)                                    (3)
+
+(3) If Q itself computed y, every gradient step would also move its own target.
+For example, s and s' are often similar, so a step that raises Q(s, a) often
+raises Q(s', a') too. That would raise y. Errors could reinforce themselves, and
+learning could diverge. So y is computed with copies of both networks. (3) moves
+their weights only a fraction tau of the way to w (Polyak averaging), so the
+copies change slowly. With tau = 0.005 they lag by about 1/tau = 200 such moves.
+
+The actor. It learns actions with a high Q:
+
     L(pi)   = -mean Q(s, pi(s))                                            (7)
 
-Every update takes one gradient step on L(Q), (2), then one on L(pi), (7), and
-then moves both target networks by (3).
+(7) By the chain rule, the gradient of L(pi) with respect to the actor's
+weights w is -mean dQ/da dpi/dw, with dQ/da taken at a = pi(s). Its negative is
+the deterministic policy gradient (Silver et al. 2014), here averaged over
+states from the buffer. So a step on (7) moves pi(s) towards actions with a
+higher Q. Only the actor changes. If the critic changed too, it could lower the
+loss by overrating the actor's actions.
 
-Why each piece is there:
+Exploration. sigma is the setting act_noise, and eps is a standard normal sample
+with as many dimensions as a, drawn anew each time:
 
-(1) The buffer holds s, a, r and s', but not a'. (5) computes a' anew in every
-update, so old transitions can be reused, each many times. Consecutive
-transitions are correlated: a network trained on them in order fits the latest
-ones and forgets the rest. A random batch mixes old and new transitions.
-(3) The states s and s' are similar, so an update that raises Q(s, a) often
-raises Q(s', a') too. Without target networks this would raise y at once, and
-errors could reinforce themselves. With tau = 0.005 the copies lag by about
-1/tau = 200 updates.
+    a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
+
 (4) A deterministic policy does not explore, so noise is added to its actions
 while collecting data. The buffer stores the noisy action, because that is the
 one that led to r and s'. Evaluation uses no noise.
-(6) The value of following pi from s' on is Q(s', pi(s')). (5) and (6) use the
-target copies of both networks instead, so an update changes y only a little.
-(7) By the chain rule, the gradient of L(pi) with respect to the actor's
-weights w is -mean dQ/da dpi/dw, with dQ/da taken at a = pi(s). Without the
-minus sign it is the deterministic policy gradient (Silver et al. 2014), here
-averaged over states from the buffer. This loss updates only the actor. If it
-updated the critic too, the critic could lower it by overrating the actor's
-actions.
-
-DDPG's weak point is overestimation: the actor seeks out actions for which Q is
-too high, and (6) carries these errors into the targets. TD3 (algos/td3.py) was
-designed to reduce this.
 
 Policy, buffer and critic use actions in [-1, 1], the range of the actor's
 tanh; `env_act` rescales them to the environment's bounds. Observations and
 rewards are not normalised.
+
+DDPG's weak point is overestimation: the actor seeks out actions for which Q is
+too high, and (6) carries these errors into the targets. TD3 (algos/td3.py) was
+designed to reduce this.
 
 Departures from the paper. The noise in (4) is independent across steps, with
 sigma = 0.1. The paper's noise, an Ornstein-Uhlenbeck process with sigma = 0.2,
@@ -76,16 +99,17 @@ is 1e-3 for both networks (paper: 1e-4 for the actor), tau is 0.005 (0.001),
 batches have 256 samples (64), and layers have 256 and 256 units (400 and 300).
 The last layers start with PyTorch's default weights, which are larger than the
 paper's (at most 3e-3 in size). Three details are not in the paper's Algorithm
-1: the factor 1 - terminated in (1), the clipping in (4), and the uniformly
-random actions at the start, which fill the buffer with actions from the whole
-range.
+1: the factor 1 - terminated in (1), the clipping in (4), and the random actions
+at the start, during which there are no updates.
 
-Defaults: actions are random for the first 10,000 steps, or for the first tenth
-of total_steps if that is less. Then each environment step is followed by one
-update, in which critic and actor use the same batch of 256. In a healthy run
-`critic_loss` stays bounded, and `q`, the mean of Q over sampled transitions,
-levels off. If `q` keeps growing while the return does not, the critic probably
-overestimates.
+Defaults: the first 10,000 actions are random, or the first tenth of total_steps
+if that is less. They fill the buffer with actions from the whole range. Then
+every environment step is followed by one update on a batch of 256. In a healthy
+run `q`, the mean of Q over sampled transitions, levels off. If `q` keeps
+growing while the return does not, the critic probably overestimates. For
+example, if no reward exceeds 1, no discounted return exceeds
+1 / (1 - gamma) = 100, so a higher `q` is wrong. `critic_loss` grows with the
+scale of Q, so it need not fall.
 
 Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
@@ -102,10 +126,10 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # check_memory      refuses a buffer that is larger than the machine's memory
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]
@@ -362,7 +386,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -1,103 +1,105 @@
 """Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905,
 Algorithm 1.
 
-The problem. DDPG and TD3 learn a deterministic policy and add exploration
-noise. The scale of this noise is tuned by hand and is the same in every state.
-SAC learns how random to be in each state. For a fixed temperature alpha, it
-maximises the discounted reward plus alpha times the entropy H of the policy,
+The problem. DDPG and TD3 learn a deterministic policy and explore with added
+noise, whose scale is tuned by hand and is the same in every state. SAC learns
+how random to be in each state. In every state it gets a bonus besides the
+reward, alpha times the entropy H of its policy there. It maximises
 
-    J = E sum_t gamma^t [r_t + alpha H(pi(. | s_t))],   H = -E log pi,
+    J = E sum_t gamma^t [r_t + alpha H(pi(. | s_t))],
+    H(pi(. | s)) = E [-log pi(a | s)], with a sampled from pi(. | s)
 
-so the policy stays random where randomness costs little reward and becomes
-nearly deterministic where it costs a lot. A higher alpha makes the policy more
-random. By default alpha is not fixed: training adjusts it, so that the mean
-entropy stays near a target.
+So the policy stays random where randomness costs little reward and becomes
+nearly deterministic where it costs a lot. The temperature alpha is the price:
+one nat of entropy (the unit of natural logarithms) is worth alpha units of
+reward. By default SAC adjusts alpha to bring the mean entropy to a target.
 
-Notation. Values that include the entropy bonus alpha H are called soft. s' is
-the state that follows s, and V(s') its soft value: the expected discounted
-rewards and entropy bonuses from s' on. Q(s, a) is the soft value of taking
-action a in s and following the policy from then on. Two networks, the critics
-Q_1 and Q_2, estimate it. `terminated` is 1 if s' is terminal. If only a time
-limit ends the episode, it is 0: rewards would have followed, so we still
-bootstrap from V(s').
+The algorithm, and where each step is coded:
 
-Every transition goes into a replay buffer, and every update uses a random
-batch from it. Earlier policies collected most of these transitions. We may
-still learn from them ("off-policy"): r and s' depend only on s and a, not on
-the policy that chose a, and the actions in (6) and (7) are sampled anew from
-the current policy. The target y uses copies of the critics that follow them
-slowly: the target networks, marked `targ`. So y changes only a little per
-update. w stands for the critics' weights, and `mean` is over the batch. gamma
-(the discount factor), tau and target_entropy are settings.
+    for each environment step:
+        sample a by (4), but uniformly at random at first      act, random_act
+        step, store (s, a, r, s', terminated) in the buffer    interact
+        after the random actions:                              update
+            draw a random batch from the buffer                buffer.sample
+            one Adam step on the critics' loss (2)             critic_loss
+            one Adam step on the actor's loss (7)              actor_loss
+            one Adam step on the temperature's loss (8)        alpha_loss
+            move the target critics, (3)                       polyak_update
 
+Most transitions in the buffer come from earlier policies. SAC is off-policy, so
+it can learn from them: r and s' depend only on s and a, and where a loss needs
+an action of the current policy, it samples a new one.
+
+The critics. Q(s, a) is the expected discounted sum of rewards and entropy
+bonuses after action a in state s (`act`, `obs` in the code). It leaves out the
+bonus in s itself, which does not depend on a. V(s') is the value of the next
+state (`next_obs`), with its bonus. Two critics, Q_1 and Q_2, learn Q by
+regression on y; `mean` is over the batch. Equations that algos/td3.py has too
+keep their numbers, so they are out of order here.
+
+    V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a')) - alpha log pi(a' | s'),
+              one a' sampled from the current policy                       (6)
     y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
     L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
     w_targ <- w_targ + tau (w - w_targ)                                    (3)
 
-(1), (2) and the minimum in (6) are as in TD3. So is (3), but SAC has no target
-actor: (3) moves only the target critics, in every update. The actor outputs a
-mean mu(s) and a log standard deviation, log sigma(s), for each of the d action
-dimensions. N(u; mu, sigma) is the normal density at u. eps is a sample from
-the standard normal distribution in d dimensions:
+(6) estimates V(s') from a single action. An actor that maximises a learned Q
+finds the actions for which Q is too high. So we take the smaller of two
+critics. They start from different weights and make different errors, and the
+minimum is too high only where both are. More often it is too low, but the actor
+does not seek out such errors, so they do not reinforce themselves.
+(1) `terminated` is 1 if s' is terminal. If only a time limit ends the episode,
+it is 0: rewards would have followed, so we still bootstrap from V(s').
+(3) w are the weights of the critics. y uses target networks (`targ`), copies
+that follow the critics slowly. If y used the critics themselves, every step on
+(2) would also move y, and learning could diverge.
+
+The policy. For each of the d action dimensions, the actor outputs a mean mu(s)
+and a log standard deviation log sigma(s). eps is standard normal noise:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
     log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
                            - log(1 - tanh(u_j)^2)]                         (5)
-    V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a')) - alpha log pi(a' | s'),
-              one a' sampled from the current policy                       (6)
+
+(4) tanh keeps actions in [-1, 1]; `env_act` rescales them to the environment's
+bounds. All randomness is in eps, so a is a differentiable function of mu and
+sigma, and (7) can train the actor through a (the reparameterisation trick).
+Evaluation uses tanh(mu(s)).
+(5) is the change of variables: the density of u, divided by da/du in every
+dimension. Without the second term, we would reward the entropy of u, which
+grows with sigma even when a larger sigma only pushes a towards -1 and 1.
+
+The losses of actor and temperature:
+
     L(pi)   = mean [alpha log pi(a | s) - min(Q_1(s, a), Q_2(s, a))],
               a sampled from the current policy                            (7)
     L(alpha) = -log(alpha) (mean [log pi(a | s)] + target_entropy)         (8)
 
-Why each piece is there:
+(7) makes actions of high Q more likely, but rewards entropy too. If pi could be
+any density, the minimum would be pi(a | s) proportional to exp(Q(s, a) /
+alpha). The gradient passes through the critics to a, but only the actor
+changes. (8) changes only alpha: log pi, from the sample of (7), is a constant.
+If the entropy, the mean of -log pi, is above target_entropy, alpha falls; if it
+is below, alpha rises. We learn log alpha, so that alpha stays positive. The
+default target, -1 nat per dimension, is the authors' heuristic. A uniform
+distribution has this entropy on an interval of length exp(-1) = 0.37; the full
+range [-1, 1] has length 2.
 
-(4) All the randomness is in eps, which does not depend on the actor's weights.
-So the sampled action and its log pi are differentiable functions of mu and
-sigma, and the gradient of (7) reaches the actor through both. This is the
-reparameterisation trick. sigma must stay positive, so the actor outputs its
-logarithm. Evaluation uses no noise: a = tanh(mu(s)).
-(5) This is the change-of-variables formula: the density of a is that of u
-divided by |da/du|, which is 1 - tanh(u)^2 in each dimension. Without this
-correction we would reward the entropy of u. That grows with sigma even when a
-larger sigma only pushes a towards -1 or 1, and so makes the action less random.
-(6) Q(s, a) does not include the entropy bonus at s, because a is already given.
-V(s) does include it: this is the term -alpha log pi. a' comes from the current
-policy, not from the buffer, because V is the value of the current policy. TD3
-adds noise to a'; SAC does not have to, because its a' is already random. A
-policy trained to maximise a learned Q seeks out actions for which Q is too
-high, so we take the minimum of two critics. Both critics learn the same y, but
-their initial weights differ, and so do their errors. The minimum is too high
-only where both are.
-(7) This loss makes actions with a high Q more likely, but also rewards entropy:
-one nat (the unit of entropy for natural logarithms) is worth alpha units of Q.
-TD3's actor follows Q_1 alone, and learns in every second update. SAC's actor
-follows the minimum, and learns in every update. The gradient passes through the
-critics, but this loss updates only the actor.
-(8) No gradient flows through log pi. If the entropy, estimated by the mean of
--log pi, is above target_entropy, alpha falls; if it is below, alpha rises. We
-learn log alpha, because alpha must stay positive. In the paper, alpha is the
-Lagrange multiplier of a constraint: the mean entropy must be at least the
-target. The default target is the authors' heuristic: -1 nat per dimension. (The
-entropy of a density can be negative.) A uniform distribution has this entropy
-on an interval of length exp(-1) = 0.37; the full range, [-1, 1], has length 2.
+Compared with TD3: the policy is random, so a' needs no added noise; there is no
+target actor; the actor uses both critics and learns in every update.
 
-Policy, buffer and critics use actions in [-1, 1]; `env_act` rescales them to
-the environment's bounds. Observations and rewards are not normalised.
+Departures from the paper. (8) has log alpha as its first factor, as in an early
+version of the authors' code, where the paper has alpha. Both losses move alpha
+in the same direction and are stationary at the same entropy. Adam's learning
+rate is 1e-3, not 3e-4, and (2) has no factor 1/2. From the authors' code, not
+the paper: log sigma is clamped to [-20, 2], and the first actions are uniform.
 
-Departures from the paper. The first factor of (8) is log alpha, as in an early
-version of the authors' code. In the paper it is alpha. Both losses move alpha
-in the same direction, and both gradients are zero where the entropy equals the
-target. Adam's learning rate is 1e-3, not 3e-4. (2) has no factor 1/2. Two
-details are from the authors' code, not from the paper: log sigma is clamped to
-[-20, 2], and the first actions are uniformly random, so that the buffer starts
-with actions from the whole range.
-
-Defaults: actions are random for the first 10,000 steps, or for the first tenth
-of total_steps if that is less. Then each environment step is followed by one
-update of the critics, the actor, alpha and the target critics, in that order,
-on the same batch of 256. In a healthy run with learn_alpha, the mean of `logp`
-settles near -target_entropy, by default d. The means of `q1` and `q2` stay
-close together, and `critic_loss` does not keep growing.
+Defaults: the first 10,000 actions are uniform, without updates (a tenth of
+total_steps if that is less). Then every environment step is followed by one
+update on a batch of 256. In a healthy run with learn_alpha, `logp` settles near
+-target_entropy, by default d, and `q1` and `q2` stay close together.
+`critic_loss` grows with the scale of Q. If the target entropy is negative, so
+is the average bonus, and Q is lower than the discounted rewards alone.
 
 Read after    algos/td3.py, then:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4
@@ -115,10 +117,10 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # check_memory      refuses a buffer that is larger than the machine's memory
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]
@@ -353,7 +355,7 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6). Its negated mean is the loss (7)."""
+    """Eq. (6): min(Q_1, Q_2) - alpha log pi, for a sampled action."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 
@@ -425,7 +427,7 @@ def train(cfg: Config) -> Agent:
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor),
             alpha=mpi.Adam(agent.log_alpha))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

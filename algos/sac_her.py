@@ -17,11 +17,11 @@ may learn from actions that were chosen for another goal. In a stochastic
 environment relabelling is biased: it picks the goal after seeing the outcome,
 so actions look more reliable than they are.
 
-The algorithm, and the functions that do each step:
+The algorithm, and where each step is coded:
 
     for each environment step:
-        act and store the transition, as SAC does        interact
-        count it as a later step of its episode          HindsightBuffer.add
+        choose a, take the step, store it, as in SAC     interact
+        add 1 to `later` in its episode's earlier rows   HindsightBuffer.add
         draw a random batch                              HindsightBuffer.sample
             in a part of it, replace the goal, by (9)    future_step
             and compute r, `terminated` anew, by (10)    reward_of_goal
@@ -88,9 +88,9 @@ environment step is followed by one update on a batch of 256, of which 205 are
 relabelled. In a healthy run `success`, the fraction of training episodes that
 end at their goal, rises towards 1, and `ep_ret`, their mean return, with it.
 
-BitFlip, below, is the task of the paper's section 3.1: flip one of 10 bits per
-step until they match the goal. The largest entry of the action says which bit.
-To see what HER adds, compare with --her-k 0, which is plain SAC.
+BitFlip, in utils/tasks.py, is the task of the paper's section 3.1: flip one of
+10 bits per step until they match the goal. The largest entry of the action says
+which bit. To see what HER adds, compare with --her-k 0, which is plain SAC.
 
 Read after    algos/sac.py, then:  diff algos/sac.py algos/sac_her.py
 Try           python -m algos.sac_her --env utils.tasks:BitFlip-v0
@@ -108,10 +108,10 @@ from jaxtyping import Float32, Int64
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # check_memory      refuses a buffer that is larger than the machine's memory
 # goal_env          one environment without wrappers, for its compute_reward
 # make_envs         parallel environments. When an episode ends, `step` starts the next
@@ -336,7 +336,7 @@ class HindsightBuffer(ReplayBuffer):
         """Store one transition per environment; every array is [N, ...]."""
         first = self.position  # the row of environment 0
         super().add(**transition, later=np.zeros(self.num_envs, np.int64))
-        # Rows of each running episode in the ring, without the row just written (- 1).
+        # Earlier rows of each running episode. The ring keeps at most capacity / N - 1.
         stored = np.minimum(self.ep_len, self.capacity // self.num_envs - 1)
         for i in range(self.num_envs):
             steps_back = np.arange(1, stored[i] + 1)
@@ -442,7 +442,7 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
 def soft_value(q1: PerSample, q2: PerSample, logp: PerSample,
                alpha: Scalar) -> PerSample:
-    """min(Q_1, Q_2) - alpha log pi: V in Eq. (6). Its negated mean is the loss (7)."""
+    """Eq. (6): min(Q_1, Q_2) - alpha log pi, for a sampled action."""
     assert q1.shape == q2.shape == logp.shape
     return torch.min(q1, q2) - alpha * logp
 
@@ -516,7 +516,7 @@ def train(cfg: Config) -> Agent:
         buffer = HindsightBuffer(
             run.buffer_size, envs.single_observation_space, agent.act_dim, run.device,
             run.num_envs, goal_env(envs), cfg.her_k)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -6,70 +6,107 @@ critic Q(s, a) learns the expected discounted return of taking action a in
 state s and following the actor from then on. The actor pi(s) learns to output
 the action that the critic rates highest. But the critic's estimates have
 errors, and the highest estimate often belongs to an action whose error is
-positive. So Q at the actor's action is, on average, too high. The critic's
-target contains this overestimate, so the error spreads to earlier states.
+positive. So Q at the actor's action is, on average, too high. The critic is
+trained towards a target y: the reward plus the discounted Q of the actor's
+action in the next state. So y is too high as well, and the error spreads to
+earlier states.
 
-TD3 makes three changes: clipped double Q-learning (there are two critics, Q_1
-and Q_2, and the target uses the lower value), target policy smoothing (noise
-on the action in the target), and delayed updates of the actor and the target
-networks.
+TD3 makes three changes. It trains two critics, Q_1 and Q_2, and uses the lower
+value in y (clipped double Q-learning). It adds noise to the action in y (target
+policy smoothing). It updates the actor less often than the critics (delayed
+policy updates).
 
-Notation. s' is the state that follows s, and V(s') its value under the current
-policy, estimated by (6). `terminated` is 1 if s' is terminal. If only a time
-limit ends the episode, it is 0: rewards would have followed, so we still
-bootstrap from V(s').
+The algorithm, and where each step is coded:
 
-Every transition goes into a replay buffer, and every update uses a random
-batch from it. Earlier policies collected most of these transitions. We may
-still learn from them ("off-policy"): r and s' depend only on s and a, not on
-the policy that chose a, and the next action a' is not from the buffer: (5)
-computes it anew in every update. The target y uses copies of the actor and of
-both critics that follow them slowly: the target networks, marked `targ`. So y
-changes only a little per update. w stands for a network's weights, and `mean`
-is over the batch. gamma (the discount factor) and tau are settings.
+    for each environment step:
+        act by (4), but uniformly at random at first           act, random_act
+        store (s, a, r, s', terminated) in the buffer          interact
+        after the random actions:
+            draw a random batch from the buffer                buffer.sample
+            a' by (5), V(s') by (6), y by (1)                  critic_loss
+            one Adam step on the critics' loss (2)             critic_loss
+            every `policy_delay`-th time:                      update
+                one Adam step on the actor's loss (7)          actor_loss
+                move all target networks, (3)                  polyak_update
 
-    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
-    L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
-    w_targ <- w_targ + tau (w - w_targ)                                    (3)
+Notation. In state s (`obs` in the code), action a (`act`) gave reward r (`rew`)
+and led to state s' (`next_obs`). V(s') (`next_val`) estimates the discounted
+return from s' on, if the agent takes action a' (`next_act`) there.
+`terminated` is 1 if s' is terminal. Unless it is, we bootstrap: V(s') stands in
+for later rewards, even at a time limit, which does not end the task. `targ`
+marks a target network: a copy that follows its network slowly, by (3). `mean`
+is over the batch. gamma (the discount factor) and tau are settings. The numbers
+of equations are out of order, because (1) to (4) are those of algos/ddpg.py.
 
-(1), (3) and (4) are as in DDPG (algos/ddpg.py explains them), and so is (7),
-with Q_1 as the critic. TD3 adds the second critic in (2) and (6) and the noise
-in (5). sigma, sigma_targ and c are the settings act_noise, target_noise and
-noise_clip; eps is a standard normal sample with as many dimensions as a, drawn
-anew each time:
+The critics. They learn Q by regression on y (`target`). sigma_targ and c are
+the settings target_noise and noise_clip. eps is a standard normal sample with
+as many dimensions as a, drawn anew each time:
 
-    a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
     a'      = clip(pi_targ(s') + clip(sigma_targ eps, -c, c), -1, 1)       (5)
     V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a'))                      (6)
+    y       = r + gamma (1 - terminated) V(s'), held constant in (2)       (1)
+    L(Q)    = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2              (2)
+
+(5) Similar actions should have similar values. If Q is much higher at one
+action than at the actions around it, this narrow peak is probably an error.
+Over many updates, the noise averages y over actions near pi_targ(s'), so a
+narrow peak counts little. Clipping the noise to [-c, c] excludes actions that
+are far away.
+(6) Both critics learn the same y, but their initial weights differ, and so do
+their errors. The minimum is too high only where both are. More often it is too
+low, and y passes this error on too. But the actor does not amplify it: it seeks
+actions that are rated too high, and so puts their values into more targets. It
+avoids actions that are rated too low relative to others. An error that is equal
+for all actions does not change which of them is best.
+(1) Earlier policies collected most transitions in the buffer. We may still
+learn from them ("off-policy"): (1) takes only r, s' and `terminated` from the
+buffer. These depend on s and a, but not on the policy that chose a. And a' is
+not from the buffer: the current target actor computes it anew in every update.
+So each transition can be used many times.
+(2) Q moves towards y, not y towards Q, because no gradient flows through y.
+Consecutive transitions are correlated: a network trained on them in order fits
+the latest ones and forgets the rest. A random batch mixes old and new ones.
+
+Target networks. w stands for a network's weights, w_targ for its copy's:
+
+    w_targ <- w_targ + tau (w - w_targ)                                    (3)
+
+(3) If the critics themselves computed y, every gradient step would also move
+its own target. For example, s and s' are often similar, so a step that raises
+Q_1(s, a) often raises Q_1(s', a') too. That would raise y. Errors could
+reinforce themselves, and learning could diverge. So y is computed with copies
+of all three networks. (3) moves their weights only a fraction tau of the way to
+w (Polyak averaging), so the copies change slowly. With tau = 0.005 they lag by
+about 1/tau = 200 such moves.
+
+The actor. It learns actions with a high Q_1:
+
     L(pi)   = -mean Q_1(s, pi(s))                                          (7)
 
-Every update takes one gradient step on L(Q), (2). Every `policy_delay`-th
-update (by default every second) then takes one on L(pi), (7), and then moves
-all target networks by (3).
+(7) By the chain rule, the gradient of L(pi) with respect to the actor's
+weights w is -mean dQ_1/da dpi/dw, with dQ_1/da taken at a = pi(s). So a step
+on (7) moves pi(s) towards actions with a higher Q_1. Only the actor changes. If
+Q_1 changed too, it could lower the loss by overrating the actor's actions.
+The actor needs only a direction in which to improve, so one critic is enough;
+the paper uses Q_1. Q_2 has other errors, so in (6) it can correct the value of
+an action that Q_1 overrates. The delay gives the critics `policy_delay` updates
+to reduce their errors before the actor and the target networks follow them.
 
-Why each piece is there:
+Exploration. sigma is the setting act_noise, and eps is as in (5):
+
+    a       = clip(pi(s) + sigma eps, -1, 1)                               (4)
 
 (4) A deterministic policy does not explore, so noise is added to its actions
 while collecting data. The buffer stores the noisy action, because that is the
 one that led to r and s'. Evaluation uses no noise.
-(5) Similar actions should have similar values. If Q is much higher at one
-action than at the actions around it, this narrow peak is probably an error.
-With the noise, the critics learn an average over actions near pi_targ(s'), in
-which a narrow peak counts little. Clipping the noise to [-c, c] excludes
-actions that are far away.
-(6) Both critics learn the same y, but their initial weights differ, and so do
-their errors. The minimum is too high only where both are. The minimum may be
-too low. This does less harm, because the actor does not seek out actions for
-which Q is too low.
-(7) By the chain rule, the gradient of L(pi) with respect to the actor's
-weights w is -mean dQ_1/da dpi/dw, with dQ_1/da taken at a = pi(s). This loss
-updates only the actor. Either critic could be used here; the paper uses Q_1.
-(3) and (7) are delayed: the critics get `policy_delay` updates to reduce their
-errors before the actor learns from them and the target networks move.
 
 Policy, buffer and critics use actions in [-1, 1], the range of the actor's
 tanh; `env_act` rescales them to the environment's bounds. Observations and
 rewards are not normalised.
+
+Compared with DDPG: (1), (3) and (4) are as in algos/ddpg.py. To get DDPG back,
+set policy_delay = 1 and target_noise = 0, and in `critic_loss` use `next_q1` in
+place of the minimum. Then Q_2 still learns, but y and the actor ignore it.
 
 Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300),
 batches have 256 samples (100), and the actions in (4) and (5) are clipped to
@@ -79,14 +116,14 @@ environment (paper: 10,000 on HalfCheetah and Ant, 1,000 elsewhere). Updates
 start after these steps, as in the later code; in Algorithm 1 every step is
 followed by an update.
 
-Defaults: actions are random for the first 10,000 steps, or for the first tenth
-of total_steps if that is less. This fills the buffer with actions from the
-whole range. Then each environment step is followed by one update of the
-critics on a batch of 256. Every second update also includes the actor, on the
-same batch, and all target networks. In a healthy run `critic_loss` stays
-bounded, and `q1` and `q2`, the means of Q_1 and Q_2 over sampled transitions,
-stay close together and level off after the return does. If both keep growing
-while the return does not, the critics probably overestimate.
+Defaults: the first 10,000 actions are random, or the first tenth of total_steps
+if that is less. They fill the buffer with actions from the whole range. Then
+every environment step is followed by one update on a batch of 256. Every second
+update includes the actor and the target networks. In a healthy run `q1` and
+`q2`, the means of Q_1 and Q_2 over sampled transitions, stay close together and
+near the discounted return: with a reward of r per step, about r / (1 - gamma).
+If they keep growing while the return does not, the critics overestimate.
+`critic_loss` grows with the scale of Q, so it need not fall.
 
 Read after    algos/ddpg.py, then:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -103,10 +140,10 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # check_memory      refuses a buffer that is larger than the machine's memory
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]
@@ -392,7 +429,7 @@ def train(cfg: Config) -> Agent:
         optimizers = mpi.Optimizers(
             critic=mpi.Adam(agent.critic), actor=mpi.Adam(agent.actor))
         buffer = ReplayBuffer(run.buffer_size, agent.obs_dim, agent.act_dim, run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizers=optimizers, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
