@@ -1,70 +1,96 @@
 r"""Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
 
-The problem. Q(s, a) estimates the expected discounted return of taking action
-a in state s and acting optimally from then on. If the estimate is exact, the
-action with the highest Q is optimal, and Bellman's optimality equation holds:
-Q(s, a) is the expected value, over the reward r and the next state s', of
-r + gamma max_a' Q(s', a'). Q-learning samples this sum after every step. The
-sample is called the target, and Q(s, a) is moved towards it.
+The problem. Q(s, a) is the expected discounted return of taking action a in
+state s and acting optimally from then on. The best action in s is the one with
+the highest Q, so it is enough to learn Q. By Bellman's optimality equation,
+Q(s, a) is the expected value of r + gamma max_a' Q(s', a'). Here r is the
+reward, s' is the next state, and gamma is the discount factor. Q-learning
+computes this sum, the target, for the r and s' that it observed. Then it moves
+its estimate of Q(s, a) towards the target.
 
-If Q is a table, it becomes exact, provided that every action is tried again
-and again in every state and that the step size shrinks suitably. If Q is a
-neural network, learning often fails, for two reasons. First, consecutive
-transitions are correlated, so a network trained on them in order fits the
-latest ones and forgets the rest. Second, the network being trained also
-computes the target, so every gradient step moves the target too, and errors
-can reinforce themselves. DQN adds one remedy for each:
+If Q is a table, the estimates converge to the true Q, provided that every
+action is tried again and again in every state and that the step size shrinks
+suitably. If Q is a neural network, learning often fails, for two reasons.
+First, consecutive transitions are correlated, so a network trained on them in
+order fits the latest ones and forgets the rest. Second, the network that is
+being trained also computes the target. So every gradient step moves the target
+too, and errors can reinforce themselves. DQN adds one remedy for each:
 
-- A replay buffer stores many past transitions (s, a, r, s', terminated). Every
-  update uses a random batch from it, which mixes old and new transitions.
-- A target network Q_targ, an older copy of Q, computes the targets. It is
-  frozen, except that every `target_every` environment steps the weights of Q
-  are copied into it.
+- A replay buffer stores many past transitions. Every update uses a random
+  batch from it, which mixes old and new transitions.
+- A target network Q_targ, an older copy of Q, estimates the value of s' in the
+  target. It is frozen, except that every `target_every` environment steps the
+  weights of Q are copied into it.
 
-The target depends on the action that looks best in s', not on the action that
-the agent took there. So Q can learn from transitions that older versions of
-the policy collected: DQN is off-policy. The algorithm is a loop: act, store
-the transition, sample a batch, take a gradient step, and periodically copy Q
-to Q_targ.
+DQN may learn from old transitions (it is off-policy), because r and s' depend
+on s and a, but not on the policy that chose a. And the target uses the action
+that looks best in s', not the one that the agent took there.
 
-Notation. s' is the state that follows s, and U(s') is our estimate of its
-value. `terminated` is 1 if s' is terminal. Unless it is, we bootstrap: U(s')
-stands in for the rewards that would follow, at a time limit too, because that
-does not end the task. t counts environment steps. `mean` is over the batch,
-and mean_a over the actions.
+The algorithm, and where each step is coded:
+
+    for each environment step:
+        eps by (6), then choose a by (5)               epsilon, Agent.act
+        take the step, store the transition            interact
+        after `start_steps`, once per `update_every` steps:
+            draw a random batch                        ReplayBuffer.sample
+            y by (1) and (2), then the loss (3)        dqn_loss
+            one Adam step on the loss                  update
+        every `target_every` steps: Q_targ <- Q        update_target
+
+Notation. In state s (`obs` in the code), action a (`act`) gave reward r (`rew`)
+and led to state s' (`next_obs`). `terminated` is 1 if s' is terminal. t counts
+environment steps. `mean` is over the batch, mean_a over the actions.
+
+The target y (`target`) contains U(s') (`next_val`), an estimate of the
+discounted return from s' on:
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
     U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
             max_a Q_targ(s', a)                otherwise                   (2)
+
+(1) If s' is terminal, nothing follows, so y = r. Otherwise we bootstrap: U(s')
+stands in for the rewards to come. A time limit stops an episode in a state that
+is not terminal, so `terminated` is 0 and U(s') is used. y is a constant label
+for Q(s, a): Q_targ is frozen, and Q enters y only through an argmax, which has
+no gradient. So the loss moves Q(s, a) to y, and not y to Q(s, a).
+(2) The maximum of noisy estimates is too high on average, because it favours
+actions whose errors are positive. In Double DQN (van Hasselt et al. 2016,
+arXiv:1509.06461), Q chooses the action, and Q_targ only evaluates it. So U(s')
+is never above max_a Q_targ(s', a), and it is below if Q chooses another action
+than the one that Q_targ rates highest. This reduces the bias. The bias does not
+vanish: Q_targ is an older copy of Q, so both often overrate the same action.
+
+The loss compares Q(s, a) with y:
+
     L(Q)  = mean h(Q(s, a) - y),
             h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+
+(3) The Huber loss h is quadratic for small errors and linear for large ones.
+Its slope stays between -1 and 1, so a large error pulls no harder than an error
+of 1.
+
+The network has one output per action, Q(s, a). If `dueling`, it has the outputs
+V(s) and, per action, A(s, a), and computes Q from them:
+
     Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+
+(4) In many states all actions are worth nearly the same. In the dueling network
+(Wang et al. 2016, arXiv:1511.06581), V is this common part, and it learns from
+every sample, whichever action was taken. It is the mean of Q over the actions,
+not the value of the greedy policy. If the mean of A were not subtracted, V
+would not be unique: adding a constant to V and subtracting it from A would not
+change Q. A still is not unique; only its differences between actions count.
+
+Exploration, with a probability eps that falls:
+
     a     = argmax_a Q(s, a), or with probability eps a random action      (5)
     eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-Why each piece is there:
-
-(1) In (3), y is treated as a constant: Q(s, a) is moved towards y, but no
-gradient flows through y.
-(2) The maximum of noisy estimates is too high on average, because it favours
-actions whose errors are positive. Double DQN (van Hasselt et al. 2016,
-arXiv:1509.06461) selects the action with Q but evaluates it with Q_targ. Since
-Q_targ is an older copy of Q, the errors of the two are similar but not equal.
-Q_targ often overrates the action less than Q does, so the bias is smaller.
-(3) The Huber loss h is quadratic for small errors and linear for large ones.
-Its slope stays between -1 and 1, so a large error pulls no harder than an
-error of 1.
-(4) The dueling network (Wang et al. 2016, arXiv:1511.06581) splits Q into V
-and the advantages A. In many states all actions are worth nearly the same. V
-is this common part, and it learns from every sample, whichever action was
-taken. If the mean were not subtracted, V and A would not be unique: adding a
-constant to V and subtracting it from A would not change Q. In (4), V(s) is the
-mean of Q over the actions, not the value of the greedy policy.
 (5) A purely greedy agent may never find out that it underestimates an action.
 So with probability eps it draws one uniformly from all actions.
 (6) At first Q is no better than a guess, so eps starts at 1. Then it falls
-linearly, so that more and more of the data comes from states that a good
-policy visits.
+linearly, so that more and more of the data comes from states that a good policy
+visits.
 
 Departures from the papers. The original DQN uses neither Double DQN nor the
 dueling network; --no-double --no-dueling turns both off. Adam, with a learning
@@ -83,20 +109,20 @@ transitions of a run, so none is overwritten. With --num-envs 4, every pass of
 the training loop takes four environment steps and makes two updates; the
 totals stay the same.
 
-In a healthy run on CartPole the return reaches 500, the maximum, mostly after
-20,000 to 50,000 steps. Not every run does this, and some get worse again
-(benchmarks/NOTES.md, "DQN"). `q`, the mean of Q(s, a) over sampled
-transitions, rises from about 0 and ends near 70 to 85. With a reward of 1 per
-step, no discounted return exceeds 1 / (1 - gamma) = 100; a much higher `q`
-means that Q diverges. Q approaches this limit slowly: while Q_targ is frozen
-at a value x, Q can rise to about 1 + gamma x, and not further. The 49,000
-steps of learning have 196 such periods of 250 steps, which lead from x = 0 to
-about 86. `q_loss` is typically 0.1 to 0.5. It does not fall to zero, because
-every copy changes the targets.
+Most runs on CartPole reach a return of 500, the maximum, in training episodes
+after 20,000 to 50,000 steps, although 4% of the actions are still random. The
+others do not get there in time, and some runs get worse again
+(benchmarks/NOTES.md, "DQN"). `q`, the mean of Q(s, a) over sampled transitions,
+rises from about 0 and ends near 70 to 85. With a reward of 1 per step, no
+discounted return exceeds 1 / (1 - gamma) = 100; a much higher `q` means that Q
+diverges. Q rises slowly: while Q_targ is frozen at a value x, Q can rise only
+to about 1 + gamma x. After n copies it is at most about 100 (1 - gamma^n),
+which is 86 for the 196 copies of a run. `q_loss` is typically 0.1 to 0.5. It
+does not fall to zero, partly because every copy changes the targets.
 
-For Atari use algos/dqn_atari.py, whose buffer stores every frame once. There
-an observation is a stack of 4 frames, so the buffer of this file would store
-each frame up to 8 times: in 4 stacks as part of obs, and in 4 of next_obs.
+Image environments work here too, with a CNN. For Atari, whose observations are
+stacks of 4 frames, use algos/dqn_atari.py: it stores every frame once, but this
+buffer up to 8 times, because it stores each stack as `obs` and as `next_obs`.
 
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
@@ -114,9 +140,9 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # check_memory      refuses a buffer that is larger than the machine's memory
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first
 # make_envs         parallel environments. When an episode ends, `step` starts the next
@@ -389,7 +415,7 @@ def train(cfg: Config) -> Agent:
         obs_example = np.zeros(obs_space.shape, obs_dtype)
         act_example = np.zeros((), np.int64)
         buffer = ReplayBuffer(run.buffer_size, obs_example, act_example, run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -403,10 +429,10 @@ def train(cfg: Config) -> Agent:
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next report averages them
-            # True once per target_every steps, for any num_envs.
+            # True once per target_every steps (or in every pass, if num_envs is more).
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs, evaluates, saves
     return agent
 
 

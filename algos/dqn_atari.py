@@ -1,40 +1,38 @@
 r"""DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
 
-The problem. DQN learns to play Atari games from the screen alone, with a
-replay buffer of about a million transitions. A single screen does not show
-motion, so an observation is a stack of the last 4 frames. A frame is every
-fourth screen, in greyscale, with 84 x 84 pixels. A million pairs of obs and
-next_obs would take 56 GB. But each frame appears in up to 8 stacks: in 4 as
-part of obs, and in 4 as part of next_obs. This file stores every frame once, in
-7 GB, and rebuilds the stacks when it samples a batch. The network is a CNN, and
-the settings are for Atari. Otherwise this file follows algos/dqn.py, which
-explains the algorithm: read that file first.
+The problem. DQN learns to play Atari games from the screen alone, with a replay
+buffer of about a million transitions. A frame is every fourth screen, in
+greyscale, with 84 x 84 pixels. A single frame does not show motion, so an
+observation is a stack of the last 4 frames. A million pairs of obs and next_obs
+would take 56 GB. But each frame appears in up to 8 stacks: in 4 as part of obs,
+and in 4 as part of next_obs. This file stores every frame once, in 7 GB, and
+rebuilds the stacks when it samples a batch. The network is a CNN, and the
+settings are for Atari. Otherwise this file follows algos/dqn.py, which explains
+the algorithm: read that file first.
 
-Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') is our
-estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
-is 0, and we still bootstrap from U(s'). Q_targ is the target network, t counts
-environment steps, and `mean` is over the batch.
+The algorithm, and where each step is coded:
 
-    y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
-    U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
-            max_a Q_targ(s', a)                otherwise                   (2)
-    L(Q)  = mean h(Q(s, a) - y),
-            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
-    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
-    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
-    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
+    for each environment step:
+        eps by (6), then choose a by (5)               epsilon, Agent.act
+        take the step, store its new frames            step_envs
+        after `start_steps`, once per `update_every` steps:
+            draw a random batch of live rows           FrameBuffer.sample
+                and rebuild its stacks by (7)          FrameBuffer.gather
+            y by (1) and (2), then the loss (3)        dqn_loss
+            one Adam step on the loss                  update
+        every `target_every` steps: Q_targ <- Q        update_target
 
-What is specific to the frame buffer. Each environment has a ring of rows:
-after the last row comes the first again. f_k is the frame in row k. With n
-frames per stack, the transition in row k is
+The frame buffer. Each environment has a ring of rows: after the last row comes
+the first again. f_k is the frame in row k. With n frames per stack, the
+transition in row k leads from state s to state s':
 
     s     = (f_{k-n+1}, ..., f_k),    s' = (f_{k-n+2}, ..., f_{k+1})       (7)
 
 Within an episode, s' drops the oldest frame of s and appends a new one, so a
 step writes only this frame. The first stack of an episode shares no frame with
-the last episode, so all its n frames are written. An example with n = 4: x
-ends one episode, a to d are the first stack of the next, and its two steps add
-e and f.
+the last episode, so all its n frames are written. In this example with n = 4, x
+ends one episode. The frames a to d are the first stack of the next episode, and
+its two steps add e and f:
 
     row           11   12   13   14   15   16   17
     frame         x    a    b    c    d    e    f
@@ -55,6 +53,22 @@ works across games; the log shows the true score. In each of the 4 screens the
 game repeats the previous action with probability 0.25 instead of the chosen
 one ("sticky actions", Machado et al. 2018, arXiv:1709.06009). As in the paper,
 every episode starts with a random number of no-op actions.
+
+From DQN come (1) to (6); algos/dqn.py gives the reasons. Action a in state s
+gave reward r and led to s'. U(s') estimates the discounted return from s' on.
+Q_targ, an older copy of Q, evaluates s'; if `double`, Q chooses the action.
+`terminated` is 1 if s' is terminal; at a time limit it is 0, so y contains
+U(s'). h is the Huber loss; V and A are outputs of the network. t counts
+environment steps. `mean` is over the batch, mean_a over the actions.
+
+    y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
+    U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
+            max_a Q_targ(s', a)                otherwise                   (2)
+    L(Q)  = mean h(Q(s, a) - y),
+            h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2                      (3)
+    Q     = V(s) + A(s, a) - mean_a A(s, a)    if `dueling`                (4)
+    a     = argmax_a Q(s, a), or with probability eps a random action      (5)
+    eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
 Departures from the paper, besides those that algos/dqn.py lists. An episode
 ends at game over; the paper treated each lost life as the end of an episode
@@ -83,9 +97,9 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # check_memory      refuses a buffer that is larger than the machine's memory
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first
 # make_envs         parallel environments. When an episode ends, `step` starts the next
@@ -386,7 +400,7 @@ def train(cfg: Config) -> Agent:
         num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(
             run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -400,10 +414,10 @@ def train(cfg: Config) -> Agent:
                 batch = buffer.sample(run.batch_size)
                 metrics = update(agent, optimizer, batch, lr)
                 run.store(**metrics)  # the next report averages them
-            # True once per target_every steps, for any num_envs.
+            # True once per target_every steps (or in every pass, if num_envs is more).
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(step, envs, eps=agent.eps, lr=lr)  # logs; saves when due
+            run.report(step, envs, eps=agent.eps, lr=lr)  # logs, evaluates, saves
     return agent
 
 

@@ -1,20 +1,36 @@
 r"""DQN with prioritized replay (PER).  Schaul et al. 2016, arXiv:1511.05952.
 
-The problem. DQN samples its replay buffer uniformly. On most transitions Q is
-already accurate, so they teach little. Prioritized replay gives each
-transition a priority and samples it with a probability proportional to that.
-The priority grows with the absolute TD error |Q(s, a) - y| that the transition
-had when it was last sampled; y is the target (1). A new transition gets the
-highest priority so far. Such batches are no longer uniform samples of the
-buffer, which biases the gradient. Importance-sampling weights correct for
-this: partly at first, and almost fully by the end of training.
+The problem. DQN moves Q(s, a) towards a target y, on batches that are sampled
+uniformly from a replay buffer. On most transitions the error Q(s, a) - y is
+small, so they teach little. PER gives each transition a priority, which grows
+with |Q(s, a) - y|, and samples it with a probability proportional to that. A
+new transition has no error yet, so it gets the highest priority so far.
 
-Notation, as in algos/dqn.py. s' is the state that follows s, and U(s') is our
-estimate of its value. `terminated` is 1 if s' is terminal; at a time limit it
-is 0, and we still bootstrap from U(s'). Q_targ is the target network, t counts
-environment steps, and `mean` is over the batch. algos/dqn.py explains (1) to
-(6), which include Double DQN (2) and the dueling network (4). Only the
-importance-sampling weight w in (3) is new; (9) defines it.
+Such batches are no longer uniform samples of the buffer, which biases the
+gradient. Importance-sampling weights correct for this: partly at first, and
+almost fully by the end of training. Another weakness remains. A large error may
+be noise, from random rewards or transitions. Then it stays large, and PER
+replays the transition again and again without gain.
+
+The algorithm, and where each step is coded:
+
+    for each environment step:
+        eps by (6), then choose a by (5)               epsilon, Agent.act
+        take the step (interact), store at highest p   PrioritizedBuffer.add
+        after `start_steps`, once per `update_every` steps:
+            batch by (8), weights w by (9) and (10)    PrioritizedBuffer.sample
+            y by (1) and (2), error Q - y, loss (3)    per_loss
+            one Adam step on the loss                  update
+            new priorities for the batch by (7), with  priority_of,
+                the errors from before the Adam step   set_priorities
+        every `target_every` steps: Q_targ <- Q        update_target
+
+(1) to (6) come from DQN, except w in (3), which is (9). Action a in state s
+gave reward r and led to s'. U(s') estimates the discounted return from s' on.
+Q_targ, an older copy of Q, evaluates s'; if `double`, Q chooses the action.
+`terminated` is 1 if s' is terminal; at a time limit it is 0, so y contains
+U(s'). h is the Huber loss; V and A are outputs of the network. t counts
+environment steps. `mean` is over the batch, mean_a over the actions.
 
     y     = r + gamma (1 - terminated) U(s'), held constant in (3)         (1)
     U(s') = Q_targ(s', argmax_a Q(s', a))      if `double`,
@@ -25,75 +41,61 @@ importance-sampling weight w in (3) is new; (9) defines it.
     a     = argmax_a Q(s, a), or with probability eps a random action      (5)
     eps   = max(eps_end, 1 - (1 - eps_end) t / eps_steps)                  (6)
 
-What is specific to prioritized replay. The buffer holds n transitions, indexed
-by i and k. This is the paper's proportional variant; the other one uses the
-rank of the error. omega is the paper's alpha; in algos/sac.py alpha is the
-temperature. Unlike the paper's p, ours includes this exponent:
+Sampling. The buffer holds n transitions, indexed by i and k. We write omega for
+the paper's alpha, and p_i for what the paper writes as p_i^alpha. (This is its
+proportional variant; its other variant uses the rank of the error.)
 
     p_i   = (|Q(s_i, a_i) - y_i| + 1e-6)^omega  if i has been sampled,
             the highest p so far                if i is new                (7)
     P(i)  = p_i / sum_k p_k, the probability of sampling i                 (8)
+
+(7) The error is the one that i had when it was last sampled. Renewing all
+errors would cost too much, so many priorities are out of date. omega balances
+diversity and focus: at 0 all P(i) are equal, and at 1 they are proportional to
+the errors. 1e-6 keeps every p positive, so a transition without error can be
+sampled again. The highest p starts at 1 and never decreases.
+(8) To sample, lay intervals of length p_i end to end and find the one that
+contains a random point. With a binary tree of sums, this takes only about
+log2(buffer_size) steps, and so does changing one p_i (`SumTree`). As in the
+paper, the total length is divided into `batch_size` equal segments, and one
+point is drawn from each. Batches become more varied than with independent
+draws, but i still gets batch_size P(i) draws on average, which is all that (9)
+needs.
+
+The weights w multiply the samples' losses in (3):
+
     w_i   = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta,
             k over the batch                                               (9)
     beta  = min(1, beta_start + (1 - beta_start) t / total_steps)         (10)
 
-Every update samples a batch by (8), weights it by (9), takes a gradient step
-on (3), and then gives the batch new priorities by (7). For these it uses the Q
-and y from before the step.
-
-Why each new piece is there:
-
-(7) omega balances diversity and focus: omega = 0 gives uniform sampling, and
-omega = 1 gives sampling in proportion to the error. The constant 1e-6 keeps
-every p positive, so even a transition whose error is zero can be sampled
-again. A new transition has no error yet; the highest priority makes it likely
-to be sampled soon. The highest priority starts at 1 and never decreases. A
-priority is updated only when its transition is sampled, so at any time many
-are out of date.
-(9) Transition i is sampled n P(i) times as often as in uniform replay. At
-beta = 1 the numerator, 1 / (n P(i)), cancels this factor. With the numerator
-alone, the expected gradient would be that of uniform replay. The denominator
-makes every weight at most 1, so no weight enlarges its sample's gradient. But
-it differs from batch to batch: one that contains a very unlikely transition
-is scaled down as a whole. So some bias remains, even at beta = 1.
-(10) With beta < 1 only part of the bias is corrected, and transitions with
-large errors keep more influence on the gradient. Early on, Q and y change so
-quickly that the bias does little harm. It matters most near convergence, so
-beta rises to 1.
-
-The sum tree. To sample from (8), lay intervals of length p_i end to end and
-find the one that contains a random point. The p_i are the leaves of a binary
-tree, and every other node holds the sum of its two children. Then finding an
-interval takes about log2(buffer_size) steps, and so does changing one p_i.
-Sampling is stratified, as in the paper: the total length is divided into
-`batch_size` equal segments, and one point is drawn from each. This makes
-batches more varied than independent draws would.
+(9) Transition i is sampled n P(i) times as often as in uniform replay. The
+numerator, at beta = 1, is 1 / (n P(i)) and cancels this factor. With the
+numerator alone, the expected gradient would be that of uniform replay. The
+denominator makes every weight at most 1, so no weight enlarges its sample's
+gradient. This also shrinks the gradient as a whole: on CartPole the mean
+`weight` falls to about 0.1. Adam's step hardly depends on this scale if it
+changes slowly. But the denominator also differs from batch to batch: one with a
+very unlikely transition is scaled down as a whole. So some bias remains.
+(10) beta < 1 corrects only part of the bias. Early on the bias does little
+harm, because Q and y change fast. Near convergence it matters, so beta rises.
 
 Departures from the paper. As in algos/dqn.py, Adam with a learning rate that
-falls to zero replaces RMSProp, `target_every` counts environment steps, and
-eps falls from the first step on. The paper divides DQN's learning rate by
-four; we do not. It clips errors to [-1, 1]. The Huber loss (3) clips them in
-the gradient too, but our priorities (7) use unclipped errors. The paper leaves
+falls to zero replaces RMSProp, `target_every` counts environment steps, and eps
+falls from the first step on. The dueling network is not part of the paper
+(--no-dueling). The paper divides DQN's learning rate by four; we do not. It
+clips rewards and errors to [-1, 1]. Here (3) limits only the gradient, as if
+errors were clipped; rewards and the errors in (7) are not. The paper leaves
 open whether the maximum in (9) is over the batch, as here, or the buffer.
 
-The dueling network is not part of that paper (--no-dueling). Wang et al. 2016
-(arXiv:1511.06581) give V and A separate hidden layers, in two streams. Here
-they share all hidden layers, so both are linear in the same features. With
-`dueling` or without, the network can represent the same functions Q; (4) only
-changes how they are learned.
-
-Defaults: as in algos/dqn.py, learning starts after 1,000 steps. From then on
-there is one update, on a batch of 128, for every two environment steps. omega
-and beta_start are the paper's. The buffer has room for all 50,000 transitions
-of a run, so none is overwritten. In our runs PER was not clearly better than
-DQN (benchmarks/README.md).
-
-In a healthy run on CartPole `q`, the mean of Q(s, a) over sampled transitions,
-ends near 65 to 85; see algos/dqn.py. The mean `td_error`, Q - y (others
-define it as y - Q), ends between 1 and 10. It is positive because the largest
-errors come from falls that Q did not foresee: y is then only the last reward,
-1, but Q expected many more. The mean `weight` falls to about 0.1, which pulls
-`q_loss` down to 0.01 to 0.04, far below that of algos/dqn.py.
+Defaults are as in algos/dqn.py: after 1,000 steps, one update on a batch of 128
+for every two steps. omega and beta_start are the paper's. In our runs PER was
+not clearly better than DQN (benchmarks/README.md). In a healthy run on CartPole
+`q`, the mean of Q(s, a), ends near 65 to 85. The mean of `td_error`, Q - y
+(others define it as y - Q), ends between 1 and 10. It is positive because the
+largest errors occur where the pole falls and Q did not foresee it: y is then
+only the last reward, 1, but Q expected many more. Yet `q_loss` ends at only
+0.01 to 0.04: in prioritized batches large errors are frequent, but they have
+the smallest weights, and (9) scales all of them down.
 
 Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
@@ -112,9 +114,9 @@ from jaxtyping import Float32, Float64, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # mpi.gather        a list of what each process has
 # check_memory      refuses a buffer that is larger than the machine's memory
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first
@@ -508,7 +510,7 @@ def train(cfg: Config) -> Agent:
         act_example = np.zeros((), np.int64)
         buffer = PrioritizedBuffer(
             run.buffer_size, obs_example, act_example, run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -526,10 +528,10 @@ def train(cfg: Config) -> Agent:
                 new_priority = priority_of(metrics["td_error"], cfg.omega)
                 buffer.set_priorities(batch.rows, new_priority)
                 run.store(**metrics, weight=batch.weight)
-            # True once per target_every steps, for any num_envs.
+            # True once per target_every steps (or in every pass, if num_envs is more).
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.update_target()
-            run.report(  # logs; saves when due
+            run.report(  # logs, evaluates, saves
                 step, envs, beta=beta, eps=agent.eps, lr=lr)
     return agent
 
