@@ -3,18 +3,41 @@ arXiv:1606.03476.
 
 The problem. We are given an expert's observations s and actions a, but no
 rewards. In behavioural cloning (algos/bc.py) mistakes compound: each can lead
-to states that the expert never visited. GAIL lets the policy act in the
-environment until it visits each pair (s, a) as often as the expert does (equal
-occupancy measures). Then both have the same return, whatever the rewards are.
+to states that the expert never visited. GAIL lets the policy act until it
+visits each pair (s, a) as often as the expert does. Then both have the same
+mean return, whatever the rewards: it sums visits times reward over all pairs.
+The discriminator D(s, a) estimates the probability that a pair is the expert's,
+not the policy's. PPO trains the policy on a reward that grows with D. The
+environment's rewards train nothing; the log has their sum, `ep_ret`.
 
-Two networks compete. The discriminator D(s, a) estimates the probability that a
-pair is the expert's, not the policy's. PPO maximises a reward that grows with
-D. The environment's rewards train nothing; the log has their sum, `ep_ret`.
+The algorithm, and where each step is coded:
 
-algos/ppo.py explains (1) to (12). `terminated` is 1 if the next state s' is
-terminal, `done` is 1 if the episode ended, also by a time limit. a_i is before
-tanh, pi_old collected the data, and c is `clip_ratio`. r is the reward (14),
-which (7) scales before (1) uses it:
+    repeat until total_steps:
+        act for T steps in each of N environments              collect
+        `disc_epochs` times, for each minibatch B of pairs:    update_disc
+            draw expert pairs E; one Adam step on (13)         disc_loss
+        replace all rewards by (14), with the new D            imitation_reward
+        `epochs` times, one Adam step per minibatch on (11)    update, ppo_loss
+        update the statistics of (6) and (7)                   update_stats
+
+GAIL's own equations. PPO's, (1) to (12), follow further down.
+
+    L_D     = -mean_E log D - mean_B log(1 - D),  D = sigmoid(logit)      (13)
+    r       = -log(1 - D(s, a)),  or log D(s, a)                          (14)
+
+Let p_E and p_B be the probabilities (or densities) of a pair under expert and
+policy. In expectation, D = p_E / (p_E + p_B) minimises (13). Its logit is then
+log p_E - log p_B, so r is high where the policy visits too rarely. D could tell
+a noiseless expert from a noisy policy: record it with utils.play --stochastic.
+
+The sign of r. -log(1 - D) is positive, so long episodes pay even if the policy
+imitates badly (survival bias; Kostrikov et al. 2019). Where success ends the
+episode (MountainCar, Acrobot), it pays to avoid success. There the authors use
+log D (`--no-positive-rew`). It is negative, so early ends pay, even failures.
+
+PPO's equations (see algos/ppo.py). r is (14); (7) scales it before (1) uses it.
+`terminated` is 1 if the next state s' is terminal, `done` also at a time limit.
+A is the advantage, R the target of the critic V, c `clip_ratio`; pi_old acted.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -30,33 +53,12 @@ which (7) scales before (1) uses it:
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-Before PPO learns from a rollout, D takes gradient steps, each on a minibatch B
-of the rollout's pairs and as many random expert pairs, E. The new D gives r:
+Departures, besides PPO's. The paper uses TRPO and one step on D per rollout.
+Its D is our 1 - D (we follow the authors' code); its lambda is our `ent_coef`.
 
-    L_D     = -mean_E log D - mean_B log(1 - D),  D = sigmoid(logit)      (13)
-    r       = -log(1 - D(s, a)),  or log D(s, a)                          (14)
-
-In expectation, D = p_E / (p_E + p_B) minimises (13), where p_E and p_B are the
-probabilities (or densities) of a pair under expert and policy. At this D the
-logit is log p_E - log p_B, so r is high where the policy visits too rarely. All
-pairs are preprocessed alike: (6) uses the policy's statistics for both. But D
-can recognise an expert that acts without noise: utils.play has --stochastic.
-
-Choice of reward. The paper's D is the probability that a pair is the policy's,
-and its reward is -log D. Like the authors' code, we swap the labels, so it is
--log(1 - D). It is positive, so survival pays even without imitation (survival
-bias; Kostrikov et al. 2019). In CartPole a constant D works. Where success ends
-the episode (MountainCar, Acrobot), it pays to avoid success. There the authors
-use log D (`--no-positive-rew`). It is negative: early ends pay, even failures.
-Their sum is the logit, which can have either sign (AIRL; Fu et al. 2018).
-
-Departures, besides those of algos/ppo.py: PPO, not TRPO; D takes many minibatch
-steps per rollout, not one; no entropy bonus for D. `ent_coef` is GAIL's lambda.
-
-Defaults: as in algos/ppo.py; D takes 32 gradient steps per rollout, each on 64
-expert pairs and 64 of the policy. `d_expert` and `d_policy`, the mean D of each
-kind, should stay between 0.1 and 0.9 and approach 1/2. If they are near 1 and
-0, lower `disc_lr`: -log(1 - D) is then near 0 for most of the policy's pairs.
+Defaults: as in algos/ppo.py; D takes 32 steps per rollout, on 64 pairs of each
+kind. `d_expert` and `d_policy`, the mean D of each kind, should approach 1/2.
+If they are near 1 and 0, the policy's -log(1 - D) is about 0: lower `disc_lr`.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/gail.py
 Record and try (quick; benchmarks/README.md, "Imitation", has harder tasks):
@@ -75,10 +77,10 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, softplus
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # mpi.moments       count, mean and variance along dim 0, over all processes (float64)
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # load_demos        pairs of --demos: every `subsample`-th of `num_trajectories`
@@ -530,7 +532,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizers.policy, rollout, lr)
             agent.update_stats(rollout)
             step += cfg.rollout_steps
-            run.report(step, envs, **metrics, **disc_metrics)  # logs; saves when due
+            run.report(step, envs, **metrics, **disc_metrics)  # logs, evaluates, saves
     return agent
 
 
