@@ -1,98 +1,117 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. For each gradient step of the policy, algos/vpg.py (vanilla policy
-gradient) by default collects 512 samples: 64 steps in each of 8 environments.
-A2C collects only 10 steps per environment, so the policy changes more often for
-the same amount of data. Consecutive states resemble each other, and 10 of them
-cover little of the state space. So A2C runs more environments in parallel, to
-keep the batch diverse. VPG trains actor and critic in separate steps. A2C takes
-one step on a joint loss, which trains the actor (the network of the policy pi),
-the critic (the network of V, see below) and, for images, the encoder that they
-share. The price of short rollouts is bias: an advantage uses at most 10
-rewards, fewer near the end of a rollout, and V stands in for all later ones.
+The problem. The policy gradient makes an action more probable the better it
+turned out. Let pi(a | s) be the probability of action a in state s, and grad
+the gradient with respect to the weights of pi's network, the actor. Then the
+policy gradient averages grad log pi(a | s) times the return, the sum of the
+rewards from s on. The return is noisy: in a good state, most actions are
+followed by a high return. So a second network, the critic, learns V(s), the
+return to expect from s, and we subtract it. The difference estimates the
+advantage A: how much better the action was than the policy's average in that
+state. This difference is less noisy. Because V(s) does not depend on the
+action, the mean of the gradient stays the same (algos/vpg.py derives all this).
 
-A2C is the synchronous form of the paper's A3C. In A3C, parallel threads collect
-data and update the weights without waiting for each other. So a gradient may be
-stale: computed with weights that other threads have changed since then.
+Discounting reduces the noise further, but adds bias. A reward k steps after a_t
+is weighted by gamma^k: the later it comes, the more it depends on other actions
+and on chance. From here on, returns and V are discounted. gamma < 1 also keeps
+V finite if a task has no end. (The gradient of the discounted return would also
+weight step t by gamma^t. Like nearly all implementations, we leave that out.)
 
-Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that follows s: at the end of an episode its last state, not
-the first state of the next episode. `terminated` is 1 if s' is terminal;
-`done` is 1 if the episode ended, by termination or by a time limit. Unless s'
-is terminal, we bootstrap: V(s') stands in for the rewards that would follow,
-at a time limit too, because that does not end the task. The advantage A
-estimates how much better an action was than the policy's average in that
-state. (1) and (2) estimate it: generalized advantage estimation (GAE; Schulman
-et al. 2016, arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0
-uses one reward and then V(s'); lam = 1 uses all rewards until the episode or
-the rollout ends, and V(s') only there.
+A rollout is a window of T steps in each of N environments, which may start and
+end in mid-episode. VPG (algos/vpg.py) takes one policy step per 512 samples
+(T = 64, N = 8). A2C takes one per 160 samples (T = 10, N = 16), so the same
+data give more steps, but each gradient is noisier. Consecutive states resemble
+each other, so more environments keep the small batch diverse. The price of
+short rollouts is bias: A uses at most 10 rewards, fewer near the end of the
+rollout, and V replaces all later ones. VPG trains actor and critic in separate
+steps. A2C trains both, and with images a shared encoder, in one step on a joint
+loss.
+
+The algorithm, and where each step is coded:
+
+    repeat until total_steps:
+        act for T steps in each of N environments              collect
+        learn from this rollout:                               update
+            normalise it, by (6) and (7)                       normalize_rollout
+            V, advantages A and targets R, by (1) and (2)      compute_targets
+            one RMSProp step on L, (9)                         a2c_loss
+        update the statistics of (6) and (7)                   update_stats
+
+Advantages. V(s) is the critic's estimate of the discounted, scaled rewards from
+s on. s' follows s: at the end of an episode its last state, not the first of
+the next. `terminated` is 1 if s' is terminal, `done` if the episode ended, also
+by a time limit. Unless s' is terminal, we bootstrap: V(s') stands in for later
+rewards, even at a time limit, which does not end the task. (1) and (2), with
+scaled rewards r, are generalized advantage estimation (GAE; Schulman et al.
+2016, arXiv:1506.02438). R is the critic's target.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+
+delta_t is itself an estimate of the advantage, from one reward. The sum delta_t
++ gamma delta_{t+1} uses two, because V(s_{t+1}) cancels. More deltas mean less
+bias but more variance. GAE averages the estimates from n = 1, 2, 3, ... rewards
+with weights (1 - lam) lam^(n-1). If the episode or rollout ends after K steps,
+the longest estimate gets all the remaining weight, lam^(K-1). The result is
+A_t = sum over k < K of (gamma lam)^k delta_{t+k}, which (2) computes backwards.
+lam = 0 uses one reward and then V(s'); lam = 1 uses all rewards up to the end.
+
+Actions. The actor outputs logits of discrete actions, or the means mu of a
+Gaussian, whose standard deviations sigma are learned but do not depend on s.
+Gaussian actions are squashed by tanh and rescaled to the action bounds only for
+the environment (`env_act`). The Jacobian of tanh depends only on the action and
+drops out of grad log pi. So `act`, (3) and (4) concern actions before tanh.
+
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
+
+(6) and (7) give inputs and targets a moderate size. mean and var are those of
+all earlier rollouts (at first 0 and 1). They stay fixed until the update ends:
+otherwise the networks would get other inputs than when they acted. G sums past
+rewards; its standard deviation estimates the scale of returns. Rewards are not
+centred, because this could change whether long episodes pay.
+
+A2C's loss is a weighted sum of the policy loss, the value loss (5) and the
+entropy (4):
+
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
-
-In (2), A_{t+1} is 0 for the last step of a rollout. N is a Gaussian with mean
-mu_i and standard deviation sigma_i; in (3) and (8), a continuous action a is
-its sample, before tanh. R is the critic's target, a constant in (5). In (6),
-(7), mean and var are those of all earlier rollouts (at first 0 and 1). G is
-discounted like a return, but sums raw rewards of the past; its standard
-deviation measures the scale of returns. A and R use scaled rewards. The
-negative gradient of (8) estimates, up to a factor, the policy gradient (derived
-in algos/vpg.py). (6) is part of the policy, so its statistics stay fixed from
-the start of a rollout to the end of the update.
-
-A2C minimises a weighted sum of policy loss, value loss and negative entropy:
-
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
-The entropy bonus keeps the policy from becoming deterministic too early. It is
-off by default. With discrete actions it often helps; the paper uses 0.01. With
-continuous actions a large bonus increases sigma, because H is the entropy
-before tanh; tanh then maps most actions close to their bounds.
+No gradient flows through A, so the negative gradient of (8) is the mean of grad
+log pi(a | s) A. The entropy bonus (off by default; the paper uses 0.01 on
+Atari) keeps the policy from becoming deterministic too early. With continuous
+actions a large bonus makes sigma grow without limit, because H is taken before
+tanh. Then tanh maps most actions close to their bounds.
 
-The optimizer is RMSProp, as in the paper. It divides the gradient g of each
-weight w by the root of m, a moving average of g^2. PyTorch and TensorFlow 1
-implement it differently; `--rmsprop` selects which:
+The optimizer is RMSProp. With g the gradient of a weight w:
 
-    torch: m = 0; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / (sqrt(m) + eps)
-    tf:    m = 1; m <- 0.99 m + 0.01 g^2;  w <- w - lr g / sqrt(m + eps)
+    m <- 0.99 m + 0.01 g^2
+    w <- w - lr g / (sqrt(m) + eps),  m = 0 at first   (--rmsprop torch)
+    w <- w - lr g / sqrt(m + eps),    m = 1 at first   (--rmsprop tf, the paper)
 
-The paper and OpenAI Baselines have eps inside the root. With eps = 1e-5, the tf
-form divides by at least 0.003 and the torch form by at least 1e-5, so the torch
-form takes much larger steps where gradients are small. Its steps are also
-larger at first: its very first step changes a weight by up to 10 lr, because
-m starts at 0, whereas in the tf form m needs over 1,000 updates to fall from 1
-to eps. The torch form was stable in our runs all the same, and the tf form did
-no better (benchmarks/NOTES.md, "The rule of RMSProp").
+Where gradients are small, the first, our default, takes much larger steps. In
+our runs neither did better (benchmarks/NOTES.md, "The rule of RMSProp"). It
+nearly ignores the scale of a gradient. So with vector observations, where actor
+and critic share no weights, vf_coef and the scale of A matter little, and A is
+not normalised (V roughly centres it). max_grad_norm limits both gradients
+together. With images, the shared encoder gets a mix that vf_coef sets.
 
-The torch form nearly ignores the scale of gradients well above eps. For
-vectors, actor and critic share no weights. So `vf_coef` has little effect,
-except in the tf form or when max_grad_norm clips both gradients together.
-Advantages are not normalised: V centres them roughly, and without an entropy
-bonus their scale matters as little as `vf_coef`. Rewards are scaled but not
-centred: a constant added to every reward could change the best policy, because
-longer episodes would then gain or lose more.
+Departures from the paper. A2C is the synchronous form of the paper's A3C. There
+parallel threads do not wait for each other, so a gradient may be computed with
+weights that other threads have changed since. GAE replaces n-step returns,
+which are the case lam = 1. A rollout has 10 steps (paper: 5 on Atari). sigma is
+a learned parameter (paper: an output of the network), and actions are squashed
+by tanh. Images are encoded by the larger network of Mnih et al. 2015. These
+details, mostly from OpenAI Baselines, can be switched off: norm_obs (6),
+scale_rew (7), max_grad_norm, anneal_lr, orthogonal_init.
 
-Each of these details can be switched off: norm_obs (6), scale_rew (7),
-max_grad_norm, anneal_lr, orthogonal_init. Most come from OpenAI Baselines.
-
-Departures from the paper. GAE replaces n-step returns, which are the case lam =
-1, and a rollout has 10 steps (paper: 5 on Atari). sigma is a learned parameter
-per action dimension; in the paper it is an output of the network. Images are
-encoded by the larger network of Mnih et al. 2015. Gaussian actions are squashed
-by tanh and rescaled to the action bounds. The Jacobian of tanh depends only on
-the action, not on the weights, so (8) has the right gradient without it.
-
-Defaults: 10 steps in each of 16 environments give 160 samples per gradient
-step, so a million environment steps give 6,250 gradient steps. If you change
-`num_envs`, scale `rollout_steps` with it to keep 10 steps per environment. In a
-healthy run on MuJoCo `grad_norm` is 0.05 to 0.5, so clipping is rare;
+Defaults: T = 10, N = 16, so a million environment steps give 6,250 gradient
+steps. If you change `num_envs`, scale `rollout_steps` with it to keep T = 10.
+In a healthy run on MuJoCo `grad_norm` is 0.05 to 0.5, so clipping is rare;
 `explained_variance` (of R, which contains V itself; noisy with so few samples)
 rises above 0.5; and `entropy` falls.
 
@@ -111,9 +130,9 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.RMSProp       `minimize(f, *args)`: f returns (loss, metrics). One RMSProp step
-#                   down the gradient, averaged over processes, clipped to max_grad_norm
-#                   (0: off). Returns the metrics, detached, and gradient norm
+# mpi.RMSProp       `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One RMSProp step; its gradient is averaged over processes, clipped
+#                   if max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first
 # make_envs         parallel environments. When an episode ends, `step` starts the next

@@ -1,94 +1,104 @@
 """Actor-Critic with Experience Replay (ACER).  Wang et al. 2017, arXiv:1611.01224.
 
-The problem. A2C (algos/a2c.py) takes a single gradient step on each rollout,
-because its gradient estimate is valid only for data collected by the current
-policy. ACER also keeps rollouts in a replay buffer. After the update on a new
-rollout it makes `replay_ratio` updates on rollouts from the buffer, so it needs
-fewer environment steps. This file handles discrete actions only.
+The problem. A2C takes one gradient step on each rollout and then discards it,
+because the policy gradient is an expectation under the current policy, pi. ACER
+also learns from old rollouts, kept in a buffer. Let mu be the earlier policy
+that collected one. With weights rho(a) = pi(a | s) / mu(a | s), a mean over
+actions from mu becomes one over actions from pi. But a ratio can be huge, and a
+product of ratios even larger, so a few samples dominate the mean. ACER limits
+the ratios in the critic's target (Retrace) and in the policy gradient, whose
+bias it corrects. A trust region limits steps away from past policies.
 
-The idea. Let mu be the policy that collected a rollout, pi the current policy,
-and rho(a) = pi(a | s) / mu(a | s). Weighting actions from mu by rho gives an
-expectation under pi. But rho can be huge, and a product of ratios along a
-trajectory even larger, so such estimates are noisy. ACER has three parts:
+The algorithm, and where each step is coded:
 
-- The critic learns Q(s, a). Its target R, the Retrace estimate (Munos et al.
-  2016, arXiv:1606.02647), truncates ratios at 1, so no product exceeds 1.
-- The policy gradient uses one ratio per sample, truncated at c (`max_ratio`). A
-  second term restores, if Q is exact, what the truncation removes. It needs
-  values of all actions, so the critic learns Q instead of V.
-- One bad step on old data can ruin pi. A trust region limits how fast a step
-  moves pi away from a policy whose weights are a moving average of pi's.
+    repeat until total_steps:
+        act for T steps in N environments; keep log mu    collect, keep_policy
+        update on the new rollout, for which mu is pi     update
+        add this rollout to the buffer                    buffer.add
+        repeat `replay_ratio` times:
+            update on a random rollout of the buffer      buffer.sample, update
+        update the statistics of (6) and (7)              update_stats
+    each update, one gradient step on a whole rollout:
+        V by (4) and the targets R by (1) and (2)         compute_q_targets
+        the directions z for the policy, (8) to (11)      policy_direction
+        one RMSProp step on L, (13)                       acer_loss
+        move the average policy, (3)                      polyak_update
 
-Notation. s' is the state that follows s: at the end of an episode its last
-state, not the first state of the next episode. `terminated` is 1 if s' is
-terminal; `done` is 1 if the episode ended, by termination or by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for the rewards that would
-follow, at a time limit too, and at the end of a rollout, where E_{t+1} = 0.
-`lam` trades bias for variance. Q and V come from the current networks, rho_t is
-rho(a_t). w and w_avg are the weights of pi and of avg, the average policy.
+The replay ratio. Replays learn more from the same environment steps. But each
+costs time and moves pi further from the stored mu. On CartPole, replay saved
+environment steps, but 4 replays saved no more than 1 (benchmarks/README.md).
 
+The critic. Q(s, a) estimates the discounted sum of scaled rewards after action
+a in s if pi acts from then on. s' follows s: at the end of an episode its last
+state. `terminated` is 1 if s' is terminal, `done` is 1 if the episode ended,
+also by a time limit. Unless s' is terminal, we bootstrap: V(s') stands in for
+later rewards, even at a time limit. rho_t is rho(a_t), and R is Q's target.
+
+    V(s)    = sum_a pi(a | s) Q(s, a)                                      (4)
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - Q(s_t, a_t)         (1)
     E_t     = delta_t + gamma lam (1 - done_t) min(1, rho_{t+1}) E_{t+1},
     R_t     = E_t + Q(s_t, a_t)                                            (2)
-    w_avg  <- w_avg + tau (w - w_avg)                                      (3)
-    V(s)    = sum_a pi(a | s) Q(s, a)                                      (4)
     L_Q     = mean (Q(s, a) - R)^2                                         (5)
-    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
-    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-E corrects Q(s, a) as A corrects V(s) in GAE, with one more factor: min(1, rho)
-shrinks errors from an action on if pi takes it less often than mu. If Q is
-exact, this adds no bias: every delta has mean zero, so R has mean Q. On new
-data with lam = 1, R is A2C's R (rewards until the episode or rollout ends, then
-V(s')) plus a discounted V(s) - Q(s, a), of mean zero, for each later action.
+In (1), a_t is given and V averages over actions of pi, so no ratio is needed.
+(2) is Retrace (Munos et al. 2016, arXiv:1606.02647). As in GAE, E_t adds later
+errors, so R relies less on Q. But mu chose the later actions, so errors need
+ratios. Without truncation, the error 19 steps later would have 19 of them as
+factors: over 500,000 if all are 2. Truncated, they shrink errors after actions
+that pi takes less often than mu. If Q is exact, this adds no bias, because
+every delta then has mean zero. Else R relies more on Q, as with a lower `lam`.
 
-The policy. Take one state with logits x: pi = softmax(x). [a = a_t] is 1 for
-the action taken, else 0. grad is the gradient in x. H is pi's mean entropy.
+The policy. Take one state with logits x, so pi = softmax(x); grad is the
+gradient in x. [a = a_t] is 1 for the action taken, else 0. c is `max_ratio`.
+u(a) is the weight of action a, and g the direction in which x should move:
 
     u(a)    = [a = a_t] min(c, rho_t) (R_t - V(s))
               + pi(a | s) max(0, 1 - c / rho(a)) (Q(s, a) - V(s))          (8)
     g       = sum_a u(a) grad log pi(a | s);
               component a of g is u(a) - pi(a | s) sum_b u(b)              (9)
+
+In (8), R_t - V(s) estimates the advantage of a_t. Without truncation, rho_t
+alone would weight actions as pi does, but one huge rho_t could outweigh a whole
+batch. With it, actions with rho > c count too little, which the second term
+corrects. If Q is exact, the two terms on average weight the advantage of action
+a by min(c mu, pi) and max(0, pi - c mu). The sum is pi, as in the policy
+gradient: 0.1 + 0.4 if c = 10, mu = 0.01 and pi = 0.5. Without the max, the
+second weight would be pi - c mu, and the sum at mu = pi = 0.5 would be -4: the
+wrong sign. Only a_t has an R, so the second term uses Q. A large c relies on
+noisy ratios, a small c on Q. No ratio corrects the states, which come from mu.
+
+The trust region. A noisy estimate can ruin pi in one step, but a lower learning
+rate would slow all steps. So ACER limits only steps away from avg, the average
+policy: the same network, with weights w_avg that follow pi's weights w.
+
+    w_avg  <- w_avg + tau (w - w_avg)                                      (3)
     k       = grad KL(avg || pi) = pi - avg                               (10)
     z       = g - max(0, (k^T g - max_slope) / k^T k) k                   (11)
     L_pi    = -mean sum_a z(a) log pi(a | s), where z is a constant       (12)
     L       = L_pi + vf_coef L_Q - ent_coef H                             (13)
 
-R is known only for the action taken; the second term of (8) uses Q for all.
-Averaged over a_t from mu, the first term gives the advantage of action a the
-weight min(c mu, pi), the second max(0, pi - c mu): 0.2 and 0.7 if mu = 0.1,
-pi = 0.9, c = 2. They add up to pi, so if Q is exact, g is an unbiased policy
-gradient at s. A large c relies on noisy ratios, a small c on Q and its errors.
-On new data with c >= 1, the second term is 0 and g is A2C's gradient with
-advantage R - V(s). ACER does not correct for the states, which come from mu.
+By (3), avg lags about 1 / tau updates behind, so even a slow drift counts. If x
+moves along z, the KL changes at the rate k^T z, its slope. (11) is the vector
+closest to g with a slope of at most `max_slope`. Without its max, a g of
+smaller slope would be pushed away from avg. At pi = avg, k is 0 and z is g.
+(12) has the gradient -z in x, divided by the number of samples. In (13), H is
+pi's mean entropy; its bonus keeps pi from becoming deterministic too early.
+(11) limits neither H nor, with images, what L_Q changes in the shared encoder.
+As in A2C, mean and var are those of all earlier rollouts (at first 0 and 1):
 
-The trust region. Moving x along z changes KL(avg || pi) at the rate k^T z, the
-slope. (11) is the vector closest to g whose slope is at most `max_slope`. TRPO
-(algos/trpo.py) solves a linear system for one constraint on all weights. Here
-each sample has its own constraint, on its logits, and (11) is the solution. z
-sums to zero over actions, so the gradient of (12) in the logits is -z, divided
-by the number of samples. H keeps pi from becoming deterministic too early. (11)
-limits neither H nor, with images, what L_Q changes in the shared encoder.
+    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
+    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-In (6), (7), mean and var are those of all earlier rollouts (at first 0 and 1).
-The buffer keeps raw data and log mu of all actions. A replay is normalised with
-the current mean and var, because those of (6) are part of pi.
+Departures from the paper. There k is the gradient in the probabilities, so
+`max_slope` and the paper's delta = 1 differ in scale. The number of replays is
+fixed, not drawn from a Poisson distribution. Environments run in lockstep, not
+in asynchronous threads. Actions are discrete: (4) and (8) sum over all of them.
 
-Departures from the paper. There k is the gradient in the probabilities, which
-is -avg / pi: -1 at pi = avg, and huge where pi is far below avg. In the logits
-k is 0 at pi = avg, and bounded, so `max_slope` and the paper's delta = 1 differ
-in scale. The number of replays is fixed (paper: drawn from a Poisson
-distribution). Environments run in lockstep, not in asynchronous threads. lam,
-(6), (7), max_grad_norm, rmsprop and, for vectors, separate networks are A2C's.
-
-Defaults: 20 steps in each of 16 environments give 320 samples per rollout. Five
-updates follow: one on this rollout, 4 on rollouts drawn from the latest 200.
-Metrics of these 4 begin with `replayed_`. In a healthy run the mean of rho,
-`replayed_ratio_mean`, is near 1. This only checks log mu: over actions from mu
-it is 1 for any pi. `projected`, the share of samples that (11) changes, is 0 to
-0.2; `kl_avg`, the KL in (10), falls below 0.05; `explained_variance` (of R by
-Q; noisy) rises above 0.5 unless all returns are equal.
+Defaults: T = 20, N = 16, 4 replays per rollout, a buffer of 200. In healthy
+runs on CartPole, `replayed_ratio_mean` is 0.99 to 1.01 (under mu, rho has mean
+1); `projected`, the share of samples changed by (11), 0 to 0.03; `kl_avg`, the
+KL in (10), below 0.3; `replayed_explained_variance` 0.2 to 0.9.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
 Try           python -m algos.acer --total-steps 1e5    (also: --replay-ratio 0)
@@ -106,9 +116,9 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
-# mpi.RMSProp       `minimize(f, *args)`: f returns (loss, metrics). One RMSProp step
-#                   down the gradient, averaged over processes, clipped to max_grad_norm
-#                   (0: off). Returns the metrics, detached, and gradient norm
+# mpi.RMSProp       `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One RMSProp step; its gradient is averaged over processes, clipped
+#                   if max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]
@@ -507,7 +517,7 @@ def train(cfg: Config) -> Agent:
         num_bytes = 2 * run.buffer_size * envs.single_observation_space.sample().nbytes
         check_memory("--buffer-size", run.buffer_size, num_bytes)
         buffer = ReplayBuffer(max(1, cfg.buffer_size // cfg.rollout_steps), run.device)
-        # Tells `run` what to save. Returns 0 or, with --resume, the saved step.
+        # Tells `run` what to evaluate and save. Returns 0, or the saved step.
         step = run.restore(agent, optimizer=optimizer, buffer=buffer)
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:

@@ -1,25 +1,63 @@
 """Actor-Critic using Kronecker-Factored Trust Region (ACKTR).  Wu et al. 2017,
 arXiv:1708.05144.
 
-The problem. In A2C the learning rate controls how far the weights move. But of
+The problem. In A2C the learning rate limits how far the weights move. But of
 two steps of equal length, one may barely change the policy and the other ruin
-it. If the weights change by a small d, the policy's KL(old || new) is about
-d^T F d / 2, where F is the Fisher matrix. Of all small steps with the same KL,
-one against the natural gradient F^-1 grad L lowers the loss L most. But F is
-too large to invert. TRPO solves F x = grad L in every update, which is slow.
+it. ACKTR limits KL, the divergence between old and new policy. For a small
+change d of the weights, the loss L changes by about d^T grad L, and KL is about
+d^T F d / 2. F is the Fisher matrix. Where L falls most for a given KL, the
+gradients of both, grad L and F d, are parallel. So the best d is a negative
+multiple of F^-1 grad L, the natural gradient. But F is too large to invert, and
+TRPO's way, solving F x = grad L in every update, is slow.
 
-The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). A layer computes
-W x. Its input x ends in a constant 1, so the last column of W is the bias. The
-network predicts p(y | s), where y is an action and a value. For a sampled y,
-let e be the gradient of -log p(y | s) with respect to W x. The one for W is
-e x^T, or x kron e (the Kronecker product) with columns stacked, so this layer's
-block of F is the mean of (x x^T) kron (e e^T). K-FAC replaces it by X kron S,
-with X the mean of x x^T and S that of e e^T, as if x and e were independent,
-and sets F to zero between layers. F^-1 grad L becomes S^-1 (grad L) X^-1.
+The algorithm, and where each step is coded:
 
-Notation. s' is the state that follows s: at an episode's end its last state.
-`done` is 1 if the episode ended, `terminated` only if s' is terminal. V is the
-critic, R its target, A the advantage. algos/a2c.py explains (1) to (9) fully.
+    repeat until total_steps:
+        act for a few steps in N environments            collect
+        V, advantages A and targets R, by (1) and (2)    compute_targets
+        update each layer's part of F, (10) to (13)      KFAC.measure
+        D, the natural gradient of L in (9), by (14)     LayerFisher.solve
+        step size eta and the step, (15), (16)           KFAC.minimize
+        update the statistics of (6) and (7)             update_stats
+
+The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). The network
+predicts p(y | s), where y is an action and a value. The value is Gaussian, so
+that the critic has a KL, too. F is the mean of u u^T, where u is the gradient
+of -log p(y | s) for a y sampled from p. A layer computes W x, where x ends in a
+constant 1 for the bias. Let e be the gradient of -log p with respect to W x.
+The gradient for W is e x^T or, with columns stacked, x kron e (the Kronecker
+product). So this block of F is the mean of (x x^T) kron (e e^T). K-FAC treats x
+and e as independent and sets F to zero between layers. The block becomes
+X kron S, where X is the mean of x x^T and S that of e e^T. Its inverse is
+X^-1 kron S^-1, so F^-1 grad L becomes S^-1 (grad L) X^-1. B is the size of a
+rollout; k counts updates. A convolution applies W to T patches x (else T = 1).
+
+    ell     = -sum [log pi(a | s) + log N(v; V, 1)],  a ~ pi, v ~ N(V, 1) (10)
+    X_k     = sum x x^T / B, S_k = sum e e^T / (B T), e = d ell / d(W x)  (11)
+    X, S   <- (1 - w) (X, S) + w (X_k, S_k), w = max(1 - decay, 1/k)      (12)
+
+(10) samples new a and v, because F is a mean over p. Gradients of L would not
+measure KL: the actor's grow with the advantages, the critic's vanish as V fits
+R. A convolution's gradient is a sum over patches, so X sums over them; S
+averages (KFC, arXiv:1602.01407). (12) averages rollouts, so they can be small.
+
+    X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
+    c       = sqrt(mean of the diagonal of X / mean of the diagonal of S) (13)
+    D       = S_d^-1 (grad L) X_d^-1; log sigma: grad L / (2 + damping)   (14)
+    eta     = min(lr, sqrt(2 max_kl / sum(D * grad L)))                   (15)
+    M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
+    KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
+
+Where F is small, F^-1 amplifies noise. So (13) adds at least damping I to
+X kron S; c makes both additions equal relative to the mean diagonals. log sigma
+is in no layer; its F is exactly 2 I. With the damped F, F D is grad L. So a
+step eta D has a KL of about eta^2 D^T F D / 2 = eta^2 sum(D * grad L) / 2. (15)
+limits it to max_kl, and lr limits eta where grad L is small. The critic has its
+own eta, with v_max_kl. M averages the steps. (17) estimates KL.
+
+The rest is A2C (algos/a2c.py). s' follows s: at the end of an episode it is the
+last state. `done` is 1 if the episode ended, `terminated` if s' is terminal. V
+is the critic, R its target. mean and var are those of earlier rollouts.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -32,39 +70,12 @@ critic, R its target, A the advantage. algos/a2c.py explains (1) to (9) fully.
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
-B is the number of samples in a rollout; k counts updates. A convolution applies
-W at T positions of an image, and x is the patch at one; else T = 1. As its
-gradient sums over positions, so does X; S averages (KFC, arXiv:1602.01407).
-
-    ell     = -sum [log pi(a | s) + log N(v; V, 1)],  a ~ pi, v ~ N(V, 1) (10)
-    X_k     = sum x x^T / B, S_k = sum e e^T / (B T), e = d ell / d(W x)  (11)
-    X, S   <- (1 - w) (X, S) + w (X_k, S_k), w = max(1 - decay, 1/k)      (12)
-    X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
-    c       = sqrt(mean of the diagonal of X / mean of the diagonal of S) (13)
-    D       = S_d^-1 (grad L) X_d^-1; log sigma: grad L / (2 + damping)   (14)
-    eta     = min(lr, sqrt(2 max_kl / sum(D * grad L)))                   (15)
-    M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
-    KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
-
-F is an expectation over the network's predictions, so (10) samples new a and v.
-Gradients of L in their place (the empirical Fisher) would not measure KL: the
-actor's grow with the advantages, the critic's vanish as V fits R. V counts as
-the mean of a Gaussian, so the critic has a KL too. For log sigma, F is 2 I.
-
-Where F is small, F^-1 amplifies the noise of grad L. Damping limits this;
-CartPole takes 0.1. (13) adds at least damping I to X kron S; c balances the two
-factors. X_d and S_d are inverted in the first `inverse_every` updates, later in
-every `inverse_every`-th. sum(D * grad L) is D^T F D for the damped F, so (15)
-limits the predicted KL of eta D to max_kl. The critic has its own eta, limited
-by v_max_kl. M averages the steps. (17) estimates the KL that resulted.
-
 Departures from the paper: GAE and tanh, as in A2C; with images, a limit of the
 critic's own; 1/k in (12), as in K-FAC; no clipping of the gradient norm.
 
-Defaults: 20 steps in each of 16 environments give 320 samples per update, so a
-million steps give 3,125 updates. In a healthy run on MuJoCo `step_size` is 0.1
-to 0.2 at first, `kl` stays below max_kl, `explained_variance` rises above 0.5
-and `entropy` falls. If `kl` is far above max_kl, try more damping.
+Defaults: N = 16; 320 samples per update. In a healthy run on MuJoCo
+`step_size`, eta, is 0.1 to 0.2 at first. `kl` stays below max_kl; if it is far
+above, try more damping. `explained_variance` rises above 0.5. `entropy` falls.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
 Try           python -m algos.acktr --env CartPole-v1 --damping 0.1

@@ -1,22 +1,51 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
-The problem. The policy gradient is an expectation under the current policy, so
-a batch of data is strictly valid for only one gradient step. PPO takes many
-gradient steps on each batch. Its loss multiplies each advantage by how much
-more probable the action has become. Once this factor has left a fixed range on
-the side that the advantage favours, going further earns nothing.
+The problem. A2C takes one gradient step per rollout and then discards it. The
+policy gradient is an expectation under the current policy, but after one step
+the data come from an older one, pi_old. PPO reuses the rollout. It weights the
+advantage A of each action (how much better it was than the policy's average in
+that state) by the probability ratio pi / pi_old. At pi = pi_old, the gradient
+of mean(ratio A) is the policy gradient. Near pi_old, mean(ratio A) estimates,
+up to a factor, how much better pi is. Far from pi_old it is unreliable, because
+the states still come from pi_old. So PPO's loss removes the incentive to go
+far.
 
-Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that follows s: at the end of an episode its last state, not
-the first state of the next episode. `terminated` is 1 if s' is terminal;
-`done` is 1 if the episode ended, by termination or by a time limit. Unless s'
-is terminal, we bootstrap: V(s') stands in for the rewards that would follow,
-at a time limit too, because that does not end the task. The advantage A
-estimates how much better an action was than the policy's average in that
-state. (1) and (2) estimate it: generalized advantage estimation (GAE; Schulman
-et al. 2016, arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0
-uses one reward and then V(s'); lam = 1 uses all rewards until the episode or
-the rollout ends, and V(s') only there.
+The algorithm, and where each step is coded:
+
+    repeat until total_steps:
+        act for T steps in each of N environments              collect
+        repeat `epochs` times:                                 update
+            V, advantages A and targets R, by (1) and (2)      compute_targets
+            for each minibatch of the shuffled rollout:
+                one Adam step on L, (11)                       ppo_loss
+        update the statistics of (6) and (7)                   update_stats
+
+PPO's own equations; c is `clip_ratio`. (1) to (8), as in A2C, follow below.
+
+    ratio   = pi(a | s) / pi_old(a | s)                                    (9)
+    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
+    L       = L_pi + vf_coef L_V - ent_coef H                             (11)
+    KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
+
+For one sample, (10) gives
+
+    A > 0, ratio > 1 + c   no gradient: the probability has risen enough
+    A < 0, ratio < 1 - c   no gradient: the probability has fallen enough
+    all other cases        the full gradient, that of ratio A
+
+Without the minimum, a ratio that moved the wrong way (A > 0, ratio < 1 - c)
+would get no gradient either and could not recover. Clipping does not confine
+ratios: all samples share one network, so others can push a ratio out of range.
+
+Advantages. V(s) is the critic's estimate of the discounted sum of scaled
+rewards from s on. s' follows s: at the end of an episode its last state, not
+the first of the next. `terminated` is 1 if s' is terminal, `done` if the
+episode ended, also by a time limit. Unless s' is terminal, we bootstrap: V(s')
+stands in for later rewards, even at a time limit, which does not end the task.
+(1) and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
+arXiv:1506.02438). `lam` trades bias for variance: 0 uses one reward and then
+V(s'); 1 uses all rewards until the episode or the rollout ends, and then V(s').
+The critic fits R. In (6), (7), mean and var are those of all earlier rollouts.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -28,47 +57,20 @@ the rollout ends, and V(s') only there.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts (at first 0 and 1). G sums raw rewards; A and R use scaled ones. In
-PPO's own equations, pi_old collected the data and c is `clip_ratio`:
+Gaussian actions, whose sigma does not depend on s, are squashed by tanh and
+rescaled only for the environment (`env_act`). `act`, (3) and (4) are about the
+action before tanh, whose Jacobian cancels in (9).
 
-    ratio   = pi(a | s) / pi_old(a | s)                                    (9)
-    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
-    L       = L_pi + vf_coef L_V - ent_coef H                             (11)
-    KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
+Departures from the paper. Tanh; targets and advantages are recomputed in every
+epoch (benchmarks/NOTES.md, "Variants on MuJoCo"). These details, mostly from
+OpenAI Baselines (Huang et al. 2022), can be switched off: norm_obs (6),
+scale_rew (7), norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Only
+norm_obs clearly helped in our ablation (benchmarks/README.md). The value loss
+is not clipped. (12) is from Schulman's web page (2020).
 
-At pi = pi_old the gradient of mean(ratio A) is the policy gradient. Near
-pi_old, mean(ratio A) estimates, up to a factor, how much better pi is. Farther
-away it is unreliable, because the states still come from pi_old. So (10) has
-
-    A > 0, ratio > 1 + c   no gradient: the action is likely enough
-    A < 0, ratio < 1 - c   no gradient: the action is unlikely enough
-    A > 0, ratio < 1 - c   full gradient: the ratio moved the wrong way
-    A < 0, ratio > 1 + c   full gradient: the ratio moved the wrong way
-
-Without the minimum, the last two would get no gradient. Clipping does not
-keep ratios inside the range: all samples share one network, so gradients from
-other samples can push a ratio further out.
-
-(6) is part of the policy, so its statistics stay fixed from the start of a
-rollout to the end of the update. For vectors, actor and critic share no
-weights, and Adam nearly ignores the scale of a gradient. So `vf_coef` acts
-mainly through max_grad_norm, which limits the norm of both gradients together.
-
-Each of these details can be switched off: norm_obs (6), scale_rew (7),
-norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. In our ablation only
-norm_obs clearly helped (benchmarks/README.md). Most come from OpenAI Baselines
-(Huang et al. 2022 list them all), (12) from Schulman's web page (2020).
-
-Departures from the paper. Advantages and targets are recomputed every epoch,
-because the critic has changed (benchmarks/NOTES.md, "Variants on MuJoCo").
-Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh depends only on the action, so it cancels in (9).
-
-Defaults: 256 steps in each of 8 environments give 2,048 samples; 10 epochs of
-32 minibatches make 320 gradient steps. In healthy runs `kl` is 0.0005 to 0.05
-and `clip_frac`, the share of ratios outside [1 - c, 1 + c], 0.002 to 0.3; both
-fall as the learning rate is annealed.
+Defaults: T = 256, N = 8; 10 epochs of 32 minibatches are 320 gradient steps. In
+healthy runs `kl` after the last epoch is 0.0005 to 0.05, and `clip_frac`, the
+fraction of ratios out of range, 0.002 to 0.3.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
@@ -84,9 +86,9 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # mpi.moments       count, mean and variance along dim 0, over all processes (float64)
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first

@@ -5,10 +5,10 @@ al. 2017.  LSTM: Hochreiter and Schmidhuber 1997; its forget gate: Gers et al.
 The problem. PPO's policy sees one observation at a time, but one frame of a
 moving ball does not show its velocity. So the policy needs a memory. An LSTM is
 a network that has one: m, a pair of vectors h and c. At every step it computes
-a new m from the old one and the observation. Actor and critic see only h. The
-agent never has the state, so s stands for what actor and critic see: h.
+a new m from the old one and the observation. Actor and critic see only h, so in
+pi(. | s) and V(s), s means h. In "s' is terminal", s' is the task's true state.
 
-The algorithm, and the functions that do each step:
+The algorithm, and where each step is coded:
 
     m = 0; repeat until total_steps:
         m0 = m, stored with the rollout                    collect_with_memory
@@ -27,7 +27,8 @@ Four rules follow. Breaking one raises no error; the agent just learns worse.
   - Rule 2. A minibatch is all T steps of a few environments, not single steps
     drawn at random, because h_t depends on every earlier observation.
   - Rule 3. A rollout may start within an episode, so training starts from m0.
-  - Rule 4. A gradient step makes memories stale, so each loss recomputes them.
+  - Rule 4. A gradient step changes the LSTM, so every pass recomputes all h, c
+    from m0. Only m0 itself stays as it was stored.
 
 The LSTM's equations; PPO's own, (1) to (12), follow further down:
 
@@ -37,20 +38,18 @@ The LSTM's equations; PPO's own, (1) to (12), follow further down:
     LSTM:  i, f, o = sigmoid(linear(x, h)),  g = tanh(linear(x, h)),
            c <- f c + i g,  h <- o tanh(c),  where x = MLP(obs) or CNN(obs)
 
-Each of i, f, o and g has its own weights. Gradients flow back through h and c,
-at most to the start of the episode or rollout. Where f is near 1, they survive
-many steps. m is carried into the next rollout, so it can outlast T steps.
+Gradients flow back through h and c, at most to the start of the episode or
+rollout. m is carried into the next rollout, so it can outlast T steps.
 
 s' follows s. Within an episode, V(s'_t) is V(s_{t+1}). Where the episode or the
 rollout ends, (15) takes an extra step from the memory before any reset, and we
 discard h' and c'. If the episode goes on, the next rollout feeds the LSTM the
-same observation. Had we kept h' and c', the LSTM would see it twice.
+same observation.
 
-The rest is PPO. V estimates the discounted, scaled rewards from s on; R is its
-target. A is how much better an action was than the policy's average. A and R
-are new in every epoch, as the critic learns. pi_old is fixed: it must be the
-policy that acted. `terminated` is 1 if s' is terminal, `done` also at a time
-limit. mean and var are of all earlier rollouts. In (10), c is `clip_ratio`.
+The rest is algos/ppo.py. V estimates the discounted sum of scaled rewards from
+s on; R is its target. A is how much better an action was than the policy's
+average. `terminated` is 1 if s' is terminal, `done` also at a time limit. mean
+and var are of all earlier rollouts. In (10), c is `clip_ratio`.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -66,8 +65,9 @@ limit. mean and var are of all earlier rollouts. In (10), c is `clip_ratio`.
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-Departures, besides those of algos/ppo.py. m0 is stale: older weights computed
-it. Starting from it is common practice, but an approximation.
+Departures, besides those of algos/ppo.py. m0 comes from older weights and
+statistics, and stays fixed for all epochs: common practice, an approximation.
+log pi_old is still exact: acting used this m0, these weights and statistics.
 
 Defaults: T = 64, N = 8; 10 epochs of 4 minibatches are 40 gradient steps. In
 healthy runs, `kl` is 0.002 to 0.03 and `clip_frac` 0.01 to 0.3.
@@ -86,9 +86,9 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # mpi.moments       count, mean and variance along dim 0, over all processes (float64)
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # make_envs         parallel environments. When an episode ends, `step` starts the next
@@ -197,7 +197,7 @@ class Agent(nn.Module):
         self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
         self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
-        self.memory = None  # (h, c) of N environments; `act` updates it. None: zero
+        self.memory = None  # (h, c): every `act` advances it. Evaluation acts by a copy
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
@@ -208,7 +208,7 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def memory_before(self, obs: Tensor | np.ndarray) -> Memory:
-        """The memory that `act` starts from, or zeros if there is none for these N."""
+        """The memory that `act` starts from: zeros after `forget`, or for another N."""
         if self.memory is not None and self.memory.shape[1] == len(obs):
             return self.memory
         device = self.obs_stats.mean.device
@@ -230,15 +230,15 @@ class Agent(nn.Module):
 
     def unroll(self, obs: Tensor, done: PerStep, memory: Memory) -> tuple[
             Float32[Tensor, "T N size"], Float32[Tensor, "2 T N size"]]:
-        """Eq. (13); memories, only right at ends, are for Eq. (15). Equivalent to:
+        """Eq. (13). `memories`, for (15), are right at ends and at T - 1 only. Else as:
             for t in range(T):
                 h[t], memory = lstm(features[t], memory)
                 memories[t] = memory  # before any reset
                 memory = clear(memory, done[t])  # rule 1
-        nn.LSTM is much faster over a piece than step by step, but cannot reset. So we
-        cut after every end: with T = 4 and an end at t = 1, into steps 0-1 and 2-3."""
+        nn.LSTM is faster over many steps, but cannot reset. So where any episode ends,
+        we cut all N sequences, and `clear` resets the memory of the ended ones only."""
         features = self.encoder(obs.flatten(0, 1)).unflatten(0, done.shape)
-        ends = done[:-1].any(dim=1).nonzero().flatten()
+        ends = done[:-1].any(dim=1).nonzero().flatten()  # steps that end any episode
         cuts = (ends + 1).tolist()  # the first step of each piece but the first
         hidden = []
         memories = []  # true only in the last row of a piece; no other is used
@@ -448,14 +448,14 @@ def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
 def recurrent_targets(agent: Agent,
                       rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
     """V, A and R of Eqs. (1), (2), by the current weights, for a normalised rollout."""
-    h, memory = agent.unroll(rollout.obs, rollout.done, rollout.memory)
+    h, memories = agent.unroll(rollout.obs, rollout.done, rollout.memory)
     val = agent.critic(h).squeeze(-1)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
     features = agent.encoder(rollout.next_obs[ends])  # one extra step per end
-    h, _ = agent.remember(features[None], memory[:, ends])
+    h, _ = agent.remember(features[None], memories[:, ends])
     next_val[ends] = agent.critic(h[0]).squeeze(-1)  # Eq. (15)
     cfg = agent.cfg
     adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
@@ -463,7 +463,7 @@ def recurrent_targets(agent: Agent,
 
 
 def recurrent_logp(agent: Agent, rollout: Rollout) -> PerSample:
-    """log pi of the rollout's actions. The current weights unroll the LSTM (rule 4)."""
+    """log pi of the rollout's actions, by the current weights unrolled from m0."""
     actor_out, _ = agent(rollout.obs, rollout.done, rollout.memory)
     return log_prob(actor_out, agent.log_std, rollout.act.flatten(0, 1))
 

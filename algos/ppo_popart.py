@@ -1,57 +1,59 @@
 """PPO with normalised value targets (PopArt).  PopArt: van Hasselt et al. 2016,
 arXiv:1602.07714; in actor-critics: Hessel et al. 2019, arXiv:1809.04474.
 
-The problem. The critic is fitted to returns, which may be near 0.01 in one task
-and 10,000 in another. Networks learn best from targets with mean 0 and standard
-deviation 1, so algos/ppo.py divides rewards by a running standard deviation of
-discounted sums. But when that changes, all learned values are off by a factor.
+The problem. The critic's targets R may be near 0.01 in one task and 10,000 in
+another. Networks learn best from targets with mean 0 and standard deviation 1.
+So algos/ppo.py divides rewards by a running standard deviation. When it
+changes, all values learned so far are off by a factor. PopArt normalises R
+instead, by its running mean and standard deviation (Art: adaptively rescaling
+targets). When these change, it adapts the last layer to keep V(s) in all states
+(Pop: preserving outputs precisely). So rewards may have any unit.
 
-PopArt leaves rewards alone and normalises the critic's targets by their running
-mean and standard deviation ("Art": adaptively rescaling targets). When these
-change, it also changes the critic's last layer so that V(s) stays the same in
-all states ("Pop": preserving outputs precisely). So the scale of rewards does
-not matter: a factor of 1,000 changes a run only through rounding errors.
+The algorithm, and where each step is coded:
 
-algos/ppo.py explains (1) to (12), except (5) and (7). `terminated` is 1 if the
-next state s' is terminal, `done` is 1 if the episode ended, also by a time
-limit. a_i is before tanh, pi_old collected the data, and c is `clip_ratio`.
+    repeat: act for T steps in each of N environments      collect
+        repeat `epochs` times:                             update
+            V, advantages A and targets R, by (1) and (2)  compute_targets
+            in the first epoch, (13) and then (14)         critic.update_stats
+            A by (15); R normalised as in (5)              critic.normalize
+            for each minibatch of a random partition:
+                one Adam step on L, (11)                   ppo_loss
+        update the statistics of (6)                       agent.update_stats
 
-    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
-    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
-    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
-    L_V     = mean (n(s) - (R - loc) / scale)^2                            (5)
-    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+PopArt's own equations. The last layer of the critic is n(s) = w . h(s) + b:
+
     V(s)    = loc + scale n(s)                                             (7)
-    A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
-    ratio   = pi(a | s) / pi_old(a | s)                                    (9)
-    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
-    L       = L_pi + vf_coef L_V - ent_coef H                             (11)
-    KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
-
-n(s) = w . h(s) + b is the network's output, h(s) its last hidden layer. V, R
-and, until (15), A are in units of reward; in minibatches, `ret` is the target
-of n(s), and in `ppo_loss`, `val` is n(s). loc and scale are the running mean
-and standard deviation of R. Rollout k has weight u = max(popart_beta, 1/k):
-
+    L_V     = mean (n(s) - (R - loc) / scale)^2                            (5)
     loc    <- (1 - u) loc + u mean R,  square <- (1 - u) square + u mean R^2,
     scale  <- sqrt(square - loc^2), at least 1e-6                         (13)
     w      <- w scale_old / scale,
     b      <- (scale_old b + loc_old - loc) / scale                       (14)
     A      <- A / scale, before (8)                                       (15)
 
-(14) keeps the product scale w and the sum loc + scale b, and so V(s), for any
-h(s). (13) and (14) come before the gradient steps, so loc and scale include the
-rollout that the critic learns from. Later epochs recompute R and A but keep loc
-and scale. (15) matters mainly if norm_adv is off: (8) normalises A anyway. loc
-and the last layer start at 0, so V = 0 in the first rollout. This V holds no
-information, so the first update skips (14), and V becomes loc in every state.
+(14) keeps loc + scale b and scale w, and so V. Rollout k has weight u =
+max(popart_beta, 1/k), so the average of all rollouts turns into a moving one,
+which forgets old policies. (15) removes the unit of rewards from A. With
+norm_adv on, (8) does the same, and (15) changes nothing.
 
-Departures, besides those of algos/ppo.py. V starts at 0, and loc and scale
-change once per rollout; the papers update them at every gradient step.
+The rest is algos/ppo.py without reward scaling: r is raw. `terminated` is 1 if
+the next state s' is terminal, `done` also at a time limit. pi_old is the policy
+that acted. mean and var are those of earlier rollouts; c is `clip_ratio`.
 
-Defaults: as in algos/ppo.py; popart_beta = 0.1 averages over about 10 rollouts.
-`val_scale` is scale. `v_loss` is about 1 if V = loc; it should soon be lower.
+    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
+    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
+    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
+    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
+    A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
+    ratio   = pi(a | s) / pi_old(a | s)                                    (9)
+    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
+    L       = L_pi + vf_coef L_V - ent_coef H                             (11)
+    KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
+
+Departures, besides those of algos/ppo.py. loc and scale change per rollout (by
+the R of its first epoch), not per gradient step. The first change skips (14).
+
+Defaults: as in algos/ppo.py. `v_loss` may exceed 1 in the first rollouts only.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_popart.py
 Try           python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
@@ -66,9 +68,9 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
 # mpi.moments       count, mean and variance along dim 0, over all processes (float64)
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # make_envs         parallel environments. When an episode ends, `step` starts the next

@@ -1,30 +1,69 @@
 """Trust Region Policy Optimization (TRPO). Schulman et al. 2015, arXiv:1502.05477.
 
-The problem. In the vanilla policy gradient the learning rate controls how far
-the weights move. But of two steps of equal length, one may barely change the
-policy and the other ruin it. TRPO limits the change of the policy itself: KL,
-the divergence KL(old || new) averaged over the visited states, is at most
-max_kl. Within this limit it maximises S, the estimated improvement over the
-old policy. S uses the old policy's states and is unreliable far from it.
+The problem. In the vanilla policy gradient the learning rate limits how far the
+weights move. But of two steps of equal length, one may barely change the policy
+and the other ruin it. TRPO limits the change of the policy itself: KL, the
+divergence between the old policy pi_old and the new one, pi, is at most max_kl.
+Within this limit it approximately maximises S, the estimated improvement. Let
+A(s, a), the advantage, be how much better action a is in state s than pi_old's
+average. The improvement is the expected discounted sum of A(s, a), with states
+and actions from pi (Kakade and Langford 2002). We have both only from pi_old.
+The ratio pi / pi_old corrects for the actions, but nothing corrects for the
+states. So S holds only near pi_old, which is another reason for the limit.
 
-For a small weight change d, S is about g^T d and KL about d^T F d / 2. At the
-old policy, the gradient g of S is the policy gradient, and the Hessian F of KL
-is the Fisher matrix. Within the limit, g^T d is largest along F^-1 g, the
-natural gradient. It goes further than g in directions that barely change the
-policy, and less far in sensitive ones. These estimates fail for a large d, so
-a line search shortens the step until S > 0 and KL <= max_kl on the batch.
+The algorithm, and where each step is coded:
 
-Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that follows s: at the end of an episode its last state, not the
-first state of the next episode. `terminated` is 1 if s' is terminal; `done` is
-1 if the episode ended, by termination or by a time limit. Unless s' is
-terminal, we bootstrap: V(s') stands in for the rewards that would follow, at a
-time limit too, because that does not end the task. The advantage A estimates
-how much better an action was than the policy's average in that state. (1) and
-(2) estimate it: generalized advantage estimation (GAE; Schulman et al. 2016,
-arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0 uses one
-reward and then V(s'); lam = 1 uses all rewards until the episode or the rollout
-ends, and V(s') only there.
+    repeat until total_steps:
+        act for T steps in each of N environments        collect
+        V, advantages A and targets R, by (1) and (2)    compute_targets
+        x, the natural gradient, by (8), (10) and (11)   conjugate_gradient
+        m x, the first trial, by (12)                    natural_gradient_step
+        shorten it until S > 0 and KL <= max_kl, (12)    line_search
+        `v_steps` Adam steps of the critic on L_V, (5)   critic_value_loss
+        update the statistics of (6) and (7)             update_stats
+
+TRPO's own equations; (1) to (7) follow further down. S estimates the
+improvement up to a factor. Under pi_old the mean of A is zero, so the -1 adds
+no bias. It makes S zero at pi_old, so S > 0 predicts an improvement.
+
+    S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
+    KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
+
+Let d be a small change of pi_old's weights. Then S is about g^T d, where g is
+the policy gradient. KL and its gradient are zero at d = 0, so KL is about
+d^T F d / 2. F, its Hessian there, is the Fisher matrix. At the maximum of g^T d
+subject to d^T F d / 2 = max_kl, the gradients of both, g and F d, are parallel.
+So d = m x, where F x = g. Inserting d into the limit, m^2 x^T F x / 2 = max_kl,
+gives the root in (12). x is the natural gradient. It goes further than g in
+directions that barely change the policy, and less far in sensitive ones. F may
+not be invertible, so D = F + damping I replaces it. v is any vector:
+
+    D v     = grad (v^T grad KL) + damping v                              (10)
+    D x     = g, solved by conjugate gradients; residual r = g - D x      (11)
+    m       = sqrt(2 max_kl / (x^T D x)), at most max_step_size if that is > 0,
+    step    = 0.8^k m x, where k < `backtracks` is the smallest for which
+              S > 0 and KL <= max_kl; if there is none, step = 0          (12)
+
+For a CNN, F is too large to store. But conjugate gradients need only products
+D v, and (10) gets F v by differentiating the number v^T grad KL. They need not
+solve (11). They start at x = 0, and every step lowers x^T D x / 2 - g^T x,
+which is 0 at first. So g^T x > x^T D x / 2 > 0, and a small enough step along x
+raises S. The root sets (m x)^T D (m x) / 2, the estimate of KL plus damping
+|m x|^2 / 2, to max_kl. So damping shortens m x, and its KL is usually below
+max_kl. For a large d the estimates fail, so the line search measures S and KL.
+
+`max_step_size` (off by default; from ACKTR, Wu et al. 2017) limits m, because m
+stretches x even if g is mostly noise. On a solved pendulum, where advantages
+are nearly zero, this may ruin the policy. A limit of 2 mostly prevents it but
+can slow learning (benchmarks/NOTES.md, "InvertedPendulum"). Advantages are not
+normalised: their scale cancels in m x unless this limit acts on m.
+
+As in VPG, V(s) is the critic's estimate of the discounted, scaled rewards from
+s on. s' follows s: at the end of an episode it is the last state. `terminated`
+is 1 if s' is terminal, `done` is 1 if the episode ended, also by a time limit.
+Unless s' is terminal, we bootstrap: V(s') stands in for later rewards, even at
+a time limit, which does not end the task. (1) and (2) are GAE
+(arXiv:1506.02438): a larger `lam` relies more on rewards and less on V.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -35,50 +74,20 @@ ends, and V(s') only there.
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-R is the critic's target. In (6), (7), mean and var are those of all earlier
-rollouts (at first 0 and 1). G sums raw rewards; A and R use scaled ones. H is
-only logged. In TRPO's own equations, pi_old is the policy that collected the
-data, D is F + damping I, and v is any vector with one entry per policy weight:
+mean and var are those of all earlier rollouts. (7) makes returns of order 1, so
+one `v_lr` fits all tasks. G sums past rewards, which are known already, and has
+about the spread of returns. Critic steps do not train a shared encoder
+(images), because they ignore the limit on KL. Actions are those before tanh.
+Its Jacobian depends only on the action and cancels in (8) and (9).
 
-    S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
-    KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
-    D v     = grad (v^T grad KL) + damping v                              (10)
-    D x     = g, solved by conjugate gradients; residual r = g - D x      (11)
-    m       = sqrt(2 max_kl / (x^T D x)), at most max_step_size if that is > 0,
-    step    = 0.8^k m x, where k < `backtracks` is the smallest for which
-              S > 0 and KL <= max_kl; if there is none, step = 0          (12)
+Departures from the paper. GAE replaces sums of rewards. The paper has max_kl
+0.01, 50,000 or more samples per batch, 10 `cg_steps`, and D v from a part of
+the batch. The limit ignores that new statistics in (6) also change the policy.
 
-The -1 in (8) makes S zero at pi_old, so S > 0 predicts an improvement.
-Gradients in (8) and (10) are taken at pi_old. KL is smallest there, so grad KL
-is zero, but its derivative F is not. For P weights F has P x P entries, too
-many for a CNN, but conjugate gradients need only products D v. (10) computes
-these by differentiating the number v^T grad KL. Even if x is inexact, a small
-step along it raises S, because g^T x > 0. The root in m sets the estimate of
-KL, (m x)^T D (m x) / 2, to max_kl. Damping makes D invertible and shortens m x.
-
-`max_step_size`, off by default, comes from ACKTR (Wu et al. 2017). The root in
-m scales x to a KL of about max_kl, even if g is mostly noise. On a solved
-pendulum, where advantages are nearly zero, such steps may ruin the policy. A
-limit of 2 mostly prevents this but can slow learning (benchmarks/NOTES.md,
-"InvertedPendulum"). Advantages are not normalised: without a limit their scale
-cancels in m x; with one, tiny advantages should give short steps.
-
-After the policy's step the critic takes `v_steps` steps on (5), each on a
-random minibatch. With images, actor and critic share an encoder. Only the
-policy step trains it, because the critic's steps ignore the constraint.
-
-Departures from the paper. GAE with a critic replaces the paper's sums of
-rewards. max_kl is 0.04 (paper: 0.01), a batch has 2,048 samples (paper: 50,000
-or more), `cg_steps` is 15 (paper: 10), and D v uses the whole batch, not a
-part. The constraint ignores that new statistics in (6) also change the policy.
-Gaussian actions are squashed by tanh and rescaled to the action bounds. The
-Jacobian of tanh depends only on the action, so it cancels in (8) and (9).
-
-Defaults: 256 steps in each of 8 environments give 2,048 samples for one policy
-step and 80 critic steps. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
-times max_kl, `backtracks` (k, or 10 if no step is taken) is mostly 0,
-`cg_residual` (|r| / |g|) grows from 0.01 to about 0.5, `explained_variance`
-(of R, which contains V itself) rises above 0.9 and `entropy` falls.
+Defaults: T = 256, N = 8. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
+times max_kl. `backtracks` is k, or 10 if no step is taken, and mostly 0.
+`cg_residual`, |r| / |g|, grows from 0.01 to about 0.5, and can exceed 1 while x
+improves. `entropy`, H, falls. `explained_variance` rises above 0.9.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
@@ -97,10 +106,10 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]
@@ -495,10 +504,10 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout) -> dict:
 
     features = agent.encoder(obs)  # the policy step changed the encoder, now fixed
     ret = ret.flatten()
-    num_minibatches = cfg.rollout_steps // cfg.minibatch_size
+    size = len(obs) * cfg.minibatch_size // cfg.rollout_steps  # this process's share
     step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(cfg.v_steps):
-        idx = torch.randperm(len(obs))[: len(obs) // num_minibatches]
+        idx = torch.randperm(len(obs))[:size]  # a new random minibatch, not an epoch
         step_metrics.append(optimizers.critic.minimize(
             critic_value_loss, agent, features[idx], ret[idx], lr=cfg.v_lr))
     for name in step_metrics[0]:

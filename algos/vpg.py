@@ -1,101 +1,116 @@
 """Vanilla Policy Gradient (VPG): the policy gradient with a learned baseline.
 
-The problem. We want the policy pi with the largest expected return, the sum of
-an episode's rewards. The return depends on the environment, whose dynamics we
-do not know, so we cannot differentiate through it. The log-derivative trick
-avoids this. Suppose the probability p(x) depends on the policy's weights, and
-f(x) does not. Let grad be the gradient with respect to the weights, and E the
-mean over x. Because grad p = p grad log p,
+The problem. A policy pi(a | s) gives the probability of action a in state s.
+The weights of its network, the actor, should maximise the expected return, the
+sum of an episode's rewards. Its gradient seems to need the environment's
+dynamics. The log-derivative trick avoids this. Let p(x) be a probability that
+depends on the weights, f(x) a function that does not, E the mean over x, and
+grad the gradient with respect to the weights. As grad p = p grad log p,
 
     grad E f(x) = sum_x f(x) grad p(x) = E [f(x) grad log p(x)].
 
 Let x be an episode and f(x) its return. Then log p(x) is the sum over all steps
 t of log pi(a_t | s_t), plus log-probabilities of the environment's transitions,
-which do not depend on the weights. So we can estimate the gradient from sampled
-episodes: weight grad log pi of every action by the episode's return. This
-estimate, REINFORCE (Williams 1992, doi:10.1007/BF00992696), is unbiased but
-noisy. To reduce the noise, subtract a baseline b from the return. If b depends
-on s_t and earlier steps, but not on a_t or later ones, the mean of the gradient
-stays the same, because the probabilities of all actions sum to 1:
+which do not depend on the weights. So we can sample episodes and weight grad
+log pi of each action by the return. This estimate, REINFORCE (Williams 1992,
+doi:10.1007/BF00992696), is unbiased but noisy. To reduce the noise, subtract a
+baseline b from the return. If b depends on s_t and earlier steps, but not on
+a_t or later ones, the mean stays the same, because probabilities sum to 1:
 
     E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = b grad 1 = 0.
 
-We subtract two such terms from the return: first the rewards before t, so that
-the return from t remains, and then V(s_t), a learned estimate of it. The result
-is less noisy, because V removes the part that depends on the state alone. It
-estimates the advantage: how much better the action turned out than expected.
+We subtract the rewards before t, so that the return from t remains, and then
+V(s_t): a second network, the critic, learns the return to expect from s_t.
 
     grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t - V(s_t)).
 
-Two more changes reduce the noise further, but add bias. First, a reward k steps
-later is discounted by gamma^k, and V estimates the discounted return. Second, V
-replaces rewards far in the future, at the latest where the rollout ends. (The
-rollout is the data of one update: T steps in each of N environments.)
+In a good state, most actions are followed by a high return. V(s_t) removes this
+common part, so the difference is less noisy. It estimates the advantage of a_t:
+how much better a_t was than the policy's average in that state.
 
-Notation. V(s) is the critic's estimate of the discounted return from state s.
-s' is the state that follows s: at the end of an episode its last state, not
-the first state of the next episode. `terminated` is 1 if s' is terminal;
-`done` is 1 if the episode ended, by termination or by a time limit. Unless s'
-is terminal, we bootstrap: V(s') stands in for the rewards that would follow,
-at a time limit too, because that does not end the task. The advantage A
-estimates how much better an action was than the policy's average in that
-state. (1) and (2) estimate it: generalized advantage estimation (GAE; Schulman
-et al. 2016, arXiv:1506.02438, eq. 16). `lam` trades bias for variance: lam = 0
-uses one reward and then V(s'); lam = 1 uses all rewards until the episode or
-the rollout ends, and V(s') only there. A `lam` between 0 and 1 gives a weighted
-average of the estimates that use 1, 2, 3, ... rewards and then V.
+Discounting reduces the noise further, but adds bias. A reward k steps after a_t
+is weighted by gamma^k: the later it comes, the more it depends on other actions
+and on chance. From here on, returns and V are discounted. gamma < 1 also keeps
+V finite if a task has no end. (The gradient of the discounted return would also
+weight step t by gamma^t. Like nearly all implementations, we leave that out.)
+
+From episodes to rollouts. The code does not wait for the end of an episode. A
+rollout is a window of T steps in each of N environments. It may start and end
+in mid-episode, and the next one goes on there under a new policy. Each step
+contributes one term of the sum over t; (8) averages them, which only rescales
+the gradient. V replaces the rewards after the window. If an episode spans
+several rollouts, its states are only roughly those of the current policy.
+
+The algorithm, and where each step is coded:
+
+    repeat until total_steps:
+        act for T steps in each of N environments              collect
+        learn from this rollout:                               update
+            normalise it, by (6) and (7)                       normalize_rollout
+            V, advantages A and targets R, by (1) and (2)      compute_targets
+            one Adam step of the policy on L_pi, (8)           vpg_policy_loss
+            `v_steps` Adam steps of the critic on L_V, (5)     critic_value_loss
+        update the statistics of (6) and (7)                   update_stats
+
+Advantages. V(s) is the critic's estimate of the discounted, scaled rewards from
+s on. s' follows s: at the end of an episode its last state, not the first of
+the next. `terminated` is 1 if s' is terminal, `done` if the episode ended, also
+by a time limit. Unless s' is terminal, we bootstrap: V(s') stands in for later
+rewards, even at a time limit, which does not end the task. (1) and (2), with
+scaled rewards r, are generalized advantage estimation (GAE; Schulman et al.
+2016, arXiv:1506.02438). R is the critic's target.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
+
+delta_t is itself an estimate of the advantage, from one reward. The sum delta_t
++ gamma delta_{t+1} uses two, as V(s_{t+1}) cancels. More deltas mean less bias
+but more variance. GAE averages the estimates from n = 1, 2, 3, ... rewards
+with weights (1 - lam) lam^(n-1). If the episode or rollout ends after K steps,
+the longest estimate gets all the remaining weight, lam^(K-1). The result is
+A_t = sum over k < K of (gamma lam)^k delta_{t+k}, which (2) computes backwards.
+lam = 0 uses one reward and then V(s'); lam = 1 uses all rewards up to the end.
+
+Actions. The actor outputs logits of discrete actions, or the means mu of a
+Gaussian, whose standard deviations sigma are learned but do not depend on s.
+Gaussian actions are squashed by tanh and rescaled to the action bounds only for
+the environment (`env_act`). The Jacobian of tanh depends only on the action and
+drops out of grad log pi. So `act`, (3) and (4) concern actions before tanh.
+
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
     L_V     = mean (V(s) - R)^2                                            (5)
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
+
+(6) and (7) give inputs and targets a moderate size. mean and var are those of
+all earlier rollouts (at first 0 and 1). They stay fixed until the update ends:
+otherwise the networks would get other inputs than when they acted. G sums past
+rewards; its standard deviation estimates the scale of returns. Rewards are not
+centred, because this could change whether long episodes pay. H is only logged.
+
+The policy's loss. Its negative gradient is the mean of grad log pi(a | s) A:
+
     L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
 
-R is the critic's target. No gradient flows through A and R. In (6), (7), mean
-and var are those of all earlier rollouts (at first 0 and 1). G sums past raw
-rewards; its standard deviation estimates the scale of returns. A and R use
-scaled rewards. H is only logged. In (2), A_{t+1} is 0 after a rollout's last
-step. In (3), the actor outputs logits, or the means mu of a Gaussian. a_i is
-dimension i of the action before tanh. sigma is learned and independent of s.
+The policy takes one step, because its gradient is an expectation under the
+current policy: afterwards, the data come from an older one. The critic can take
+many, because its targets R are fixed. A is computed before the critic's steps:
+they fit V(s_t) to R_t, which contains the rewards that followed a_t, so such a
+baseline would depend on a_t. A is not normalised: V roughly centres it, and
+Adam nearly ignores its scale. With images, only the policy's step trains the
+shared encoder, so that the critic's steps cannot change pi.
 
-Every update takes one gradient step on (8) with the whole rollout, and then
-`v_steps` gradient steps on (5), each on a random minibatch. The policy gets
-only one step, because its gradient is an expectation under the current policy:
-after the step, the data come from an older policy. Advantages are computed
-before the critic's steps. After them, V would depend on the rollout's actions,
-so it would not be a valid baseline. Advantages are not normalised: the baseline
-roughly centres them, and Adam nearly ignores the scale of a gradient.
-
-Observations are normalised and rewards scaled, because networks learn best
-from inputs and targets of moderate size. (6) is part of the policy, so its
-statistics stay fixed from the start of a rollout to the end of the update.
-Rewards are not centred: subtracting their mean could change whether long
-episodes are better than short ones.
-
-With images, actor and critic share an encoder. Only the policy step trains it,
-so that the critic's many steps cannot change the policy. Gaussian actions are
-squashed by tanh and rescaled to the action bounds. (3) omits the Jacobian of
-tanh. It depends only on the action, so the gradient of (8) is right without it.
-
-Departures from theory. The gradient of the discounted return would also weight
-step t by gamma^t. We omit this weight, as nearly all implementations do. (8) is
-a mean over steps, not a sum over each episode; on average this only rescales
-the gradient. The clipping in (7) distorts very large rewards, most of all in
-the first rollout, when var is still 1.
-
-Defaults: 64 steps in each of 8 environments give 512 samples for one gradient
-step of the policy and 20 of the critic. In a healthy run on MuJoCo
-`explained_variance` rises above 0.8 within 100,000 to 200,000 environment steps
-(it flatters V, because R contains V itself), `policy_grad_norm` stays between
-0.03 and 0.4 after the first updates, and `entropy` falls slowly.
+Defaults: T = 64, N = 8, so a rollout has 512 samples. The policy takes one step
+on all of them, the critic 20 steps on 256 each. In a healthy run on MuJoCo,
+`explained_variance` (of R, which contains V itself) rises above 0.8 within
+100,000 to 200,000 environment steps, `policy_grad_norm` stays between 0.03 and
+0.4 after the first updates, and `entropy` falls slowly.
 
 Read next     algos/a2c.py or trpo.py, then:  diff algos/vpg.py algos/a2c.py
 Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
-Reproduce     python -m algos.vpg    (learning curves: benchmarks/README.md)
+Reproduce     python -m algos.vpg    (HalfCheetah; see benchmarks/README.md)
 """
 
 import math
@@ -107,10 +122,10 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args)`: f returns (loss, metrics). One Adam step down
-#                   the gradient, averaged over processes, clipped to max_grad_norm (0:
-#                   off). Returns the metrics, detached, and gradient norm
-# mpi.Optimizers    optimizers by name; each changes only its own parameters
+# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
+#                   One Adam step; its gradient is averaged over processes, clipped if
+#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
+# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first
 # make_envs         parallel environments. When an episode ends, `step` starts the next
@@ -408,10 +423,10 @@ def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
 
     features = agent.encoder(obs)  # the policy step changed the encoder, now fixed
     ret = ret.flatten()
-    num_minibatches = cfg.rollout_steps // cfg.minibatch_size
+    size = len(obs) * cfg.minibatch_size // cfg.rollout_steps  # this process's share
     step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(cfg.v_steps):
-        idx = torch.randperm(len(obs))[: len(obs) // num_minibatches]
+        idx = torch.randperm(len(obs))[:size]  # a new random minibatch, not an epoch
         step_metrics.append(optimizers.critic.minimize(
             critic_value_loss, agent, features[idx], ret[idx], lr=cfg.v_lr))
     for name in step_metrics[0]:
