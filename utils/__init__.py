@@ -1,6 +1,6 @@
 """What the algorithm files share. Each imports the first three, imitation (bc, gail) also demos:
 
-    mpi.py      optimizers that take one gradient step, averaged over processes
+    mpi.py      optimizers and running statistics, averaged over processes
     envs.py     make_envs, evaluate, and what each kind of environment needs
     run.py      RunConfig and Run: directory, seeds, device, reports, save and resume
     demos.py    demonstrations of an expert, for imitation learning
