@@ -25,8 +25,8 @@ The algorithm, and where each step is coded:
         move the average policy, (3)                      polyak_update
 
 The replay ratio. Replays learn more from the same environment steps. But each
-costs time and moves pi further from the stored mu. On CartPole, replay saved
-environment steps, but 4 replays saved no more than 1 (benchmarks/README.md).
+costs time and moves pi further from the stored mu. 4 is the paper's ratio; on
+CartPole, 1 saved as many environment steps (benchmarks/README.md).
 
 The critic. Q(s, a) estimates the discounted sum of scaled rewards after action
 a in s if pi acts from then on. s' follows s: at the end of an episode its last
@@ -57,15 +57,15 @@ u(a) is the weight of action a, and g the direction in which x should move:
     g       = sum_a u(a) grad log pi(a | s);
               component a of g is u(a) - pi(a | s) sum_b u(b)              (9)
 
-In (8), R_t - V(s) estimates the advantage of a_t. Without truncation, rho_t
-alone would weight actions as pi does, but one huge rho_t could outweigh a whole
-batch. With it, actions with rho > c count too little, which the second term
-corrects. If Q is exact, the two terms on average weight the advantage of action
-a by min(c mu, pi) and max(0, pi - c mu). The sum is pi, as in the policy
-gradient: 0.1 + 0.4 if c = 10, mu = 0.01 and pi = 0.5. Without the max, the
-second weight would be pi - c mu, and the sum at mu = pi = 0.5 would be -4: the
-wrong sign. Only a_t has an R, so the second term uses Q. A large c relies on
-noisy ratios, a small c on Q. No ratio corrects the states, which come from mu.
+In (8), R_t - V(s) estimates the advantage of a_t. Weights rho_t without the min
+would be right on average, but one huge rho_t could outweigh a whole batch. With
+the min, actions with rho > c count too little. The second term adds the rest,
+with Q, since only a_t has an R. Check, for exact Q: a_t is a with probability
+mu, so the first term gives a's advantage a mean weight of mu min(c, pi / mu) =
+min(c mu, pi). The second gives pi max(0, 1 - c mu / pi) = max(0, pi - c mu).
+The sum is pi, as in the policy gradient: 0.1 + 0.4 if c = 10, mu = 0.01 and pi
+= 0.5. Without the max it would be less than pi where rho < c. A large c relies
+on noisy ratios, a small c on Q. No ratio corrects the states, which mu visited.
 
 The trust region. A noisy estimate can ruin pi in one step, but a lower learning
 rate would slow all steps. So ACER limits only steps away from avg, the average
@@ -81,9 +81,9 @@ By (3), avg lags about 1 / tau updates behind, so even a slow drift counts. If x
 moves along z, the KL changes at the rate k^T z, its slope. (11) is the vector
 closest to g with a slope of at most `max_slope`. Without its max, a g of
 smaller slope would be pushed away from avg. At pi = avg, k is 0 and z is g.
-(12) has the gradient -z in x, divided by the number of samples. In (13), H is
-pi's mean entropy; its bonus keeps pi from becoming deterministic too early.
-(11) limits neither H nor, with images, what L_Q changes in the shared encoder.
+As g, k and z sum to 0 over actions, (12) has the gradient -z in x, divided by
+the number of samples. H is pi's mean entropy; its bonus keeps pi random longer.
+(11) limits neither H's gradient nor, with images, L_Q's in the shared encoder.
 As in A2C, mean and var are those of all earlier rollouts (at first 0 and 1):
 
     obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
@@ -92,13 +92,13 @@ As in A2C, mean and var are those of all earlier rollouts (at first 0 and 1):
 
 Departures from the paper. There k is the gradient in the probabilities, so
 `max_slope` and the paper's delta = 1 differ in scale. The number of replays is
-fixed, not drawn from a Poisson distribution. Environments run in lockstep, not
-in asynchronous threads. Actions are discrete: (4) and (8) sum over all of them.
+fixed, not drawn from a Poisson distribution. Actions are discrete: (4) and (8)
+sum over all of them.
 
-Defaults: T = 20, N = 16, 4 replays per rollout, a buffer of 200. In healthy
-runs on CartPole, `replayed_ratio_mean` is 0.99 to 1.01 (under mu, rho has mean
-1); `projected`, the share of samples changed by (11), 0 to 0.03; `kl_avg`, the
-KL in (10), below 0.3; `replayed_explained_variance` 0.2 to 0.9.
+Defaults: T = 20, N = 16, 4 replays per rollout, a buffer of 200 rollouts. In
+healthy runs on CartPole, `projected`, the share of samples changed by (11), is
+0 to 0.03, `kl_avg`, the KL in (10), below 0.3, `replayed_explained_variance`
+0.2 to 0.9. The mean of rho, `replayed_ratio`, is 0.99 to 1.01 for any pi.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
 Try           python -m algos.acer --total-steps 1e5    (also: --replay-ratio 0)

@@ -14,11 +14,10 @@ expert's states it errs with probability p, and that rewards are between 0 and
 p T. But each of the T steps may bring the first error, and that error may cost
 all later rewards, up to T. So the loss can grow to p T^2 (Ross & Bagnell 2010).
 
-There are two remedies, but each needs more than recordings. DAgger (Ross et al.
-2011) asks the expert what to do in the states that the clone visits. GAIL
-(algos/gail.py) lets the policy act in the environment while it learns. BC needs
-neither, so it is the baseline for both. With many demonstrations it is hard to
-beat.
+Two remedies need more than recordings. DAgger (Ross et al. 2011) asks the
+expert what to do in the states that the clone visits. GAIL (algos/gail.py) lets
+the policy act in the environment while it learns. BC needs neither, so it is
+the baseline for both. With many demonstrations it is hard to beat.
 
 The algorithm, and where each step is coded:
 
@@ -31,7 +30,7 @@ The algorithm, and where each step is coded:
         if it is the lowest so far, copy the weights to `best`
     act with the weights in `best`                             Agent.act
 
-In this file a step is a gradient step, not a step of an environment: also in
+From here on a step is a gradient step, not one of an environment: also in
 `total_steps`, in --eval-every and on the x-axis of curves.
 
 The policy is that of algos/ppo.py. For discrete actions the network outputs
@@ -45,14 +44,15 @@ low and high. The equations, with c = 0.999:
     log pi  = log softmax(logits)_a, or sum_i log N(u_i; mu_i(s), sigma_i) (3)
     L       = -mean log pi                                                 (4)
 
-(1) Mean and var are those of the training pairs, but --init-from keeps those of
-the run that it loads. Clipping guards against dimensions that hardly vary in
-the demonstrations. Images are only scaled to [0, 1].
+(1) Mean and var are those of the training pairs. Only --init-from, which starts
+from another run's weights, keeps that run's mean and var. Clipping guards
+against dimensions that hardly vary in the demonstrations. Images are only
+scaled to [0, 1].
 (2) This undoes the squashing: u is the sample that gives the expert's action a.
 At a bound u would be infinite, so we clip first; a bound becomes 3.8 or -3.8.
-(3) This is the log-density of u. The log-density of a has one more term, from
-tanh and rescaling. That term does not depend on the weights, so the gradient is
-the same.
+(3) For continuous actions, this is the log-density of u. That of a has one more
+term, from tanh and rescaling. That term does not depend on the weights, so the
+gradient is the same.
 (4) For discrete actions, L is the cross-entropy. For continuous actions, L is,
 up to a constant, a squared error that is scaled by the learned sigma_i:
 
@@ -72,22 +72,24 @@ Do not trust these losses too far. `best_loss` is a minimum over many checks, so
 it is biased low. Held-out and training pairs come from the same episodes,
 because there may be only one, so overfitting shows late. And no loss in the
 expert's states tells how well the clone does elsewhere. Only its return does:
-use utils.play, or --eval-every and then `python -m plot RUN --y eval_ret`.
+use utils.play, or --eval-every and then `python -m plot RUN --y eval_ret`. Both
+act deterministically, as the expert did when it was recorded.
 
 The settings follow Ho & Ermon 2016 (arXiv:1606.03476) and their code: held-out
 share, learning rate, minibatch size, and `subsample`, which keeps only every
-20th pair. They make data scarce on purpose, because with all pairs BC can match
-the expert (benchmarks/README.md, "Imitation"). For the best clone, set it to 1.
+20th pair. This makes data scarce on purpose, because with all pairs BC can
+match the expert (benchmarks/README.md, "Imitation"). For the best clone, set it
+to 1.
 
 Defaults: 10,000 gradient steps on minibatches of 128, with a check after every
 100. 70% of the pairs are training pairs. `bc_loss`, L on the minibatches,
 should fall and level off; on CartPole it falls below 0.02. `held_out_loss`,
-0.04 to 0.5 there, rises above `best_loss` as the policy overfits. Discrete
-actions have a limit: on new pairs, the expected L is at least the entropy of
-the expert's policy, which is 0 for a deterministic expert. On training pairs,
-overfitting can bring L below this limit. If a deterministic expert has
-continuous actions, there is no limit: sigma shrinks with the error, and L can
-be negative.
+0.04 to 0.5 there, rises above `best_loss` as the policy overfits. How low can L
+get? For discrete actions, its mean on new pairs is at least the entropy of the
+expert's policy, which is 0 if the expert is deterministic. Only on training
+pairs can overfitting bring L below that. For continuous actions of a
+deterministic expert, L has no lower bound: sigma shrinks with the error, so log
+sigma, and L with it, falls below 0.
 
 Read after    algos/ppo.py
 Record and try (utils.play records 10 episodes of deterministic actions):
@@ -286,7 +288,8 @@ def bc_loss(policy: Policy, batch: Batch) -> tuple[Scalar, dict]:
 def update(agent: Agent, optimizer: mpi.Adam, pairs: Batch, held_out: Batch,
            batch_size: int) -> dict:
     """Take `check_every` gradient steps on the training pairs. Then check: compute the
-    held-out loss, and copy the weights to `best` if it is the lowest so far."""
+    held-out loss, and copy the weights to `best` if it is the lowest so far. Return
+    metrics, those of gradient steps as [check_every]; `run.report` averages each."""
     step_metrics = []  # of each gradient step: the loss and the gradient norm
     for _ in range(agent.cfg.check_every):
         idx = torch.randint(len(pairs.obs), (batch_size,))  # with replacement
@@ -310,7 +313,7 @@ def train(cfg: Config) -> Agent:
     """Train until `total_steps`, from the start or from a checkpoint."""
     with Run(cfg) as run:  # directory, seeds, processes, checkpoints
         cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, 1)  # only for its spaces; evaluation makes its own
+        envs = make_envs(cfg, 1)  # never stepped: only for its spaces
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         demos = load_demos(cfg, envs)  # subsampled; the same in all processes
         pairs, held_out = split(demos, cfg.held_out, cfg.seed)
@@ -323,7 +326,7 @@ def train(cfg: Config) -> Agent:
         # After `restore`: --init-from replaces the statistics.
         pairs = as_batch(agent, pairs.to(run.device))
         held_out = as_batch(agent, held_out.to(run.device))
-        while step < cfg.total_steps:
+        while step < cfg.total_steps:  # run.batch_size: this process's share
             metrics = update(agent, optimizer, pairs, held_out, run.batch_size)
             step += cfg.check_every
             run.report(step, envs, **metrics)  # logs; evaluates and saves when due

@@ -3,9 +3,9 @@ arXiv:1606.03476.
 
 The problem. We are given an expert's observations s and actions a, but no
 rewards. In behavioural cloning (algos/bc.py) mistakes compound: each can lead
-to states that the expert never visited. GAIL lets the policy act until it
-visits each pair (s, a) as often as the expert does. Then both have the same
-mean return, whatever the rewards: it sums visits times reward over all pairs.
+to states that the expert never visited. GAIL trains the policy until it visits
+each pair (s, a) as often as the expert does. Then both have the same mean
+return, whatever the rewards: a return sums visits times reward over all pairs.
 The discriminator D(s, a) estimates the probability that a pair is the expert's,
 not the policy's. PPO trains the policy on a reward that grows with D. The
 environment's rewards train nothing; the log has their sum, `ep_ret`.
@@ -17,7 +17,7 @@ The algorithm, and where each step is coded:
         `disc_epochs` times, for each minibatch B of pairs:    update_disc
             draw expert pairs E; one Adam step on (13)         disc_loss
         replace all rewards by (14), with the new D            imitation_reward
-        `epochs` times, one Adam step per minibatch on (11)    update, ppo_loss
+        `epochs` times: new A, R; Adam on (11) by minibatch    update, ppo_loss
         update the statistics of (6) and (7)                   update_stats
 
 GAIL's own equations. PPO's, (1) to (12), follow further down.
@@ -26,18 +26,18 @@ GAIL's own equations. PPO's, (1) to (12), follow further down.
     r       = -log(1 - D(s, a)),  or log D(s, a)                          (14)
 
 Let p_E and p_B be the probabilities (or densities) of a pair under expert and
-policy. In expectation, D = p_E / (p_E + p_B) minimises (13). Its logit is then
-log p_E - log p_B, so r is high where the policy visits too rarely. D could tell
-a noiseless expert from a noisy policy: record it with utils.play --stochastic.
+policy. A pair adds -p_E log D - p_B log(1 - D) to the mean of (13), the least
+at D = p_E / (p_E + p_B). So r is high where the policy visits too rarely. Use
+--stochastic to record: D could tell a noiseless expert from a noisy policy.
 
 The sign of r. -log(1 - D) is positive, so long episodes pay even if the policy
 imitates badly (survival bias; Kostrikov et al. 2019). Where success ends the
-episode (MountainCar, Acrobot), it pays to avoid success. There the authors use
+episode (MountainCar, Acrobot), it pays to avoid success. There Ho & Ermon use
 log D (`--no-positive-rew`). It is negative, so early ends pay, even failures.
 
-PPO's equations (see algos/ppo.py). r is (14); (7) scales it before (1) uses it.
-`terminated` is 1 if the next state s' is terminal, `done` also at a time limit.
-A is the advantage, R the target of the critic V, c `clip_ratio`; pi_old acted.
+PPO's equations (see algos/ppo.py). r is (14): unscaled in G of (7), scaled by
+(7) in (1). In (3), a is before tanh, but D gets it as `env.step` does. `done`
+is 1 also at a time limit, `terminated` only if s' is terminal. pi_old acted.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -54,17 +54,17 @@ A is the advantage, R the target of the critic V, c `clip_ratio`; pi_old acted.
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 Departures, besides PPO's. The paper uses TRPO and one step on D per rollout.
-Its D is our 1 - D (we follow the authors' code); its lambda is our `ent_coef`.
+Its D is our 1 - D, so its cost, log D, is our -r; its lambda is our `ent_coef`.
 
 Defaults: as in algos/ppo.py; D takes 32 steps per rollout, on 64 pairs of each
-kind. `d_expert` and `d_policy`, the mean D of each kind, should approach 1/2.
-If they are near 1 and 0, the policy's -log(1 - D) is about 0: lower `disc_lr`.
+kind. `d_expert` and `d_policy`, the mean D of each kind, leave 1/2 as D learns,
+then approach it. At 1 and 0, r hardly tells pairs apart: lower `disc_lr`.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/gail.py
 Record and try (quick; benchmarks/README.md, "Imitation", has harder tasks):
     python -m algos.ppo --env CartPole-v1 --total-steps 5e4
-    python -m utils.play runs/CartPole-v1/ppo/seed1 --record demos.npz
-    python -m algos.gail --env CartPole-v1 --total-steps 5e4 --demos demos.npz
+    python -m utils.play runs/CartPole-v1/ppo/seed1 --record e.npz --stochastic
+    python -m algos.gail --env CartPole-v1 --total-steps 5e4 --demos e.npz
 """
 
 import math
@@ -417,11 +417,11 @@ def update_disc(agent: Agent, optimizer: mpi.Adam, rollout: Rollout,
     metrics = {}
     for _ in range(cfg.disc_epochs):
         for idx in torch.randperm(len(obs)).view(num_minibatches, -1):
-            policy = agent.pairs(obs[idx], env_act[idx])
+            policy_pairs = agent.pairs(obs[idx], env_act[idx])
             shown = demos.take(torch.randint(len(demos.obs), idx.shape))
-            expert = agent.pairs(shown.obs, shown.act)
+            expert_pairs = agent.pairs(shown.obs, shown.act)
             step_metrics = optimizer.minimize(
-                disc_loss, agent.disc, expert, policy, lr=cfg.disc_lr)
+                disc_loss, agent.disc, expert_pairs, policy_pairs, lr=cfg.disc_lr)
             for name, value in step_metrics.items():
                 metrics.setdefault(name, []).append(value)
     metrics = {name: torch.stack(values) for name, values in metrics.items()}

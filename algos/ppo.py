@@ -45,7 +45,7 @@ stands in for later rewards, even at a time limit, which does not end the task.
 (1) and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
 arXiv:1506.02438). `lam` trades bias for variance: 0 uses one reward and then
 V(s'); 1 uses all rewards until the episode or the rollout ends, and then V(s').
-The critic fits R. In (6), (7), mean and var are those of all earlier rollouts.
+The critic fits R. mean and var are of all earlier rollouts (at first 0 and 1).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -65,8 +65,8 @@ Departures from the paper. Tanh; targets and advantages are recomputed in every
 epoch (benchmarks/NOTES.md, "Variants on MuJoCo"). These details, mostly from
 OpenAI Baselines (Huang et al. 2022), can be switched off: norm_obs (6),
 scale_rew (7), norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Only
-norm_obs clearly helped in our ablation (benchmarks/README.md). The value loss
-is not clipped. (12) is from Schulman's web page (2020).
+norm_obs clearly helped in our ablation (benchmarks/README.md). Baselines also
+clips the value loss; we do not. (12) is from Schulman's web page (2020).
 
 Defaults: T = 256, N = 8; 10 epochs of 32 minibatches are 320 gradient steps. In
 healthy runs `kl` after the last epoch is 0.0005 to 0.05, and `clip_frac`, the
