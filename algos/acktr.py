@@ -7,8 +7,7 @@ it. ACKTR limits KL, the divergence between old and new policy. For a small
 change d of the weights, the loss L changes by about d^T grad L, and KL is about
 d^T F d / 2. F is the Fisher matrix. Where L falls most for a given KL, the
 gradients of both, grad L and F d, are parallel. So the best d is a negative
-multiple of F^-1 grad L, the natural gradient. But F is too large to invert, and
-TRPO's way, solving F x = grad L in every update, is slow.
+multiple of F^-1 grad L, the natural gradient. But F is too large to invert.
 
 The algorithm, and where each step is coded:
 
@@ -22,24 +21,27 @@ The algorithm, and where each step is coded:
 
 The idea is K-FAC (Martens & Grosse 2015, arXiv:1503.05671). The network
 predicts p(y | s), where y is an action and a value. The value is Gaussian, so
-that the critic has a KL, too. F is the mean of u u^T, where u is the gradient
-of -log p(y | s) for a y sampled from p. A layer computes W x, where x ends in a
-constant 1 for the bias. Let e be the gradient of -log p with respect to W x.
-The gradient for W is e x^T or, with columns stacked, x kron e (the Kronecker
-product). So this block of F is the mean of (x x^T) kron (e e^T). K-FAC treats x
-and e as independent and sets F to zero between layers. The block becomes
-X kron S, where X is the mean of x x^T and S that of e e^T. Its inverse is
-X^-1 kron S^-1, so F^-1 grad L becomes S^-1 (grad L) X^-1. B is the size of a
-rollout; k counts updates. A convolution applies W to T patches x (else T = 1).
+that the critic has a KL, too. F, the Hessian of KL at d = 0, is the mean of u
+u^T, where u is the gradient of -log p(y | s) for a y sampled from p. A layer
+computes W x, where x ends in a constant 1 for the bias. Let e be the gradient
+of -log p with respect to W x. The gradient for W is e x^T. With columns stacked
+it is x kron e, the Kronecker product, and u u^T is (x x^T) kron (e e^T). K-FAC
+treats x and e as independent and sets F to zero between layers. So a layer's
+block of F becomes X kron S, where X is the mean of x x^T and S that of e e^T.
+Times a stacked matrix G it is S G X, stacked. So F^-1 grad L becomes S^-1 (grad
+L) X^-1. B is the size of a rollout; k counts updates. A convolution applies W
+to P patches x per sample (else P = 1).
 
     ell     = -sum [log pi(a | s) + log N(v; V, 1)],  a ~ pi, v ~ N(V, 1) (10)
-    X_k     = sum x x^T / B, S_k = sum e e^T / (B T), e = d ell / d(W x)  (11)
+    X_k     = sum x x^T / B, S_k = sum e e^T / (B P), e = d ell / d(W x)  (11)
     X, S   <- (1 - w) (X, S) + w (X_k, S_k), w = max(1 - decay, 1/k)      (12)
 
-(10) samples new a and v, because F is a mean over p. Gradients of L would not
+(10) samples from p, because F is a mean over p. Gradients of L would not
 measure KL: the actor's grow with the advantages, the critic's vanish as V fits
-R. A convolution's gradient is a sum over patches, so X sums over them; S
-averages (KFC, arXiv:1602.01407). (12) averages rollouts, so they can be small.
+R. The gradient of a convolution is the sum of e x^T over its P patches. If e of
+different patches are uncorrelated (KFC, arXiv:1602.01407), F is P times the
+mean of x x^T kron that of e e^T. X takes the P: it sums over patches, S
+averages.
 
     X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
     c       = sqrt(mean of the diagonal of X / mean of the diagonal of S) (13)
@@ -48,16 +50,15 @@ averages (KFC, arXiv:1602.01407). (12) averages rollouts, so they can be small.
     M      <- momentum M + (1 - momentum) eta D,  W <- W - M              (16)
     KL      = mean [pi / pi_old - 1 - log(pi / pi_old)], after the step   (17)
 
-Where F is small, F^-1 amplifies noise. So (13) adds at least damping I to
-X kron S; c makes both additions equal relative to the mean diagonals. log sigma
+Where F is small, F^-1 amplifies noise. So (13) adds at least damping I to X
+kron S; c makes both additions equal relative to the mean diagonals. log sigma
 is in no layer; its F is exactly 2 I. With the damped F, F D is grad L. So a
 step eta D has a KL of about eta^2 D^T F D / 2 = eta^2 sum(D * grad L) / 2. (15)
 limits it to max_kl, and lr limits eta where grad L is small. The critic has its
-own eta, with v_max_kl. M averages the steps. (17) estimates KL.
+own sum and eta, with v_max_kl. M averages eta D over updates; (17) is its KL.
 
-The rest is A2C (algos/a2c.py). s' follows s: at the end of an episode it is the
-last state. `done` is 1 if the episode ended, `terminated` if s' is terminal. V
-is the critic, R its target. mean and var are those of earlier rollouts.
+The rest is A2C (algos/a2c.py). `done` is 1 if the episode ended, `terminated`
+if s' is terminal. R is V's target. mean and var are those of earlier rollouts.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -71,7 +72,7 @@ is the critic, R its target. mean and var are those of earlier rollouts.
     L       = L_pi + vf_coef L_V - ent_coef H                              (9)
 
 Departures from the paper: GAE and tanh, as in A2C; with images, a limit of the
-critic's own; 1/k in (12), as in K-FAC; no clipping of the gradient norm.
+critic's own; 1/k in (12), as in K-FAC.
 
 Defaults: N = 16; 320 samples per update. In a healthy run on MuJoCo
 `step_size`, eta, is 0.1 to 0.2 at first. `kl` stays below max_kl; if it is far
@@ -352,7 +353,7 @@ class LayerFisher(nn.Module):
             self.register_buffer(name + "_inv", weight.new_zeros(size, size))
 
     def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
-        """Hook: keep x [B, T, num_inputs + 1], in the order of `weight.flatten(1)`."""
+        """Hook: keep x [B, P, num_inputs + 1], in the order of `weight.flatten(1)`."""
         x = inputs[0].detach()
         if isinstance(layer, nn.Conv2d):
             x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
@@ -363,14 +364,14 @@ class LayerFisher(nn.Module):
         out.register_hook(self.on_backward)  # called with the gradient of `out`
 
     def on_backward(self, grad_out: Tensor) -> None:
-        """Hook: keep e [B, T, m]. `grad_out` is [B, m] or [B, m, height, width]."""
+        """Hook: keep e [B, P, m]. `grad_out` is [B, m] or [B, m, height, width]."""
         self.e = grad_out.reshape(*grad_out.shape[:2], -1).transpose(1, 2)
 
     def update(self, w: float) -> None:
         """Eqs. (11), (12). X_k sums over positions, S_k averages over them."""
-        B, T, _ = self.x.shape
-        X_k = torch.einsum("bti,btj->ij", self.x, self.x) / B
-        S_k = torch.einsum("bti,btj->ij", self.e, self.e) / (B * T)
+        B, P, _ = self.x.shape
+        X_k = torch.einsum("bpi,bpj->ij", self.x, self.x) / B
+        S_k = torch.einsum("bpi,bpj->ij", self.e, self.e) / (B * P)
         self.X.lerp_(mpi.average(X_k), w)  # averaged over processes
         self.S.lerp_(mpi.average(S_k), w)
 
@@ -428,8 +429,7 @@ class KFAC(nn.Module):
         with torch.enable_grad():
             loss, metrics = loss_fn(*args)
             grads = torch.autograd.grad(loss, self.params)
-        grads = [mpi.average(grad.contiguous()) for grad in grads]
-        grads = dict(zip(self.params, grads))
+        grads = {p: mpi.average(g.contiguous()) for p, g in zip(self.params, grads)}
         D = {param: grad / (2 + cfg.damping) for param, grad in grads.items()}
         for layer, fisher in zip(self.layers, self.fishers):
             D |= fisher.solve(layer, grads)  # replaces all D but log sigma's

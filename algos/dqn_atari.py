@@ -40,19 +40,20 @@ its two steps add e and f:
 
 The first transition leads from (a, b, c, d) to (b, c, d, e). Row 17 holds the
 last frame of the episode and no transition. Once the ring is full, a new frame
-overwrites the oldest one. The transitions in its own row and in the n - 1 rows
-after it used that frame, so they become invalid. `live` marks the rows with a
-transition whose frames are all still stored. Only these are sampled, so no
-stack mixes two episodes, or new frames with old ones.
+overwrites the oldest one, in row k. The old transitions in rows k - 1 to k + n
+- 1 used it. That in row k - 1 was lost when row k - 1 was overwritten; the
+other n become invalid now. `live` marks the rows with a transition whose frames
+are all still stored. Only these are sampled, so no stack mixes two episodes, or
+new frames with old ones.
 
 Atari preprocessing, done in `make_envs`. One environment step is one action,
-repeated for 4 screens of the game. Only the last of them becomes a frame (the
-maximum of the last two, since some games draw objects in every second screen
-only). The learner gets rewards clipped to [-1, 1], so that one learning rate
-works across games; the log shows the true score. In each of the 4 screens the
-game repeats the previous action with probability 0.25 instead of the chosen
-one ("sticky actions", Machado et al. 2018, arXiv:1709.06009). As in the paper,
-every episode starts with a random number of no-op actions.
+repeated for 4 screens of the game. They become one frame: the pixelwise maximum
+of the last two, since some games draw objects in every second screen only. The
+learner gets rewards clipped to [-1, 1], so that one learning rate works across
+games; the log shows the true score. In each of the 4 screens the game repeats
+the previous action with probability 0.25 instead of the chosen one ("sticky
+actions", Machado et al. 2018, arXiv:1709.06009). As in the paper, every episode
+starts with a random number of no-op actions.
 
 From DQN come (1) to (6); algos/dqn.py gives the reasons. Action a in state s
 gave reward r and led to s'. U(s') estimates the discounted return from s' on.
@@ -75,7 +76,8 @@ ends at game over; the paper treated each lost life as the end of an episode
 during training. The numbers are those of shorter runs: 2.5 million steps
 (paper: 50 million), eps from 1 to 0.01 in 250,000 of them (to 0.1 in a
 million), a copy of Q every 250 updates (10,000), learning after 80,000 steps
-(50,000).
+(50,000). Sticky actions are newer than the paper. The paper acts at random
+until learning starts; here eps falls from step 0, to 0.68 at that time.
 
 Defaults: after the first 80,000 steps, every fourth environment step is
 followed by one update on a batch of 32 (605,000 updates in all). Frames stay
@@ -233,7 +235,8 @@ class FrameBuffer:
             "terminated": np.empty(shape, np.float32),
             "live": np.zeros(shape, bool)}  # holds a transition with all its frames
         self.num_written = np.zeros(num_envs, np.int64)  # frames, per environment
-        self.starts = np.ones(num_envs, bool)  # does the next obs start an episode?
+        # Set after every `add`: does the next obs of an environment start an episode?
+        self.starts = np.ones(num_envs, bool)
 
     def add(self, **transition: np.ndarray) -> None:
         """Store one transition per environment; every array is [N, ...]."""
@@ -396,7 +399,7 @@ def train(cfg: Config) -> Agent:
         agent = Agent(obs_space, envs.single_action_space, cfg)
         agent.to(run.device)
         optimizer = mpi.Adam(agent.critic)  # it changes Q, not Q_targ
-        # Elsewhere that axis is height or colours, not a stack of frames.
+        # ALE observations are [frames, height, width]. Elsewhere, axis 0 is no stack.
         num_frames = obs_space.shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(
             run.buffer_size, run.num_envs, num_frames, obs_space.shape, run.device)

@@ -4,12 +4,12 @@ The problem. In the vanilla policy gradient the learning rate limits how far the
 weights move. But of two steps of equal length, one may barely change the policy
 and the other ruin it. TRPO limits the change of the policy itself: KL, the
 divergence between the old policy pi_old and the new one, pi, is at most max_kl.
-Within this limit it approximately maximises S, the estimated improvement. Let
-A(s, a), the advantage, be how much better action a is in state s than pi_old's
-average. The improvement is the expected discounted sum of A(s, a), with states
-and actions from pi (Kakade and Langford 2002). We have both only from pi_old.
-The ratio pi / pi_old corrects for the actions, but nothing corrects for the
-states. So S holds only near pi_old, which is another reason for the limit.
+Within this limit it approximately maximises S, an estimate of pi's expected
+return minus pi_old's. Let A(s, a), the advantage, be how much better action a
+is in state s than pi_old's average. That difference is the expected discounted
+sum of A(s, a), with states and actions from pi (Kakade and Langford 2002). Our
+samples are from pi_old. The ratio pi / pi_old corrects for the actions, nothing
+for the states. So S is accurate only near pi_old: another reason for the limit.
 
 The algorithm, and where each step is coded:
 
@@ -22,9 +22,9 @@ The algorithm, and where each step is coded:
         `v_steps` Adam steps of the critic on L_V, (5)   critic_value_loss
         update the statistics of (6) and (7)             update_stats
 
-TRPO's own equations; (1) to (7) follow further down. S estimates the
-improvement up to a factor. Under pi_old the mean of A is zero, so the -1 adds
-no bias. It makes S zero at pi_old, so S > 0 predicts an improvement.
+TRPO's own equations; (1) to (7) follow further down. Under pi_old the mean of A
+is zero, so the -1 adds no bias. It makes S zero at pi_old, so S > 0 predicts an
+improvement. (8) weights all steps equally: it drops gamma^t, as VPG does.
 
     S       = mean [(pi(a | s) / pi_old(a | s) - 1) A],  g = grad S        (8)
     KL      = mean over s of KL(pi_old(. | s) || pi(. | s))                (9)
@@ -44,26 +44,27 @@ not be invertible, so D = F + damping I replaces it. v is any vector:
     step    = 0.8^k m x, where k < `backtracks` is the smallest for which
               S > 0 and KL <= max_kl; if there is none, step = 0          (12)
 
-For a CNN, F is too large to store. But conjugate gradients need only products
-D v, and (10) gets F v by differentiating the number v^T grad KL. They need not
-solve (11). They start at x = 0, and every step lowers x^T D x / 2 - g^T x,
-which is 0 at first. So g^T x > x^T D x / 2 > 0, and a small enough step along x
-raises S. The root sets (m x)^T D (m x) / 2, the estimate of KL plus damping
-|m x|^2 / 2, to max_kl. So damping shortens m x, and its KL is usually below
-max_kl. For a large d the estimates fail, so the line search measures S and KL.
+For a CNN, F is too large to store. But conjugate gradients need only products D
+v, and (10) gets F v by differentiating the number v^T grad KL. They minimise
+q(x) = x^T D x / 2 - g^T x. Its gradient is -r, so D x = g at the minimum. Each
+step minimises q along a direction p, r plus a multiple of the last p, such that
+p^T D p_last = 0. So a step does not undo earlier ones. A few steps do not solve
+(11). But q is 0 at x = 0, the start, and falls in every step. So g^T x > x^T D
+x / 2 > 0, and a small enough step along x raises S. The root sets (m x)^T D (m
+x) / 2, the estimate of KL plus damping |m x|^2 / 2, to max_kl. So damping
+shortens m x, and its KL is usually below max_kl. The line search measures it.
 
-`max_step_size` (off by default; from ACKTR, Wu et al. 2017) limits m, because m
-stretches x even if g is mostly noise. On a solved pendulum, where advantages
-are nearly zero, this may ruin the policy. A limit of 2 mostly prevents it but
-can slow learning (benchmarks/NOTES.md, "InvertedPendulum"). Advantages are not
-normalised: their scale cancels in m x unless this limit acts on m.
+`max_step_size` (off by default; from ACKTR, Wu et al. 2017) limits m. Without
+it, m x has the same estimated KL for every g: m grows as g shrinks. On a solved
+pendulum advantages are nearly zero, and g is mostly noise. A full step along
+noise may ruin the policy. A limit of 2 mostly prevents it but can slow learning
+(benchmarks/NOTES.md, "InvertedPendulum"). Advantages are not normalised: F does
+not contain them, so their scale cancels in m x, unless the limit acts on m.
 
-As in VPG, V(s) is the critic's estimate of the discounted, scaled rewards from
-s on. s' follows s: at the end of an episode it is the last state. `terminated`
-is 1 if s' is terminal, `done` is 1 if the episode ended, also by a time limit.
-Unless s' is terminal, we bootstrap: V(s') stands in for later rewards, even at
-a time limit, which does not end the task. (1) and (2) are GAE
-(arXiv:1506.02438): a larger `lam` relies more on rewards and less on V.
+As in VPG, V(s) is the critic's estimate of the discounted sum of scaled rewards
+from s on. `done` is 1 if the episode ended, `terminated` only if s' is
+terminal. Unless it is, V(s') stands in for later rewards, even at a time limit.
+(1), (2) are GAE (arXiv:1506.02438).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -75,19 +76,18 @@ a time limit, which does not end the task. (1) and (2) are GAE
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
 mean and var are those of all earlier rollouts. (7) makes returns of order 1, so
-one `v_lr` fits all tasks. G sums past rewards, which are known already, and has
-about the spread of returns. Critic steps do not train a shared encoder
-(images), because they ignore the limit on KL. Actions are those before tanh.
-Its Jacobian depends only on the action and cancels in (8) and (9).
+one `v_lr` fits all tasks. Critic steps do not train a shared encoder (images),
+because they ignore the limit on KL. Gaussian actions are squashed by tanh only
+for the environment; its Jacobian cancels in (8) and (9).
 
 Departures from the paper. GAE replaces sums of rewards. The paper has max_kl
 0.01, 50,000 or more samples per batch, 10 `cg_steps`, and D v from a part of
-the batch. The limit ignores that new statistics in (6) also change the policy.
+it.
 
 Defaults: T = 256, N = 8. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
 times max_kl. `backtracks` is k, or 10 if no step is taken, and mostly 0.
-`cg_residual`, |r| / |g|, grows from 0.01 to about 0.5, and can exceed 1 while x
-improves. `entropy`, H, falls. `explained_variance` rises above 0.9.
+`cg_residual`, |r| / |g|, grows from 0.01 to about 0.5. It can exceed 1, while x
+stays usable. `step_size` is m. `explained_variance` rises above 0.9.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
