@@ -59,7 +59,7 @@ BUGS = {
         f'self.register_buffer("{buffer}, dtype=torch.float64))',
         f'self.register_buffer("{buffer}, dtype=torch.float64), False)')
         for buffer in ('count", torch.zeros(()', 'mean", torch.zeros(shape',
-                       'var", torch.ones(shape'))),
+                       'var", torch.ones(shape')), "utils/mpi.py"),
 }
 
 # Settings that would reveal too much in the notebook.
