@@ -156,6 +156,11 @@ def test_retrace_by_hand(terminated, done, error):
     close(ret - q, column(*error))
 
 
+def test_retrace_of_a_single_step():
+    ret = retrace(acer, column(1), column(0), column(0), column(5), column(6), column(9), 0.5, 0.5)
+    close(ret, column(4))
+
+
 @pytest.mark.parametrize("lam", [1.0, 0.7])
 def test_retrace_is_its_double_sum(lam):
     torch.manual_seed(0)

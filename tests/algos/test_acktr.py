@@ -399,10 +399,10 @@ def test_blocks_are_close_to_those_of_the_exact_fisher_matrix(kind):
 @pytest.mark.eq("acktr", 15)
 @pytest.mark.parametrize("lr,max_kl,expected", [(1, 0.08, 0.1), (0.05, 0.08, 0.05), (1, 0.32, 0.2)])
 def test_step_size_by_hand(lr, max_kl, expected):
-    """D * grad L is 2 * 3 + 1 * 10 = 16 over two parameters; a third has a region of its own."""
-    params = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
-    D = dict(zip(params, (vec(2), vec(1), vec(99))))
-    grads = dict(zip(params, (vec(3), vec(10), vec(99))))
+    """D * grad L is 2 + 4 + 10 = 16 over two parameters; a third has a region of its own."""
+    params = [nn.Parameter(torch.zeros(size)) for size in (2, 1, 1)]
+    D = dict(zip(params, (vec(1, 2), vec(1), vec(99))))
+    grads = dict(zip(params, (vec(2, 2), vec(10), vec(99))))
     close(acktr.step_size(params[:2], D, grads, float(lr), max_kl), expected)
 
 
@@ -543,6 +543,25 @@ def test_momentum_by_hand():
         optimizer.minimize(lambda grad=grad: (grad * agent.log_std.sum() + sum(
             0 * param.sum() for param in agent.parameters()), {}), lr=0.5)
         close(agent.log_std, vec(position))
+
+
+def test_momentum_starts_at_zero_and_metrics_are_detached():
+    agent = make_agent(acktr)
+    optimizer = acktr.KFAC(agent)
+    assert not optimizer.M.any() and agent.actor[0].weight.any()
+    optimizer.measure(agent, torch.randn(5, 3))
+    metrics = optimizer.minimize(lambda: (loss := sum(
+        param.square().sum() for param in agent.parameters()), {"loss": loss}), lr=0.1)
+    assert not metrics["loss"].requires_grad
+
+
+@pytest.mark.eq("acktr", 15)
+def test_both_step_sizes_are_lr_without_a_trust_region():
+    agent = make_agent(acktr, max_kl=1e9, v_max_kl=1e9)
+    optimizer = measured(agent, torch.randn(5, 3))
+    metrics = optimizer.minimize(lambda: (sum(
+        param.sum() for param in agent.parameters()), {}), lr=0.1)
+    close(torch.stack([metrics["step_size"], metrics["v_step_size"]]), vec(0.1, 0.1))
 
 
 @pytest.mark.eq("acktr", 14)

@@ -89,6 +89,15 @@ def test_squashing_is_inverted_by_hand():
     assert 3.8 < most < 3.9
 
 
+@pytest.mark.eq("bc", 2)
+def test_inverted_actions_are_rows_in_float32():
+    """Whatever shape and type the environment's actions have."""
+    low = torch.full((2, 3), -2.0, dtype=torch.float64)
+    act = bc.invert_squashing(torch.ones(4, 2, 3, dtype=torch.float64), low, -low)
+    assert act.dtype == torch.float32
+    close(act, torch.full((4, 6), math.atanh(0.5)))
+
+
 @pytest.mark.eq("bc", 3)
 def test_log_prob_by_hand():
     logp = bc.log_prob(vec((0, 1)), vec(0, math.log(2)), vec((1, 5)))  # 1 and 2 deviations off

@@ -184,7 +184,7 @@ def calls(node):
         yield with_(node, func=with_(func, **{"attr" if of else "id": name}))
     if of and ast.unparse(of) not in LIBRARIES:
         yield of
-    elif args:
+    elif args and not isinstance(args[0], ast.Starred):         # `f(*x)` is not `*x`
         yield args[0]
 
 
