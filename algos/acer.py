@@ -25,8 +25,8 @@ The algorithm, and where each step is coded:
         move the average policy, (3)                      polyak_update
 
 The replay ratio. Replays learn more from the same environment steps. But each
-costs time and moves pi further from the stored mu. 4 is the paper's ratio; on
-CartPole, 1 saved as many environment steps (benchmarks/README.md).
+costs time and moves pi further from the stored mu. The paper tries 0, 1, 4 and
+8; on CartPole, 1 saved as many steps as 4 (benchmarks/README.md).
 
 The critic. Q(s, a) estimates the discounted sum of scaled rewards after action
 a in s if pi acts from then on. s' follows s: at the end of an episode its last
@@ -42,7 +42,7 @@ later rewards, even at a time limit. rho_t is rho(a_t), and R is Q's target.
 
 In (1), a_t is given and V averages over actions of pi, so no ratio is needed.
 (2) is Retrace (Munos et al. 2016, arXiv:1606.02647). As in GAE, E_t adds later
-errors, so R relies less on Q. But mu chose the later actions, so errors need
+deltas, so R relies less on Q. But mu chose the later actions, so errors need
 ratios. Without truncation, the error 19 steps later would have 19 of them as
 factors: over 500,000 if all are 2. Truncated, they shrink errors after actions
 that pi takes less often than mu. If Q is exact, this adds no bias, because
@@ -90,15 +90,15 @@ As in A2C, mean and var are those of all earlier rollouts (at first 0 and 1):
     G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
-Departures from the paper. There k is the gradient in the probabilities, so
-`max_slope` and the paper's delta = 1 differ in scale. The number of replays is
-fixed, not drawn from a Poisson distribution. Actions are discrete: (4) and (8)
-sum over all of them.
+Departures from the paper. There g, k and z are gradients in the probabilities,
+so `max_slope` does not compare with the paper's delta = 1. The number of
+replays is fixed, not drawn from a Poisson distribution. Actions are discrete:
+(4) and (8) sum over all of them.
 
 Defaults: T = 20, N = 16, 4 replays per rollout, a buffer of 200 rollouts. In
 healthy runs on CartPole, `projected`, the share of samples changed by (11), is
 0 to 0.03, `kl_avg`, the KL in (10), below 0.3, `replayed_explained_variance`
-0.2 to 0.9. The mean of rho, `replayed_ratio`, is 0.99 to 1.01 for any pi.
+0.2 to 0.9, `replayed_ratio`, the mean of rho, 0.99 to 1.01.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acer.py
 Try           python -m algos.acer --total-steps 1e5    (also: --replay-ratio 0)

@@ -15,7 +15,7 @@ The algorithm, and where each step is coded:
         act for a few steps in N environments            collect
         V, advantages A and targets R, by (1) and (2)    compute_targets
         update each layer's part of F, (10) to (13)      KFAC.measure
-        D, the natural gradient of L in (9), by (14)     LayerFisher.solve
+        D of each layer, for L in (9), by (14)           LayerFisher.solve
         step size eta and the step, (15), (16)           KFAC.minimize
         update the statistics of (6) and (7)             update_stats
 
@@ -28,7 +28,7 @@ of -log p with respect to W x. The gradient for W is e x^T. With columns stacked
 it is x kron e, the Kronecker product, and u u^T is (x x^T) kron (e e^T). K-FAC
 treats x and e as independent and sets F to zero between layers. So a layer's
 block of F becomes X kron S, where X is the mean of x x^T and S that of e e^T.
-Times a stacked matrix G it is S G X, stacked. So F^-1 grad L becomes S^-1 (grad
+Times a stacked matrix Z it is S Z X, stacked. So F^-1 grad L becomes S^-1 (grad
 L) X^-1. B is the size of a rollout; k counts updates. A convolution applies W
 to P patches x per sample (else P = 1).
 
@@ -39,9 +39,8 @@ to P patches x per sample (else P = 1).
 (10) samples from p, because F is a mean over p. Gradients of L would not
 measure KL: the actor's grow with the advantages, the critic's vanish as V fits
 R. The gradient of a convolution is the sum of e x^T over its P patches. If e of
-different patches are uncorrelated (KFC, arXiv:1602.01407), F is P times the
-mean of x x^T kron that of e e^T. X takes the P: it sums over patches, S
-averages.
+different patches are uncorrelated and alike (KFC, arXiv:1602.01407), F is P
+times the mean of x x^T kron that of e e^T. X takes this P: it is a sum.
 
     X_d     = X + c sqrt(damping) I,  S_d = S + sqrt(damping) / c I,
     c       = sqrt(mean of the diagonal of X / mean of the diagonal of S) (13)
@@ -53,12 +52,13 @@ averages.
 Where F is small, F^-1 amplifies noise. So (13) adds at least damping I to X
 kron S; c makes both additions equal relative to the mean diagonals. log sigma
 is in no layer; its F is exactly 2 I. With the damped F, F D is grad L. So a
-step eta D has a KL of about eta^2 D^T F D / 2 = eta^2 sum(D * grad L) / 2. (15)
-limits it to max_kl, and lr limits eta where grad L is small. The critic has its
-own sum and eta, with v_max_kl. M averages eta D over updates; (17) is its KL.
+step eta D has a KL of about eta^2 sum(D * grad L) / 2 or, as damping counts in
+F, less. (15) limits this to max_kl; lr limits eta where grad L is small. The
+critic has its own sum and eta, with v_max_kl. (17) is the KL of M, their mean.
 
 The rest is A2C (algos/a2c.py). `done` is 1 if the episode ended, `terminated`
-if s' is terminal. R is V's target. mean and var are those of earlier rollouts.
+if s' is terminal. In (1), r is scaled by (7). R is V's target, sigma a
+deviation.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -74,9 +74,9 @@ if s' is terminal. R is V's target. mean and var are those of earlier rollouts.
 Departures from the paper: GAE and tanh, as in A2C; with images, a limit of the
 critic's own; 1/k in (12), as in K-FAC.
 
-Defaults: N = 16; 320 samples per update. In a healthy run on MuJoCo
-`step_size`, eta, is 0.1 to 0.2 at first. `kl` stays below max_kl; if it is far
-above, try more damping. `explained_variance` rises above 0.5. `entropy` falls.
+Defaults: N = 16; 320 samples per update. In healthy runs on CartPole
+`step_size`, eta, is 0.01 to 0.23, `kl` below 0.0006 (max_kl is 0.001) and
+`explained_variance` above 0.6. A `kl` far above max_kl: F is estimated badly.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/acktr.py
 Try           python -m algos.acktr --env CartPole-v1 --damping 0.1

@@ -73,13 +73,13 @@ it is biased low. Held-out and training pairs come from the same episodes,
 because there may be only one, so overfitting shows late. And no loss in the
 expert's states tells how well the clone does elsewhere. Only its return does:
 use utils.play, or --eval-every and then `python -m plot RUN --y eval_ret`. Both
-act deterministically, as the expert did when it was recorded.
+act deterministically by default, like the expert that utils.play records.
 
 The settings follow Ho & Ermon 2016 (arXiv:1606.03476) and their code: held-out
 share, learning rate, minibatch size, and `subsample`, which keeps only every
-20th pair. This makes data scarce on purpose, because with all pairs BC can
-match the expert (benchmarks/README.md, "Imitation"). For the best clone, set it
-to 1.
+20th pair, as they do on MuJoCo. This makes data scarce on purpose, because with
+all pairs BC can match the expert (benchmarks/README.md, "Imitation"). For the
+best clone, set it to 1.
 
 Defaults: 10,000 gradient steps on minibatches of 128, with a check after every
 100. 70% of the pairs are training pairs. `bc_loss`, L on the minibatches,

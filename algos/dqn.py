@@ -5,8 +5,8 @@ state s and acting optimally from then on. The best action in s is the one with
 the highest Q, so it is enough to learn Q. By Bellman's optimality equation,
 Q(s, a) is the expected value of r + gamma max_a' Q(s', a'). Here r is the
 reward, s' is the next state, and gamma is the discount factor. Q-learning
-computes this sum, the target, for the r and s' that it observed. Then it moves
-its estimate of Q(s, a) towards the target.
+evaluates r + gamma max_a' Q(s', a') for the r and s' that it observed, with its
+current estimate of Q. It moves Q(s, a) towards the result, the target.
 
 If Q is a table, the estimates converge to the true Q, provided that every
 action is tried again and again in every state and that the step size shrinks
@@ -51,8 +51,8 @@ discounted return from s' on:
 (1) If s' is terminal, nothing follows, so y = r. Otherwise we bootstrap: U(s')
 stands in for the rewards to come. A time limit stops an episode in a state that
 is not terminal, so `terminated` is 0 and U(s') is used. y is a constant label
-for Q(s, a): Q_targ is frozen, and Q enters y only through an argmax, which has
-no gradient. So the loss moves Q(s, a) to y, and not y to Q(s, a).
+for Q(s, a), computed without gradients. So the loss moves Q(s, a) to y, and not
+y to Q(s, a).
 (2) The maximum of noisy estimates is too high on average, because it favours
 actions whose errors are positive. In Double DQN (van Hasselt et al. 2016,
 arXiv:1509.06461), Q chooses the action, and Q_targ only evaluates it. So U(s')
@@ -117,8 +117,8 @@ rises from about 0 and ends near 70 to 85. With a reward of 1 per step, no
 discounted return exceeds 1 / (1 - gamma) = 100; a much higher `q` means that Q
 diverges. Q rises slowly: while Q_targ is frozen at a value x, Q can rise only
 to about 1 + gamma x. After n copies it is at most about 100 (1 - gamma^n),
-which is 86 for the 196 copies of a run. `q_loss` is typically 0.1 to 0.5. It
-does not fall to zero, partly because every copy changes the targets.
+which is 86 for the 196 copies after learning starts. `q_loss` is typically 0.1
+to 0.5. It does not fall to zero, partly because every copy changes the targets.
 
 Image environments work here too, with a CNN. For Atari, whose observations are
 stacks of 4 frames, use algos/dqn_atari.py: it stores every frame once, but this
@@ -127,7 +127,7 @@ buffer up to 8 times, because it stores each stack as `obs` and as `next_obs`.
 Try           python -m algos.dqn --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn --num-envs 4
-              (also with one environment; learning curves: benchmarks/README.md)
+              (also with one environment; results: benchmarks/README.md)
 """
 
 import copy

@@ -1,7 +1,7 @@
 r"""DQN for Atari games.  Mnih et al. 2015, Nature 518, 529.
 
 The problem. DQN learns to play Atari games from the screen alone, with a replay
-buffer of about a million transitions. A frame is every fourth screen, in
+buffer of about a million transitions. A frame stands for four screens, in
 greyscale, with 84 x 84 pixels. A single frame does not show motion, so an
 observation is a stack of the last 4 frames. A million pairs of obs and next_obs
 would take 56 GB. But each frame appears in up to 8 stacks: in 4 as part of obs,
@@ -40,8 +40,8 @@ its two steps add e and f:
 
 The first transition leads from (a, b, c, d) to (b, c, d, e). Row 17 holds the
 last frame of the episode and no transition. Once the ring is full, a new frame
-overwrites the oldest one, in row k. The old transitions in rows k - 1 to k + n
-- 1 used it. That in row k - 1 was lost when row k - 1 was overwritten; the
+overwrites the oldest one, in row k. Old transitions used it in rows k - 1 to
+k + n - 1. That in row k - 1 was lost when row k - 1 was overwritten; the
 other n become invalid now. `live` marks the rows with a transition whose frames
 are all still stored. Only these are sampled, so no stack mixes two episodes, or
 new frames with old ones.
@@ -53,7 +53,8 @@ learner gets rewards clipped to [-1, 1], so that one learning rate works across
 games; the log shows the true score. In each of the 4 screens the game repeats
 the previous action with probability 0.25 instead of the chosen one ("sticky
 actions", Machado et al. 2018, arXiv:1709.06009). As in the paper, every episode
-starts with a random number of no-op actions.
+starts with a random number of no-op actions. Unlike there, FIRE is then pressed
+once, if the game has this button.
 
 From DQN come (1) to (6); algos/dqn.py gives the reasons. Action a in state s
 gave reward r and led to s'. U(s') estimates the discounted return from s' on.

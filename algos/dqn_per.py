@@ -15,10 +15,10 @@ replays the transition again and again without gain.
 The algorithm, and where each step is coded:
 
     for each environment step:
-        eps by (6), then choose a by (5)               epsilon, Agent.act
+        eps by (6), beta by (10), choose a by (5)      epsilon, anneal_beta, act
         take the step (interact), store at highest p   PrioritizedBuffer.add
         after `start_steps`, once per `update_every` steps:
-            batch by (8), weights w by (9) and (10)    PrioritizedBuffer.sample
+            batch by (8), weights w by (9)             PrioritizedBuffer.sample
             y by (1) and (2), error Q - y, loss (3)    per_loss
             one Adam step on the loss                  update
             new priorities for the batch by (7), with  priority_of,
@@ -90,18 +90,18 @@ open whether the maximum in (9) is over the batch, as here, or the buffer.
 Defaults are as in algos/dqn.py: after 1,000 steps, one update on a batch of 128
 for every two steps. omega and beta_start are the paper's. In our runs PER was
 not clearly better than DQN (benchmarks/README.md). In a healthy run on CartPole
-`q`, the mean of Q(s, a), ends near 65 to 85. The mean of `td_error`, Q - y
-(others define it as y - Q), ends between 1 and 10. It is positive because the
-largest errors occur where the pole falls and Q did not foresee it: y is then
-only the last reward, 1, but Q expected many more. Yet `q_loss` ends at only
-0.01 to 0.04: in prioritized batches large errors are frequent, but they have
-the smallest weights, and (9) scales all of them down.
+`q`, the mean of Q(s, a), ends above 65. The mean of `td_error`, Q - y (others
+define it as y - Q), ends between 0.5 and 5. A likely reason why it is positive:
+where the pole falls and Q did not foresee it, y is only the last reward, 1, but
+Q expected many more. `q_loss` ends near 0.03, since large errors, though
+frequent in prioritized batches, have the smallest weights, and (9) scales all
+down.
 
 Read after    algos/dqn.py, then:  diff algos/dqn.py algos/dqn_per.py
 Try           python -m algos.dqn_per --env LunarLander-v3 --total-steps 3e5 \
                   --eps-steps 40000 --target-every 1000
 Reproduce     python -m algos.dqn_per
-              (learning curves: benchmarks/README.md)
+              (results: benchmarks/README.md)
 """
 
 import copy

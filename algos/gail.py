@@ -26,9 +26,9 @@ GAIL's own equations. PPO's, (1) to (12), follow further down.
     r       = -log(1 - D(s, a)),  or log D(s, a)                          (14)
 
 Let p_E and p_B be the probabilities (or densities) of a pair under expert and
-policy. A pair adds -p_E log D - p_B log(1 - D) to the mean of (13), the least
-at D = p_E / (p_E + p_B). So r is high where the policy visits too rarely. Use
---stochastic to record: D could tell a noiseless expert from a noisy policy.
+policy. A pair adds -p_E log D - p_B log(1 - D) to the mean of (13), which is
+least at D = p_E / (p_E + p_B). So r is high where the policy visits too rarely.
+Use --stochastic to record: D could tell a noiseless expert from a noisy policy.
 
 The sign of r. -log(1 - D) is positive, so long episodes pay even if the policy
 imitates badly (survival bias; Kostrikov et al. 2019). Where success ends the
@@ -36,8 +36,8 @@ episode (MountainCar, Acrobot), it pays to avoid success. There Ho & Ermon use
 log D (`--no-positive-rew`). It is negative, so early ends pay, even failures.
 
 PPO's equations (see algos/ppo.py). r is (14): unscaled in G of (7), scaled by
-(7) in (1). In (3), a is before tanh, but D gets it as `env.step` does. `done`
-is 1 also at a time limit, `terminated` only if s' is terminal. pi_old acted.
+(7) in (1). In (3), a is before tanh; D gets it after tanh, or one-hot. `done`
+is 1 also at a time limit, `terminated` only if s' is terminal. R is V's target.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -54,11 +54,11 @@ is 1 also at a time limit, `terminated` only if s' is terminal. pi_old acted.
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
 Departures, besides PPO's. The paper uses TRPO and one step on D per rollout.
-Its D is our 1 - D, so its cost, log D, is our -r; its lambda is our `ent_coef`.
+Its D is our 1 - D, so its cost is minus our positive r; its lambda is ent_coef.
 
 Defaults: as in algos/ppo.py; D takes 32 steps per rollout, on 64 pairs of each
 kind. `d_expert` and `d_policy`, the mean D of each kind, leave 1/2 as D learns,
-then approach it. At 1 and 0, r hardly tells pairs apart: lower `disc_lr`.
+then approach it. If the policy's is near 0, so is -log(1 - D): lower `disc_lr`.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/gail.py
 Record and try (quick; benchmarks/README.md, "Imitation", has harder tasks):

@@ -7,27 +7,27 @@ advantage A of each action (how much better it was than the policy's average in
 that state) by the probability ratio pi / pi_old. At pi = pi_old, the gradient
 of mean(ratio A) is the policy gradient. Near pi_old, mean(ratio A) estimates,
 up to a factor, how much better pi is. Far from pi_old it is unreliable, because
-the states still come from pi_old. So PPO's loss removes the incentive to go
-far.
+the states come from pi_old. So PPO's loss removes the incentive to go far.
 
 The algorithm, and where each step is coded:
 
     repeat until total_steps:
         act for T steps in each of N environments              collect
-        repeat `epochs` times:                                 update
+        log pi_old of these actions, by (3)                    update
+        repeat `epochs` times:
             V, advantages A and targets R, by (1) and (2)      compute_targets
             for each minibatch of the shuffled rollout:
                 one Adam step on L, (11)                       ppo_loss
         update the statistics of (6) and (7)                   update_stats
 
-PPO's own equations; c is `clip_ratio`. (1) to (8), as in A2C, follow below.
+PPO's own equations; c is `clip_ratio`. (1) to (8) follow further down.
 
     ratio   = pi(a | s) / pi_old(a | s)                                    (9)
     L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
     L       = L_pi + vf_coef L_V - ent_coef H                             (11)
     KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
 
-For one sample, (10) gives
+(12) is from Schulman's web page (2020). For one sample, (10) gives
 
     A > 0, ratio > 1 + c   no gradient: the probability has risen enough
     A < 0, ratio < 1 - c   no gradient: the probability has fallen enough
@@ -41,11 +41,12 @@ Advantages. V(s) is the critic's estimate of the discounted sum of scaled
 rewards from s on. s' follows s: at the end of an episode its last state, not
 the first of the next. `terminated` is 1 if s' is terminal, `done` if the
 episode ended, also by a time limit. Unless s' is terminal, we bootstrap: V(s')
-stands in for later rewards, even at a time limit, which does not end the task.
-(1) and (2) are generalized advantage estimation (GAE; Schulman et al. 2016,
+stands in for later rewards, even at a time limit. (1) and (2), with scaled
+rewards r, are generalized advantage estimation (GAE; Schulman et al. 2016,
 arXiv:1506.02438). `lam` trades bias for variance: 0 uses one reward and then
 V(s'); 1 uses all rewards until the episode or the rollout ends, and then V(s').
-The critic fits R. mean and var are of all earlier rollouts (at first 0 and 1).
+The critic fits R. In (6) and (7), mean and var are those of earlier rollouts
+(at first 0 and 1).
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -57,20 +58,19 @@ The critic fits R. mean and var are of all earlier rollouts (at first 0 and 1).
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
     A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
 
-Gaussian actions, whose sigma does not depend on s, are squashed by tanh and
-rescaled only for the environment (`env_act`). `act`, (3) and (4) are about the
-action before tanh, whose Jacobian cancels in (9).
+Gaussian actions (means mu(s), the same sigma in all states) are squashed by
+tanh and rescaled only for the environment (`env_act`). `act`, (3) and (4) are
+about the action before tanh, whose Jacobian cancels in (9).
 
-Departures from the paper. Tanh; targets and advantages are recomputed in every
-epoch (benchmarks/NOTES.md, "Variants on MuJoCo"). These details, mostly from
-OpenAI Baselines (Huang et al. 2022), can be switched off: norm_obs (6),
-scale_rew (7), norm_adv (8), max_grad_norm, anneal_lr, orthogonal_init. Only
-norm_obs clearly helped in our ablation (benchmarks/README.md). Baselines also
-clips the value loss; we do not. (12) is from Schulman's web page (2020).
+Departures from the paper. Actions are squashed by tanh; targets and advantages
+are recomputed in every epoch (benchmarks/NOTES.md, "Variants on MuJoCo"). These
+details, mostly from OpenAI Baselines (Huang et al. 2022), can be switched off:
+norm_obs (6), scale_rew (7), norm_adv (8), max_grad_norm, anneal_lr,
+orthogonal_init. Only norm_obs clearly helped (benchmarks/README.md, ablation).
 
 Defaults: T = 256, N = 8; 10 epochs of 32 minibatches are 320 gradient steps. In
 healthy runs `kl` after the last epoch is 0.0005 to 0.05, and `clip_frac`, the
-fraction of ratios out of range, 0.002 to 0.3.
+fraction of ratios out of range, 0.002 to 0.3; with anneal_lr both end near 0.
 
 Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
 Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5

@@ -25,7 +25,7 @@ The algorithm, and where each step is coded:
 Four rules follow. Breaking one raises no error; the agent just learns worse.
   - Rule 1. An episode starts with m = 0, both in acting and in training.
   - Rule 2. A minibatch is all T steps of a few environments, not single steps
-    drawn at random, because h_t depends on every earlier observation.
+    drawn at random, because h_t depends on all observations since the reset.
   - Rule 3. A rollout may start within an episode, so training starts from m0.
   - Rule 4. A gradient step changes the LSTM, so every pass recomputes all h, c
     from m0. Only m0 itself stays as it was stored.
@@ -46,10 +46,10 @@ rollout ends, (15) takes an extra step from the memory before any reset, and we
 discard h' and c'. If the episode goes on, the next rollout feeds the LSTM the
 same observation.
 
-The rest is algos/ppo.py. V estimates the discounted sum of scaled rewards from
-s on; R is its target. A is how much better an action was than the policy's
-average. `terminated` is 1 if s' is terminal, `done` also at a time limit. mean
-and var are of all earlier rollouts. In (10), c is `clip_ratio`.
+The rest is algos/ppo.py. V estimates the discounted sum of scaled rewards r
+from s on; R is its target. A is how much better an action was than the policy's
+average. `terminated` is 1 if s' is terminal, `done` also at a time limit. a is
+before tanh; mean and var are of earlier rollouts; c is `clip_ratio`.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -208,7 +208,7 @@ class Agent(nn.Module):
         return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
 
     def memory_before(self, obs: Tensor | np.ndarray) -> Memory:
-        """The memory that `act` starts from: zeros after `forget`, or for another N."""
+        """The memory `act` starts from: zeros after `forget()` or for another N."""
         if self.memory is not None and self.memory.shape[1] == len(obs):
             return self.memory
         device = self.obs_stats.mean.device

@@ -15,12 +15,12 @@ The algorithm, and where each step is coded:
         repeat `epochs` times:                             update
             V, advantages A and targets R, by (1) and (2)  compute_targets
             in the first epoch, (13) and then (14)         critic.update_stats
-            A by (15); R normalised as in (5)              critic.normalize
+            A by (15), in `update`; R normalised as in (5) critic.normalize
             for each minibatch of a random partition:
                 one Adam step on L, (11)                   ppo_loss
         update the statistics of (6)                       agent.update_stats
 
-PopArt's own equations. The last layer of the critic is n(s) = w . h(s) + b:
+PopArt's own equations. n(s) = w . h(s) + b, where h is the last hidden layer:
 
     V(s)    = loc + scale n(s)                                             (7)
     L_V     = mean (n(s) - (R - loc) / scale)^2                            (5)
@@ -33,7 +33,7 @@ PopArt's own equations. The last layer of the critic is n(s) = w . h(s) + b:
 (14) keeps loc + scale b and scale w, and so V. Rollout k has weight u =
 max(popart_beta, 1/k), so the average of all rollouts turns into a moving one,
 which forgets old policies. (15) removes the unit of rewards from A. With
-norm_adv on, (8) does the same, and (15) changes nothing.
+norm_adv on, (8) does so too.
 
 The rest is algos/ppo.py without reward scaling: r is raw. `terminated` is 1 if
 the next state s' is terminal, `done` also at a time limit. pi_old is the policy
@@ -53,7 +53,7 @@ that acted. mean and var are those of earlier rollouts; c is `clip_ratio`.
 Departures, besides those of algos/ppo.py. loc and scale change per rollout (by
 the R of its first epoch), not per gradient step. The first change skips (14).
 
-Defaults: as in algos/ppo.py. `v_loss` may exceed 1 in the first rollouts only.
+Defaults: as in algos/ppo.py. `v_loss` is mostly below 1, but may reach 1 / u.
 
 Read after    algos/ppo.py, then:  diff algos/ppo.py algos/ppo_popart.py
 Try           python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
