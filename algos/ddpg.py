@@ -103,13 +103,13 @@ paper's (at most 3e-3 in size). Three details are not in the paper's Algorithm
 at the start, during which there are no updates.
 
 Defaults: the first 10,000 actions are random, or the first tenth of total_steps
-if that is less. They fill the buffer with actions from the whole range. Then
+if that is less. They put actions from the whole range into the buffer. Then
 every environment step is followed by one update on a batch of 256. In a healthy
-run `q`, the mean of Q over sampled transitions, levels off. If `q` keeps
-growing while the return does not, the critic probably overestimates. For
-example, if no reward exceeds 1, no discounted return exceeds
-1 / (1 - gamma) = 100, so a higher `q` is wrong. `critic_loss` grows with the
-scale of Q, so it need not fall.
+run `q`, the mean of Q over sampled transitions, grows with the return. If `q`
+keeps growing while the return does not, the critic probably overestimates. For
+example, if no reward exceeds 1, no discounted return exceeds 1 / (1 - gamma) =
+100, so a higher `q` is wrong. `critic_loss` grows with the scale of Q, so it
+need not fall.
 
 Read after    algos/dqn.py, for Q-learning with discrete actions
 Try           python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
@@ -129,7 +129,7 @@ from torch import Tensor, nn
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # check_memory      refuses a buffer that is larger than the machine's memory
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]

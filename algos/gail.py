@@ -80,7 +80,7 @@ from torch.nn.functional import one_hot, softplus
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # mpi.moments       count, mean and variance along dim 0, over all processes (float64)
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # load_demos        pairs of --demos: every `subsample`-th of `num_trajectories`

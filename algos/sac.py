@@ -11,7 +11,7 @@ reward, alpha times the entropy H of its policy there. It maximises
 
 So the policy stays random where randomness costs little reward and becomes
 nearly deterministic where it costs a lot. The temperature alpha is the price:
-one nat of entropy (the unit of natural logarithms) is worth alpha units of
+one nat of entropy (measured in natural logarithms) is worth alpha units of
 reward. By default SAC adjusts alpha to bring the mean entropy to a target.
 
 The algorithm, and where each step is coded:
@@ -19,7 +19,7 @@ The algorithm, and where each step is coded:
     for each environment step:
         sample a by (4), but uniformly at random at first      act, random_act
         step, store (s, a, r, s', terminated) in the buffer    interact
-        after the random actions:                              update
+        after the random actions:
             draw a random batch from the buffer                buffer.sample
             one Adam step on the critics' loss (2)             critic_loss
             one Adam step on the actor's loss (7)              actor_loss
@@ -35,7 +35,8 @@ bonuses after action a in state s (`act`, `obs` in the code). It leaves out the
 bonus in s itself, which does not depend on a. V(s') is the value of the next
 state (`next_obs`), with its bonus. Two critics, Q_1 and Q_2, learn Q by
 regression on y; `mean` is over the batch. Equations that algos/td3.py has too
-keep their numbers, so they are out of order here.
+keep their numbers, so they are out of order here. gamma, the discount factor,
+and tau are settings.
 
     V(s')   = min(Q_1_targ(s', a'), Q_2_targ(s', a')) - alpha log pi(a' | s'),
               one a' sampled from the current policy                       (6)
@@ -55,7 +56,8 @@ that follow the critics slowly. If y used the critics themselves, every step on
 (2) would also move y, and learning could diverge.
 
 The policy. For each of the d action dimensions, the actor outputs a mean mu(s)
-and a log standard deviation log sigma(s). eps is standard normal noise:
+and a log standard deviation log sigma(s). eps is standard normal noise, and
+N(u; mu, sigma) the normal density:
 
     a       = tanh(u),  u = mu(s) + sigma(s) eps                           (4)
     log pi(a | s) = sum_j [log N(u_j; mu_j, sigma_j)
@@ -98,8 +100,8 @@ Defaults: the first 10,000 actions are uniform, without updates (a tenth of
 total_steps if that is less). Then every environment step is followed by one
 update on a batch of 256. In a healthy run with learn_alpha, `logp` settles near
 -target_entropy, by default d, and `q1` and `q2` stay close together.
-`critic_loss` grows with the scale of Q. If the target entropy is negative, so
-is the average bonus, and Q is lower than the discounted rewards alone.
+`critic_loss` grows with the scale of Q. Once the entropy is near a negative
+target, the average bonus is negative, and Q is lower than the rewards alone.
 
 Read after    algos/td3.py, then:  diff algos/td3.py algos/sac.py
 Try           python -m algos.sac --env Pendulum-v1 --total-steps 1e4
@@ -120,7 +122,7 @@ from torch.nn.functional import softplus
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # check_memory      refuses a buffer that is larger than the machine's memory
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]

@@ -6,10 +6,10 @@ episode. The simplest reward is sparse: 0 if the goal is reached, and -1
 otherwise. Random actions almost never reach it, so almost all rewards are -1,
 and SAC has little to learn from. But the arm always ends up somewhere, and if
 that place had been the goal, the episode would have been a success. So HER
-relabels most of the transitions that it samples from the replay buffer: it
-replaces the goal by one that the same episode reached later, and recomputes
-the reward. The actor and the critics take the goal as an input, so what they
-learn from relabelled goals carries over to the goals that the environment sets.
+relabels most of the transitions that it learns from: it replaces the goal by
+one that the same episode reached later, and recomputes the reward. The actor
+and the critics take the goal as an input, so what they learn from relabelled
+goals carries over to the goals that the environment sets.
 
 Relabelling is valid for two reasons. The goal changes the reward, and possibly
 the end of the episode, but not where an action leads. And SAC is off-policy: it
@@ -20,10 +20,10 @@ so actions look more reliable than they are.
 The algorithm, and where each step is coded:
 
     for each environment step:
-        choose a, take the step, store it, as in SAC     interact
+        act and store the transition, as SAC does        act, interact
         add 1 to `later` in its episode's earlier rows   HindsightBuffer.add
         draw a random batch                              HindsightBuffer.sample
-            in a part of it, replace the goal, by (9)    future_step
+            in a part of it, draw j of (9), change goal  future_step
             and compute r, `terminated` anew, by (10)    reward_of_goal
         update all networks and alpha, as SAC does       update
 
@@ -54,10 +54,10 @@ In each row of the buffer, `later` is T - 1 - t of (9): the number of steps of
 its episode that came after it. Each new step adds 1 to `later` in all earlier
 rows of its episode, so running episodes can be relabelled too.
 
-The environment must have `compute_reward` and `compute_terminated`, as
-gymnasium-robotics defines them. Both get an empty `info`, so r and `terminated`
-must depend on m(o_{t+1}) and the goal alone. They bypass all wrappers, so do
-not use one that changes the reward. In FetchReach, no state is terminal.
+The environment must have `compute_reward`, which takes batches of goals, and
+`compute_terminated`, as in gymnasium-robotics. Both get an empty `info`, so r
+and `terminated` must depend on m(o_{t+1}) and the goal alone. Do not wrap it in
+another reward: they bypass all wrappers. In FetchReach, no state is terminal.
 
 SAC's equations, which algos/sac.py explains: read that file first. s includes
 the goal. alpha, the temperature, is the weight of the policy's entropy. V(s')
@@ -111,7 +111,7 @@ from torch.nn.functional import softplus
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # check_memory      refuses a buffer that is larger than the machine's memory
 # goal_env          one environment without wrappers, for its compute_reward
 # make_envs         parallel environments. When an episode ends, `step` starts the next

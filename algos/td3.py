@@ -36,7 +36,7 @@ return from s' on, if the agent takes action a' (`next_act`) there.
 for later rewards, even at a time limit, which does not end the task. `targ`
 marks a target network: a copy that follows its network slowly, by (3). `mean`
 is over the batch. gamma (the discount factor) and tau are settings. The numbers
-of equations are out of order, because (1) to (4) are those of algos/ddpg.py.
+of equations are out of order: each keeps that of its counterpart in ddpg.py.
 
 The critics. They learn Q by regression on y (`target`). sigma_targ and c are
 the settings target_noise and noise_clip. eps is a standard normal sample with
@@ -73,11 +73,11 @@ Target networks. w stands for a network's weights, w_targ for its copy's:
 
 (3) If the critics themselves computed y, every gradient step would also move
 its own target. For example, s and s' are often similar, so a step that raises
-Q_1(s, a) often raises Q_1(s', a') too. That would raise y. Errors could
-reinforce themselves, and learning could diverge. So y is computed with copies
-of all three networks. (3) moves their weights only a fraction tau of the way to
-w (Polyak averaging), so the copies change slowly. With tau = 0.005 they lag by
-about 1/tau = 200 such moves.
+both critics at (s, a) often raises both at (s', a') too. That would raise y.
+Errors could reinforce themselves, and learning could diverge. So y is computed
+with copies of all three networks. (3) moves their weights only a fraction tau
+of the way to w (Polyak averaging), so the copies change slowly. With tau =
+0.005 they lag by about 1/tau = 200 such moves.
 
 The actor. It learns actions with a high Q_1:
 
@@ -110,20 +110,20 @@ place of the minimum. Then Q_2 still learns, but y and the actor ignore it.
 
 Departures from the paper. Layers have 256 and 256 units (paper: 400 and 300),
 batches have 256 samples (100), and the actions in (4) and (5) are clipped to
-[-1, 1]: all three as in the authors' later code (github.com/sfujim/TD3). The
-number of random steps at the start depends on total_steps, not on the
-environment (paper: 10,000 on HalfCheetah and Ant, 1,000 elsewhere). Updates
-start after these steps, as in the later code; in Algorithm 1 every step is
-followed by an update.
+[-1, 1]: all three as in the authors' later code (github.com/sfujim/TD3). So is
+the unit of the noise, half the action range. The number of random steps at the
+start depends on total_steps, not on the environment (paper: 10,000 on
+HalfCheetah and Ant, 1,000 elsewhere). Updates start after these steps, as in
+the later code; in Algorithm 1 every step is followed by an update.
 
 Defaults: the first 10,000 actions are random, or the first tenth of total_steps
-if that is less. They fill the buffer with actions from the whole range. Then
+if that is less. They put actions from the whole range into the buffer. Then
 every environment step is followed by one update on a batch of 256. Every second
 update includes the actor and the target networks. In a healthy run `q1` and
-`q2`, the means of Q_1 and Q_2 over sampled transitions, stay close together and
-near the discounted return: with a reward of r per step, about r / (1 - gamma).
-If they keep growing while the return does not, the critics overestimate.
-`critic_loss` grows with the scale of Q, so it need not fall.
+`q2` start near 0 and stay close together. With rewards of at most r per step
+they should not exceed r / (1 - gamma). If they do, or if they grow on and on
+while the return does not, the critics probably overestimate. `critic_loss`
+grows with the scale of Q, so it need not fall.
 
 Read after    algos/ddpg.py, then:  diff algos/ddpg.py algos/td3.py
 Try           python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
@@ -143,7 +143,7 @@ from torch import Tensor, nn
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # check_memory      refuses a buffer that is larger than the machine's memory
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]

@@ -109,7 +109,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # make_envs         parallel environments. When an episode ends, `step` starts the next
 #                   and leaves the last observation in infos["final_obs"]

@@ -125,7 +125,7 @@ from torch import Tensor, nn
 # mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
 #                   One Adam step; its gradient is averaged over processes, clipped if
 #                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    optimizers by name. Each one differentiates for its own parameters
+# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
 # mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
 # image_to_float    uint8 pixels -> float32 in [0, 1], channels first
 # make_envs         parallel environments. When an episode ends, `step` starts the next
