@@ -37,13 +37,13 @@ The algorithm, and where each step is coded:
             one RMSProp step on L, (9)                         a2c_loss
         update the statistics of (6) and (7)                   update_stats
 
-Advantages. V(s) is the critic's estimate of the discounted, scaled rewards from
-s on. s' follows s: at the end of an episode its last state, not the first of
-the next. `terminated` is 1 if s' is terminal, `done` if the episode ended, also
-by a time limit. Unless s' is terminal, we bootstrap: V(s') stands in for later
-rewards, even at a time limit, which does not end the task. (1) and (2), with
-scaled rewards r, are generalized advantage estimation (GAE; Schulman et al.
-2016, arXiv:1506.02438). R is the critic's target.
+Advantages. V(s) is the critic's estimate of the discounted sum of scaled
+rewards from s on. s' follows s: at the end of an episode its last state, not
+the first of the next. `terminated` is 1 if s' is terminal, `done` if the
+episode ended, also by a time limit. Unless s' is terminal, we bootstrap: V(s')
+stands in for later rewards, even at a time limit, which does not end the task.
+(1) and (2), with scaled rewards r, are generalized advantage estimation (GAE;
+Schulman et al. 2016, arXiv:1506.02438). R is the critic's target.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -54,13 +54,13 @@ bias but more variance. GAE averages the estimates from n = 1, 2, 3, ... rewards
 with weights (1 - lam) lam^(n-1). If the episode or rollout ends after K steps,
 the longest estimate gets all the remaining weight, lam^(K-1). The result is
 A_t = sum over k < K of (gamma lam)^k delta_{t+k}, which (2) computes backwards.
-lam = 0 uses one reward and then V(s'); lam = 1 uses all rewards up to the end.
+lam = 0 uses one reward and then V(s'); lam = 1 uses all, and V(s') at the end.
 
 Actions. The actor outputs logits of discrete actions, or the means mu of a
 Gaussian, whose standard deviations sigma are learned but do not depend on s.
 Gaussian actions are squashed by tanh and rescaled to the action bounds only for
 the environment (`env_act`). The Jacobian of tanh depends only on the action and
-drops out of grad log pi. So `act`, (3) and (4) concern actions before tanh.
+drops out of grad log pi. So `act` and (3) are before tanh; (4) is by choice.
 
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
@@ -91,23 +91,25 @@ The optimizer is RMSProp. With g the gradient of a weight w:
 
     m <- 0.99 m + 0.01 g^2
     w <- w - lr g / (sqrt(m) + eps),  m = 0 at first   (--rmsprop torch)
-    w <- w - lr g / sqrt(m + eps),    m = 1 at first   (--rmsprop tf, the paper)
+    w <- w - lr g / sqrt(m + eps),    m = 1 at first   (--rmsprop tf)
 
-Where gradients are small, the first, our default, takes much larger steps. In
-our runs neither did better (benchmarks/NOTES.md, "The rule of RMSProp"). It
-nearly ignores the scale of a gradient. So with vector observations, where actor
-and critic share no weights, vf_coef and the scale of A matter little, and A is
-not normalised (V roughly centres it). max_grad_norm limits both gradients
-together. With images, the shared encoder gets a mix that vf_coef sets.
+The second is the paper's, but m = 1 is TensorFlow 1's. Where gradients are
+small, the first, our default, takes much larger steps. In our runs the second
+did no better (benchmarks/NOTES.md, "The rule of RMSProp"). The first nearly
+ignores the scale of a gradient. So with vector observations, where actor and
+critic share no weights, and without an entropy bonus, vf_coef and the scale of
+A matter little, and A is not normalised (V roughly centres it). max_grad_norm
+limits both gradients together. With images, the shared encoder gets a mix that
+vf_coef sets.
 
 Departures from the paper. A2C is the synchronous form of the paper's A3C. There
 parallel threads do not wait for each other, so a gradient may be computed with
 weights that other threads have changed since. GAE replaces n-step returns,
 which are the case lam = 1. A rollout has 10 steps (paper: 5 on Atari). sigma is
 a learned parameter (paper: an output of the network), and actions are squashed
-by tanh. Images are encoded by the larger network of Mnih et al. 2015. These
-details, mostly from OpenAI Baselines, can be switched off: norm_obs (6),
-scale_rew (7), max_grad_norm, anneal_lr, orthogonal_init.
+by tanh. Images are encoded by the larger network of Mnih et al. 2015. norm_obs
+(6), scale_rew (7), max_grad_norm and orthogonal_init, mostly from OpenAI
+Baselines, can be switched off; so can anneal_lr, which is the paper's.
 
 Defaults: T = 10, N = 16, so a million environment steps give 6,250 gradient
 steps. If you change `num_envs`, scale `rollout_steps` with it to keep T = 10.

@@ -4,20 +4,21 @@ The problem. In the vanilla policy gradient the learning rate limits how far the
 weights move. But of two steps of equal length, one may barely change the policy
 and the other ruin it. TRPO limits the change of the policy itself: KL, the
 divergence between the old policy pi_old and the new one, pi, is at most max_kl.
-Within this limit it approximately maximises S, an estimate of pi's expected
-return minus pi_old's. Let A(s, a), the advantage, be how much better action a
-is in state s than pi_old's average. That difference is the expected discounted
-sum of A(s, a), with states and actions from pi (Kakade and Langford 2002). Our
-samples are from pi_old. The ratio pi / pi_old corrects for the actions, nothing
-for the states. So S is accurate only near pi_old: another reason for the limit.
+Within this limit it approximately maximises S, which estimates, up to a factor,
+how much pi's expected return exceeds pi_old's. Let A(s, a), the advantage, be
+how much better action a is in state s than pi_old's average. This excess is the
+expected discounted sum of A(s, a), with states and actions from pi (Kakade and
+Langford 2002). Our samples are from pi_old. The ratio pi / pi_old corrects for
+the actions, nothing for the states. So S is accurate only near pi_old: another
+reason for the limit.
 
 The algorithm, and where each step is coded:
 
     repeat until total_steps:
         act for T steps in each of N environments        collect
         V, advantages A and targets R, by (1) and (2)    compute_targets
-        x, the natural gradient, by (8), (10) and (11)   conjugate_gradient
-        m x, the first trial, by (12)                    natural_gradient_step
+        g by (8), D v by (10), the first trial m x       natural_gradient_step
+        with x, the natural gradient, by (11)            conjugate_gradient
         shorten it until S > 0 and KL <= max_kl, (12)    line_search
         `v_steps` Adam steps of the critic on L_V, (5)   critic_value_loss
         update the statistics of (6) and (7)             update_stats
@@ -48,16 +49,16 @@ For a CNN, F is too large to store. But conjugate gradients need only products D
 v, and (10) gets F v by differentiating the number v^T grad KL. They minimise
 q(x) = x^T D x / 2 - g^T x. Its gradient is -r, so D x = g at the minimum. Each
 step minimises q along a direction p, r plus a multiple of the last p, such that
-p^T D p_last = 0. So a step does not undo earlier ones. A few steps do not solve
-(11). But q is 0 at x = 0, the start, and falls in every step. So g^T x > x^T D
-x / 2 > 0, and a small enough step along x raises S. The root sets (m x)^T D (m
-x) / 2, the estimate of KL plus damping |m x|^2 / 2, to max_kl. So damping
+p^T D p_last = 0. So a step does not undo earlier ones. A few steps may not
+solve (11). But q is 0 at x = 0, the start, and falls in every step. So g^T x >
+x^T D x / 2 > 0, and a small enough step along x raises S. The root sets (m x)^T
+D (m x) / 2, the estimate of KL plus damping |m x|^2 / 2, to max_kl. So damping
 shortens m x, and its KL is usually below max_kl. The line search measures it.
 
 `max_step_size` (off by default; from ACKTR, Wu et al. 2017) limits m. Without
 it, m x has the same estimated KL for every g: m grows as g shrinks. On a solved
-pendulum advantages are nearly zero, and g is mostly noise. A full step along
-noise may ruin the policy. A limit of 2 mostly prevents it but can slow learning
+pendulum advantages are small, and g is only noise. A full step along noise may
+ruin the policy. A limit of 2 mostly prevents it but can slow learning
 (benchmarks/NOTES.md, "InvertedPendulum"). Advantages are not normalised: F does
 not contain them, so their scale cancels in m x, unless the limit acts on m.
 
@@ -76,18 +77,17 @@ terminal. Unless it is, V(s') stands in for later rewards, even at a time limit.
     rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
 
 mean and var are those of all earlier rollouts. (7) makes returns of order 1, so
-one `v_lr` fits all tasks. Critic steps do not train a shared encoder (images),
-because they ignore the limit on KL. Gaussian actions are squashed by tanh only
-for the environment; its Jacobian cancels in (8) and (9).
+`v_lr` need not fit the unit of rewards. Critic steps do not train a shared
+encoder (images), because they ignore the limit on KL. Gaussian actions are
+squashed by tanh only for the environment; its Jacobian cancels in (8) and (9).
 
 Departures from the paper. GAE replaces sums of rewards. The paper has max_kl
-0.01, 50,000 or more samples per batch, 10 `cg_steps`, and D v from a part of
-it.
+0.01, 50,000 or more samples per batch, 10 `cg_steps`, and no damping.
 
-Defaults: T = 256, N = 8. In a healthy run on MuJoCo `kl` starts at 0.4 to 0.9
-times max_kl. `backtracks` is k, or 10 if no step is taken, and mostly 0.
-`cg_residual`, |r| / |g|, grows from 0.01 to about 0.5. It can exceed 1, while x
-stays usable. `step_size` is m. `explained_variance` rises above 0.9.
+Defaults: T = 256, N = 8. In a healthy run `kl` is 0.25 to 0.97 times max_kl.
+The metric `backtracks` is k, mostly 0; `step_size` is m. On MuJoCo
+`cg_residual`, |r| / |g|, grows from 0.01 to about 0.5 (it can exceed 1, while x
+stays usable), and `explained_variance` rises above 0.9.
 
 Read after    algos/vpg.py, then:  diff algos/vpg.py algos/trpo.py
 Try           python -m algos.trpo --env CartPole-v1 --total-steps 2e5
@@ -433,7 +433,7 @@ def natural_gradient_step(agent: Agent, batch: Batch,
 
 def line_search(agent: Agent, batch: Batch, old: OldPolicy,
                 step: Vector) -> tuple[Vector, dict]:
-    """Eq. (12): take the longest step allowed, or none. Return it, and metrics."""
+    """Eq. (12): take the longest trial allowed, or none. Return it, and metrics."""
     params = agent.policy_parameters()
     start = parameters_to_vector(params)
     for k in range(agent.cfg.backtracks):

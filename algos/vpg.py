@@ -52,13 +52,13 @@ The algorithm, and where each step is coded:
             `v_steps` Adam steps of the critic on L_V, (5)     critic_value_loss
         update the statistics of (6) and (7)                   update_stats
 
-Advantages. V(s) is the critic's estimate of the discounted, scaled rewards from
-s on. s' follows s: at the end of an episode its last state, not the first of
-the next. `terminated` is 1 if s' is terminal, `done` if the episode ended, also
-by a time limit. Unless s' is terminal, we bootstrap: V(s') stands in for later
-rewards, even at a time limit, which does not end the task. (1) and (2), with
-scaled rewards r, are generalized advantage estimation (GAE; Schulman et al.
-2016, arXiv:1506.02438). R is the critic's target.
+Advantages. V(s) is the critic's estimate of the discounted sum of scaled
+rewards from s on. s' follows s: at the end of an episode its last state, not
+the first of the next. `terminated` is 1 if s' is terminal, `done` if the
+episode ended, also by a time limit. Unless s' is terminal, we bootstrap: V(s')
+stands in for later rewards, even at a time limit, which does not end the task.
+(1) and (2), with scaled rewards r, are generalized advantage estimation (GAE;
+Schulman et al. 2016, arXiv:1506.02438). R is the critic's target.
 
     delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
     A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
@@ -69,13 +69,13 @@ but more variance. GAE averages the estimates from n = 1, 2, 3, ... rewards
 with weights (1 - lam) lam^(n-1). If the episode or rollout ends after K steps,
 the longest estimate gets all the remaining weight, lam^(K-1). The result is
 A_t = sum over k < K of (gamma lam)^k delta_{t+k}, which (2) computes backwards.
-lam = 0 uses one reward and then V(s'); lam = 1 uses all rewards up to the end.
+lam = 0 uses one reward and then V(s'); lam = 1 uses all, and V(s') at the end.
 
 Actions. The actor outputs logits of discrete actions, or the means mu of a
 Gaussian, whose standard deviations sigma are learned but do not depend on s.
 Gaussian actions are squashed by tanh and rescaled to the action bounds only for
 the environment (`env_act`). The Jacobian of tanh depends only on the action and
-drops out of grad log pi. So `act`, (3) and (4) concern actions before tanh.
+drops out of grad log pi. So `act` and (3) are before tanh; (4) is by choice.
 
     log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
     H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
