@@ -650,6 +650,8 @@ def test_eps_and_lr_follow_the_steps(algo):
     for row, step in zip(rows("run"), (60, 100), strict=True):
         assert float(row["lr"]) == pytest.approx(rates[step - 4])
         assert float(row["eps"]) == pytest.approx(eps[step - 4])
+        if betas:
+            assert float(row["beta"]) == pytest.approx(betas[step - 4])
 
 
 @every_algo
