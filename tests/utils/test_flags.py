@@ -63,6 +63,12 @@ def test_help_of_every_algorithm(algo, monkeypatch, capsys):
     check_help(text, f"python -m {algo.__name__}")
 
 
+def test_the_garbage_collector_works_again_once_pytorch_is_imported():
+    """It waits meanwhile, a third of the time of --help, and never looks at PyTorch later."""
+    run([sys.executable, "-c", "import algos.a2c, gc; assert gc.isenabled(); "
+         "assert gc.get_freeze_count() > 100_000"])
+
+
 @pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
 @pytest.mark.parametrize("lines", [0, 1, 300])
 def test_help_ends_in_silence_when_its_reader_leaves(lines):
