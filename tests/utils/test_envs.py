@@ -216,6 +216,17 @@ def test_success_is_that_of_the_last_step():
     assert told == {0: [1, 0, 1, 0], 1: [1, 0], 2: [1, 0, 1, 0, 1]}
 
 
+def test_steps_tell_nothing_until_the_episode_ends():
+    vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 3)
+    vector.reset(seed=1)
+    for _ in range(14):
+        *_, terminated, truncated, infos = vector.step(vector.action_space.sample())
+        ended = terminated | truncated
+        assert ended.any() == bool(infos)
+        for name in ("final_obs", "final_info", "episode"):
+            assert not ended.any() or (infos[f"_{name}"] == ended).all()
+
+
 def test_success_of_each_environment_and_either_name():
     ended, infos = np.array([True, False]), {"is_success": np.array([1.0, 0])}
     assert envs.success({"final_info": infos | {"_is_success": ended}}, 0) == [1.0]
