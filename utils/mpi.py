@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim.adam import adam
 
 from utils.launch import UsageError, comm, rank, say, size
 
@@ -74,7 +73,7 @@ class Optimizer:
         average(self.grad)
         norm = torch.linalg.vector_norm(self.grad)
         if max_grad_norm > 0:
-            self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1))
+            clip(self.grad, norm, max_grad_norm)
         with torch.no_grad():
             self.step(lr)
         return metrics | {self.label: norm}
@@ -123,8 +122,8 @@ class Optimizer:
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1).
 
-    The arithmetic is PyTorch's own fused kernel, without the bookkeeping of torch.optim.Adam, which
-    takes several times longer than the step of a small network.
+    The arithmetic is PyTorch's own fused kernel. It is called without the bookkeeping of
+    torch.optim, which takes several times as long as the step of a small network.
     """
 
     def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-8):
@@ -135,9 +134,10 @@ class Adam(Optimizer):
         self.steps = torch.zeros((), device=self.flat.device)
 
     def step(self, lr: float) -> None:
-        adam([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
-             fused=True, lr=lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
-             amsgrad=False, maximize=False)
+        self.steps.add_(1)
+        torch._fused_adam_([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
+                           lr=lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
+                           amsgrad=False, maximize=False)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"mean": self.mean, "square": self.square, "steps": self.steps}
@@ -192,6 +192,20 @@ class Optimizers:
     def load_state_dict(self, state: dict[str, dict]) -> None:
         for name, optimizer in self.named.items():
             optimizer.load_state_dict(state[name])
+
+
+def clip(grad: Tensor, norm: Tensor, longest: float) -> None:
+    """Scale a gradient of this norm, in place, to at most `longest`.
+
+    On a CPU, NumPy's scalars take a third of the time of PyTorch's, with the same bits. On a GPU,
+    looking at the norm would wait for all that was computed before.
+    """
+    if grad.is_cpu:
+        scale = 1 / (norm.numpy() + 1e-6) * longest  # as PyTorch divides a number by a tensor
+        if scale < 1:
+            grad.mul_(float(scale))
+    else:
+        grad.mul_((longest / (norm + 1e-6)).clamp(max=1))
 
 
 def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:

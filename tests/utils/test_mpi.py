@@ -277,6 +277,22 @@ def test_a_long_gradient_is_clipped(compiling, limit, scale):
     torch.testing.assert_close(metrics["grad_norm"], expected.norm())   # as it was before
 
 
+class OnAGpu(torch.Tensor):
+    """A tensor that is taken for one on a GPU."""
+    is_cpu = False
+
+
+@pytest.mark.parametrize("longest", [0.5, 0.7, 40.0])
+def test_a_gpu_clips_to_the_same_bits(longest):
+    for length in torch.logspace(-3, 3, 400):
+        grad = length * torch.randn(16)
+        there = grad.clone().as_subclass(OnAGpu)
+        norm = torch.linalg.vector_norm(grad)
+        mpi.clip(grad, norm, longest)
+        mpi.clip(there, norm.as_subclass(OnAGpu), longest)
+        assert torch.equal(grad, there.as_subclass(torch.Tensor))
+
+
 def test_gradient_norms_of_several_optimizers_have_names_of_their_own():
     net, other, x = small_net(), nn.Linear(3, 1), torch.randn(5, 3)
     optimizers = mpi.Optimizers(actor=Descent(net), q=Descent(other))
