@@ -12,7 +12,7 @@ CORE = [
     # Environments, vector environments, episode statistics and the video recorder.
     "gymnasium[mujoco]>=1.4,<2",
     "mujoco>=3,<5",         # physics of HalfCheetah and others; gymnasium sets no upper bound
-    "numpy",                # arrays of observations and actions
+    "numpy>=2",             # arrays of observations and actions; NumPy 1 rounds scalars otherwise
     "mpi4py",               # sums over processes, on one machine or a cluster
     # mpiexec and the MPI library as a wheel, so no system package is needed. There is no wheel for
     # Windows, where runs use one process.

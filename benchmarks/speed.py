@@ -119,6 +119,9 @@ def clock_parts(module) -> dict[str, float]:
 
 def child(library: str, args: argparse.Namespace) -> None:
     """Train once. The last line has the counts of steps; ours also where the time went."""
+    if library == "sb3":
+        import torch  # before `utils`, which would make the import faster than its users have it
+
     from utils.envs import refusing_bad_env
 
     with refusing_bad_env(argparse.Namespace(env=args.env, env_kwargs="{}")):
@@ -127,7 +130,6 @@ def child(library: str, args: argparse.Namespace) -> None:
     seconds = {}
     if library == "sb3":
         sys.path.insert(0, str(HERE))
-        import torch
         from sb3 import make_peer
 
         torch.set_num_threads(args.threads)

@@ -39,7 +39,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores.
-    Observations that are no Box are flattened (see `flat_obs`).
+    Observations that are no Box are flattened (see `flat_obs`). Except in Atari games, `infos` say
+    nothing before an episode ends (see `OwnStep`).
     UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
@@ -93,16 +94,12 @@ class FlatDict(gym.spaces.Box):
 
 
 class OwnStep(gym.Wrapper):
-    """What a vector environment keeps of one environment's step.
+    """Copy observations, and empty `info` until the episode ends.
 
-    Observations are copies, since same-step autoreset may overwrite the array it returned. `info`
-    is empty until the episode ends: nobody reads it before, and Gymnasium would join those of all
-    environments in every step, which takes a tenth of HalfCheetah's time.
+    Same-step autoreset may overwrite the array that a step returned, so it is copied. Gymnasium
+    joins the infos of all environments in every step, which takes an eighth of the time of eight
+    HalfCheetahs. No algorithm reads them; of the last step of an episode, success is recorded.
     """
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        return np.copy(obs), info
 
     def step(self, action):
         obs, rew, terminated, truncated, info = self.env.step(action)

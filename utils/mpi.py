@@ -202,7 +202,7 @@ def clip(grad: Tensor, norm: Tensor, longest: float) -> None:
     """
     if grad.is_cpu:
         scale = 1 / (norm.numpy() + 1e-6) * longest  # as PyTorch divides a number by a tensor
-        if scale < 1:
+        if not scale >= 1:  # or it is NaN, and so is the whole gradient then
             grad.mul_(float(scale))
     else:
         grad.mul_((longest / (norm + 1e-6)).clamp(max=1))

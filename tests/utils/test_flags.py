@@ -63,10 +63,12 @@ def test_help_of_every_algorithm(algo, monkeypatch, capsys):
     check_help(text, f"python -m {algo.__name__}")
 
 
-def test_the_garbage_collector_works_again_once_pytorch_is_imported():
-    """It waits meanwhile, a third of the time of --help, and never looks at PyTorch later."""
-    run([sys.executable, "-c", "import algos.a2c, gc; assert gc.isenabled(); "
-         "assert gc.get_freeze_count() > 100_000"])
+@pytest.mark.parametrize("before,on,frozen", [
+    ("", True, True), ("gc.disable(); ", False, True), ("import torch; ", True, False)],
+    ids=["as usual", "already off", "PyTorch is here already"])
+def test_the_garbage_collector_waits_for_pytorch_and_works_on(before, on, frozen):
+    run([sys.executable, "-c", f"import gc; {before}import algos.a2c; "
+         f"assert gc.isenabled() is {on}; assert (gc.get_freeze_count() > 100_000) is {frozen}"])
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
