@@ -496,8 +496,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         if cfg.norm_adv:
             advs = normalize_advantages(advs)
         ret = ret.flatten()
-        for m, idx in enumerate(minibatches):
-            minibatch = Minibatch(obs[idx], act[idx], logp_old[idx], advs[m], ret[idx])
+        for minibatch in map(Minibatch, obs[minibatches], act[minibatches],
+                             logp_old[minibatches], advs, ret[minibatches]):
             step_metrics.append(optimizer.minimize(
                 ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
         if cfg.target_kl > 0:
