@@ -255,8 +255,10 @@ def average(tensor: Tensor) -> Tensor:
     """Replace a float32 or float64 tensor, in place, by its mean over ranks, and return it."""
     if size() == 1:
         return tensor
+    from mpi4py import MPI
+
     host = tensor.detach().cpu().contiguous()  # MPI reads host memory without gaps
-    comm().Allreduce(host.numpy().copy(), host.numpy())
+    comm().Allreduce(MPI.IN_PLACE, host.numpy())
     tensor.detach().copy_(host.div_(size()))
     return tensor
 
@@ -270,11 +272,11 @@ def moments(rows: Tensor) -> tuple[float, Tensor, Tensor]:
     mean, var = rows.mean(0), rows.var(0, correction=0)
     if size() == 1:
         return len(rows), mean, var
-    parts = gather((len(rows), mean.cpu(), var.cpu()))
+    parts = gather((len(rows), mean.cpu().numpy(), var.cpu().numpy()))  # tensors take 0.6 ms
     count = sum(n for n, _, _ in parts)
     mean = sum(n / count * part for n, part, _ in parts)
-    var = sum(n / count * (part_var + (part - mean).square()) for n, part, part_var in parts)
-    return count, mean.to(rows.device), var.to(rows.device)
+    var = sum(n / count * (part_var + (part - mean) ** 2) for n, part, part_var in parts)
+    return count, *(torch.as_tensor(part, device=rows.device) for part in (mean, var))
 
 
 class RunningStats(nn.Module):
