@@ -5,7 +5,7 @@
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
     python benchmarks/speed.py --table [--quick]  # where the time goes
-    python benchmarks/speed.py --scaling      # one process against two
+    python benchmarks/speed.py --scaling      # one process against two, for each family
     python benchmarks/speed.py --growth       # more environments, ranks, units
     python benchmarks/speed.py --start        # time to the first report, memory
 
@@ -39,6 +39,19 @@ ENV = "HalfCheetah-v4"
 # Processes, environments, rollout steps, minibatch size.
 SIZES = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
          "strong, two": (2, 8, 2048, 64)}
+# Of an algorithm of each family: the environment, and the counts that grow with weak scaling.
+SCALED = {
+    "ppo": (ENV, {"--num-envs": 8, "--rollout-steps": 2048, "--minibatch-size": 64,
+                  "--total-steps": 40_960}),
+    "a2c": (ENV, {"--num-envs": 16, "--rollout-steps": 160, "--report-every": 4000,
+                  "--total-steps": 40_000}),
+    "trpo": (ENV, {"--num-envs": 8, "--rollout-steps": 2048, "--minibatch-size": 256,
+                   "--total-steps": 40_960}),
+    "dqn": ("CartPole-v1", {"--num-envs": 4, "--update-every": 2, "--batch-size": 128,
+                            "--start-steps": 500, "--report-every": 1000,
+                            "--total-steps": 20_000}),
+    "sac": (ENV, {"--num-envs": 2, "--update-every": 1, "--batch-size": 256, "--start-steps": 500,
+                  "--report-every": 1000, "--total-steps": 3000})}
 
 
 # PEER gives the peer the same work as our default settings, OURS gives us the peer's. sb3-contrib
@@ -122,6 +135,7 @@ def child(library: str, args: argparse.Namespace) -> None:
     if library == "sb3":
         import torch  # before `utils`, which would make the import faster than its users have it
 
+    from utils import mpi
     from utils.envs import refusing_bad_env
 
     with refusing_bad_env(argparse.Namespace(env=args.env, env_kwargs="{}")):
@@ -142,19 +156,24 @@ def child(library: str, args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
                 env=args.env, total_steps=args.steps, num_envs=args.num_envs,
-                torch_threads=args.threads, compile=args.compile, run_dir=f"{folder}/run",
+                num_procs=args.num_procs, torch_threads=args.threads, compile=args.compile,
+                run_dir=mpi.bcast(f"{folder}/run"),
                 **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
         seconds["train"] = time.perf_counter() - began
-    print("\n" + json.dumps({"counts": counts, "seconds": seconds}))
+        counts["env"] = sum(mpi.gather(counts["env"]))  # every rank takes every gradient step
+    mpi.say("\n" + json.dumps({"counts": counts, "seconds": seconds}))
 
 
 def timed(library: str, args: argparse.Namespace, threads: int,
           steps: int) -> tuple[float, dict, dict]:
     """Return the seconds of a whole process, start-up included, its counts, and where they went."""
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
-               "--num-envs", str(args.num_envs),
-               "--threads", str(threads), "--steps", str(steps)]
-    command += ["--compile"] * (args.compile and library == "plainrl")
+               "--num-envs", str(args.num_envs), "--threads", str(threads), "--steps", str(steps)]
+    if library == "plainrl":
+        command += ["--compile"] * args.compile + ["--num-procs", str(args.num_procs)]
+        if args.num_procs > 1:
+            mpiexec = Path(sys.executable).with_name("mpiexec")
+            command = [str(mpiexec), "-n", str(args.num_procs), *command]
     start = time.perf_counter()
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     took = time.perf_counter() - start
@@ -197,7 +216,8 @@ def compare(args: argparse.Namespace) -> None:
         ratios.append(peer / ours)
         print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
               f"ratio {ratios[-1]:.2f}; ours: {in_percent(parts, ours)}", flush=True)
-    print(f"{args.algo}, num_envs {args.num_envs}, compile {args.compile}, {counts}: median ratio "
+    print(f"{args.algo}, num_envs {args.num_envs}, num_procs {args.num_procs}, "
+          f"compile {args.compile}, {counts}: median ratio "
           f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
 
 
@@ -232,7 +252,8 @@ def table(args: argparse.Namespace) -> None:
     print("| algorithm | environment | N | steps/s | bound | over the peer | " + " | ".join(PARTS)
           + " |\n|---|---|---:|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
     for algo, (env, num_envs, steps) in CASES.items():
-        case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile)
+        case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile,
+                                  num_procs=1)
         steps = steps // 4 if args.quick else steps
         if algo.startswith(("ppo", "trpo")):
             steps = -(-steps // 2048) * 2048  # whole rollouts
@@ -289,17 +310,17 @@ def growth(args: argparse.Namespace) -> None:
     fig.savefig(HERE / "figures" / "growth.svg", metadata={"Date": None})
 
 
-def run_ppo(folder: str, *flags: str) -> Path:
-    """Run PPO as a user would, wait for its end, and return the path of progress.csv."""
-    command = [sys.executable, "-m", "algos.ppo", "--env", ENV, "--run-dir", folder, *flags]
+def run_ours(algo: str, folder: str, *flags: str) -> Path:
+    """Run an algorithm as a user would, wait for its end, and return the path of progress.csv."""
+    command = [sys.executable, "-m", f"algos.{algo}", "--run-dir", folder, *flags]
     subprocess.run(command, check=True, capture_output=True, cwd=HERE.parent)
     return Path(folder, "progress.csv")
 
 
-def rate_of(*flags) -> float:
-    """Return the steps per second of a PPO run, from its first report on."""
+def rate_of(*flags, algo: str = "ppo", env: str = ENV) -> float:
+    """Return the steps per second of a run, from its first report on."""
     with tempfile.TemporaryDirectory() as folder:
-        path = run_ppo(f"{folder}/run", *map(str, flags))
+        path = run_ours(algo, f"{folder}/run", "--env", env, *map(str, flags))
         rows = list(csv.DictReader(path.open()))
     first, last = ({key: float(row[key]) for key in ("step", "time")}
                    for row in (rows[0], rows[-1]))
@@ -312,20 +333,28 @@ def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch
 
 
 def scaling(args: argparse.Namespace) -> None:
-    """Print steps per second of one process, and of two with twice the work and with the same.
+    """Print rows of Markdown: what a second process gains, for an algorithm of each family.
 
+    Weak scaling gives two processes twice the environments and batches, strong scaling the same.
     The cases run in turn, `--pairs` times. Start-up does not count: time is taken from the first
     report on.
     """
-    rates = {name: [] for name in SIZES}
-    for _ in range(args.pairs):
-        for name, size in SIZES.items():
-            rates[name].append(measured_rate(args.steps // 2048, *size))
-    for name, found in rates.items():
-        ratios = [rate / one for rate, one in zip(found, rates["one process"])]
-        print(f"{name}: steps/s {' '.join(f'{rate:.0f}' for rate in found)}, over one process "
-              f"{' '.join(f'{ratio:.2f}' for ratio in ratios)}, "
-              f"median {statistics.median(ratios):.2f}")
+    print("| algorithm | one process | two, weak | over one | two, strong | over one |\n"
+          "|---|---|---|---|---|---|", flush=True)
+    for algo, (env, counts) in SCALED.items():
+        rates = {(1, 1): [], (2, 2): [], (2, 1): []}  # by processes and factor of the work
+        for _ in range(args.pairs):
+            for (procs, factor), found in rates.items():
+                flags = ["--num-procs", procs]
+                for flag, count in counts.items():
+                    flags += [flag, count * factor]
+                found.append(rate_of(*flags, algo=algo, env=env))
+        one, *others = rates.values()
+        cells = [algo, " ".join(f"{rate:,.0f}" for rate in one)]
+        for found in others:
+            cells.append(" ".join(f"{rate:,.0f}" for rate in found))
+            cells.append(" ".join(f"{rate / base:.2f}" for rate, base in zip(found, one)))
+        print("| " + " | ".join(cells) + " |", flush=True)
 
 
 def start(args: argparse.Namespace) -> None:
@@ -342,7 +371,7 @@ def start(args: argparse.Namespace) -> None:
         print(f"{algo}: --help {' '.join(f'{x:.1f}' for x in helps)} s, "
               f"first report {' '.join(f'{x:.1f}' for x in firsts)} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        run_ppo(f"{folder}/run", "--total-steps", str(args.steps))
+        run_ours("ppo", f"{folder}/run", "--env", ENV, "--total-steps", str(args.steps))
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     print(f"peak memory in {args.steps} steps: {peak:.0f} MiB")
 
@@ -377,12 +406,14 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=0,
                         help="threads of PyTorch; 0: the faster of 1 and 2")
     parser.add_argument("--compile", action="store_true", help="run ours with --compile")
+    parser.add_argument("--num-procs", type=int, default=1, help="processes of ours (1 to 2)")
     parser.add_argument("--table", action="store_true", help="a row per algorithm file")
     parser.add_argument("--quick", action="store_true",
                         help="--table with one pair of short runs each: five minutes")
     parser.add_argument("--growth", action="store_true",
                         help="PPO with more environments, ranks, units; draws a figure")
-    parser.add_argument("--scaling", action="store_true", help="compare one process with two")
+    parser.add_argument("--scaling", action="store_true",
+                        help="one process against two, for each family")
     parser.add_argument("--start", action="store_true", help="time to each file's first report")
     parser.add_argument("--child", choices=("plainrl", "sb3"), help="internal: one training run")
     arguments = parser.parse_args()

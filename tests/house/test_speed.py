@@ -29,8 +29,10 @@ def test_parts_of_a_run_are_clocked_where_they_happen(monkeypatch):
     assert seconds == {"environment": 2.0, "acting": 1.0, "learning": 1.0}
 
 
-def test_a_real_run_is_counted_and_its_parts_are_the_whole():
-    args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=False)
+@pytest.mark.parametrize("num_procs", [1, 2])
+def test_a_real_run_is_counted_and_its_parts_are_the_whole(num_procs):
+    args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=False,
+                              num_procs=num_procs)
     took, counts, parts = speed.timed("plainrl", args, 1, 400)
     assert counts == {"env": 480, "optimizer": 3}  # three whole rollouts, one gradient step each
     assert set(parts) == set(speed.PARTS) and min(parts.values()) > 0
@@ -53,7 +55,7 @@ def test_a_comparison_of_unequal_work_is_refused(monkeypatch, command):
     told_by(monkeypatch, counts, {"plainrl": 1.0, "sb3": 2.0})
     monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 1, 2048)})
     args = argparse.Namespace(algo="ppo", num_envs=1, threads=1, pairs=1, steps=8, quick=True,
-                              compile=False)
+                              compile=False, num_procs=1)
     with pytest.raises(SystemExit, match="ppo: numbers of steps differ: .*4.*5"):
         command(args)
 
@@ -64,7 +66,7 @@ def test_a_row_of_the_table_by_hand(monkeypatch, capsys):
     monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 8, 6000), "sac": ("Hopper", 1, 8),
                                          "sac_her": ("FetchReach-v4", 1, 800)})
     monkeypatch.setattr(speed, "bare_rate", lambda env: 5120.0)
-    speed.table(argparse.Namespace(pairs=2, quick=False, compile=False))
+    speed.table(argparse.Namespace(pairs=2, quick=False, compile=False, num_procs=1))
     head, _, ppo, sac, her = (line.strip("| ").split(" | ")
                               for line in capsys.readouterr().out.splitlines())
     assert head[3:6] == ["steps/s", "bound", "over the peer"] and head[6:] == list(speed.PARTS)
