@@ -44,6 +44,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 ENVS = (1, 2, 4, 8, 16)
 MINIBATCHES = (4, 16, 64, 256)
 NUMBERS = (1_000, 10_000, 100_000)
+# What is measured: processes, environments, rollout steps, minibatch size.
+SIZES = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
+         "strong, two": (2, 8, 2048, 64)}
 # Assumed, not measured: what a 10 Gbit/s network adds, in seconds per message and per byte.
 NETWORK = 30e-6, 1 / 1.25e9
 
@@ -168,9 +171,14 @@ def two_processes():
     return json.loads(out.splitlines()[-1])
 
 
-def main():
-    from speed import SIZES, measured_rate
+def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch: int) -> float:
+    from speed import rate_of
 
+    return rate_of("--num-procs", procs, "--num-envs", num_envs, "--rollout-steps", batch,
+                   "--minibatch-size", minibatch, "--total-steps", updates * batch)
+
+
+def main():
     *alone, gradient_bytes = one_process()
     costs = Costs(*alone, *two_processes(), gradient_bytes)
     print(f"vector step: {costs.vector_step * 1e6:.0f} us, and {costs.env_step * 1e6:.0f} us per "

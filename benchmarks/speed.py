@@ -26,7 +26,9 @@ import csv
 import functools
 import importlib
 import json
+import os
 import resource
+import shutil
 import statistics
 import subprocess
 import sys
@@ -36,9 +38,6 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENV = "HalfCheetah-v4"
-# Processes, environments, rollout steps, minibatch size.
-SIZES = {"one process": (1, 8, 2048, 64), "weak, two": (2, 16, 4096, 128),
-         "strong, two": (2, 8, 2048, 64)}
 # Of an algorithm of each family: the environment, and the counts that grow with weak scaling.
 SCALED = {
     "ppo": (ENV, {"--num-envs": 8, "--rollout-steps": 2048, "--minibatch-size": 64,
@@ -172,8 +171,9 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     if library == "plainrl":
         command += ["--compile"] * args.compile + ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
-            mpiexec = Path(sys.executable).with_name("mpiexec")
-            command = [str(mpiexec), "-n", str(args.num_procs), *command]
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+            mpiexec = shutil.which("mpiexec", path=path)
+            command = [mpiexec, "-n", str(args.num_procs), *command]
     start = time.perf_counter()
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     took = time.perf_counter() - start
@@ -327,17 +327,12 @@ def rate_of(*flags, algo: str = "ppo", env: str = ENV) -> float:
     return (last["step"] - first["step"]) / (last["time"] - first["time"])
 
 
-def measured_rate(updates: int, procs: int, num_envs: int, batch: int, minibatch: int) -> float:
-    return rate_of("--num-procs", procs, "--num-envs", num_envs, "--rollout-steps", batch,
-                   "--minibatch-size", minibatch, "--total-steps", updates * batch)
-
-
 def scaling(args: argparse.Namespace) -> None:
     """Print rows of Markdown: what a second process gains, for an algorithm of each family.
 
-    Weak scaling gives two processes twice the environments and batches, strong scaling the same.
-    The cases run in turn, `--pairs` times. Start-up does not count: time is taken from the first
-    report on.
+    Weak scaling gives two processes twice every count in `SCALED`, strong scaling the same. The
+    cases run in turn, `--pairs` times. Start-up does not count: time is taken from the first report
+    on. Only `--pairs` matters here.
     """
     print("| algorithm | one process | two, weak | over one | two, strong | over one |\n"
           "|---|---|---|---|---|---|", flush=True)

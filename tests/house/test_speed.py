@@ -80,35 +80,85 @@ def test_a_row_of_the_table_by_hand(monkeypatch, capsys):
 def test_a_rate_is_taken_from_the_first_report_on(monkeypatch, tmp_path):
     path = tmp_path / "progress.csv"
     path.write_text("step,time\n100,9.5\n200,10\n300,11.5\n")
-    monkeypatch.setattr(speed, "run_ppo", lambda folder, *flags: path)
-    assert speed.rate_of("--num-envs", 2) == (300 - 100) / (11.5 - 9.5)
+    asked = []
+
+    def run_ours(algo, folder, *flags):
+        asked.append((algo, flags))
+        return path
+
+    monkeypatch.setattr(speed, "run_ours", run_ours)
+    rate = speed.rate_of("--num-envs", 2, algo="a2c", env="Pendulum-v1")
+    assert rate == (300 - 100) / (11.5 - 9.5)
+    assert asked == [("a2c", ("--env", "Pendulum-v1", "--num-envs", "2"))]
 
 
-@pytest.mark.parametrize("command, marks", [
-    (speed.growth, None), (speed.scaling, ["2.00", "0.50"])])
-def test_growth_and_scaling_measure_each_case_in_turn(monkeypatch, capsys, tmp_path, command,
-                                                      marks):
-    """Two processes with twice the work are twice as fast here, and half with the same work."""
+def test_growth_measures_each_case_in_turn(monkeypatch, capsys, tmp_path):
+    """Two processes with twice the work are twice as fast here."""
     asked = []
 
     def rate_of(*flags):
         asked.append(json.dumps(flags))
         given = dict(zip(map(str, flags[::2]), flags[1::2]))
-        procs, batch = int(given.get("--num-procs", 1)), int(given.get("--rollout-steps", 2048))
-        return 1000.0 * (procs if batch > 2048 else 1 / procs)
+        return 1000.0 * int(given.get("--num-procs", 1))
 
     monkeypatch.setattr(speed, "rate_of", rate_of)
     monkeypatch.setattr(speed, "HERE", tmp_path)
     (tmp_path / "figures").mkdir()
-    command(argparse.Namespace(pairs=2, steps=20480))
+    speed.growth(argparse.Namespace(pairs=2))
     half = len(asked) // 2
     assert asked[:half] == asked[half:] and len(set(asked[:half])) == half
     weak = ["--num-procs", 2, "--num-envs", 16, "--rollout-steps", 4096, "--minibatch-size", 128]
     assert any(json.loads(flags)[:8] == weak for flags in asked)
-    out = capsys.readouterr().out
-    if marks:
-        found = [line.split()[-1] for line in out.splitlines()]
-        assert found == ["1.00", *marks]
-    else:
-        assert "2 ranks: 2000 2000 steps/s" in out
-        assert (tmp_path / "figures/growth.svg").stat().st_size > 0
+    assert "2 ranks: 2000 2000 steps/s" in capsys.readouterr().out
+    assert (tmp_path / "figures/growth.svg").stat().st_size > 0
+
+
+def test_scaling_gives_two_processes_twice_the_work_and_then_the_same(monkeypatch, capsys):
+    asked = []
+    rates = iter([1000, 1800, 1100, 2000, 3400, 2000, 10, 15, 9, 10, 16, 8])
+
+    def rate_of(*flags, algo, env):
+        asked.append((algo, env, *flags))
+        return next(rates)
+
+    monkeypatch.setattr(speed, "rate_of", rate_of)
+    monkeypatch.setattr(speed, "SCALED", {"ppo": ("Pendulum-v1", {"--num-envs": 8}),
+                                          "dqn": ("CartPole-v1", {"--batch-size": 64})})
+    speed.scaling(argparse.Namespace(pairs=2))
+    ppo = [("ppo", "Pendulum-v1", "--num-procs", procs, "--num-envs", num_envs)
+           for procs, num_envs in [(1, 8), (2, 16), (2, 8)]]
+    assert asked[:6] == ppo * 2
+    assert asked[7] == ("dqn", "CartPole-v1", "--num-procs", 2, "--batch-size", 128)
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "| ppo | 1,000 2,000 | 1,800 3,400 | 1.80 1.70 | 1,100 2,000 | 1.10 1.00 |",
+        "| dqn | 10 10 | 15 16 | 1.50 1.60 | 9 8 | 0.90 0.80 |"]
+
+
+@pytest.mark.parametrize("library", ["plainrl", "sb3"])
+def test_only_ours_is_compiled_and_gets_processes(monkeypatch, library):
+    asked = []
+
+    def run(command, **settings):
+        asked.append(command)
+        return SimpleNamespace(stdout='{"counts": {}, "seconds": {}}')
+
+    monkeypatch.setattr(speed.subprocess, "run", run)
+    args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=True, num_procs=2)
+    speed.timed(library, args, 3, 400)
+    [command] = asked
+    assert command[command.index("--threads") + 1] == "3"
+    assert ("--compile" in command) == (library == "plainrl")
+    assert ("mpiexec" in command[0]) == (library == "plainrl")
+
+
+def test_ours_trains_with_what_was_asked_for(monkeypatch):
+    given = {}
+    module = SimpleNamespace(Config=given.update, train=lambda cfg: None)
+    monkeypatch.setattr(speed.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(speed, "count_steps", lambda library, env: {"env": 8, "optimizer": 1})
+    monkeypatch.setattr(speed, "clock_parts", lambda module: {})
+    speed.child("plainrl", argparse.Namespace(algo="ppo", env="Pendulum-v1", steps=8, num_envs=2,
+                                              num_procs=1, threads=3, compile=True))
+    assert given.pop("run_dir").endswith("run")
+    assert given == {"env": "Pendulum-v1", "total_steps": 8, "num_envs": 2, "num_procs": 1,
+                     "torch_threads": 3, "compile": True}
