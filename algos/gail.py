@@ -497,7 +497,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             advs = normalize_advantages(advs)
         ret = ret.flatten()
         for minibatch in map(Minibatch, obs[minibatches], act[minibatches],
-                             logp_old[minibatches], advs, ret[minibatches]):
+                             logp_old[minibatches], advs, ret[minibatches]):  # by row
             step_metrics.append(optimizer.minimize(
                 ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
         if cfg.target_kl > 0:
