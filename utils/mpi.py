@@ -272,7 +272,7 @@ def moments(rows: Tensor) -> tuple[float, Tensor, Tensor]:
     mean, var = rows.mean(0), rows.var(0, correction=0)
     if size() == 1:
         return len(rows), mean, var
-    parts = gather((len(rows), mean.cpu().numpy(), var.cpu().numpy()))  # tensors take 0.6 ms
+    parts = gather((len(rows), mean.cpu().numpy(), var.cpu().numpy()))  # tensors take 0.7 ms
     count = sum(n for n, _, _ in parts)
     mean = sum(n / count * part for n, part, _ in parts)
     var = sum(n / count * (part_var + (part - mean) ** 2) for n, part, part_var in parts)
