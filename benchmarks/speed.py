@@ -5,7 +5,7 @@
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
     python benchmarks/speed.py --table [--quick]  # where the time goes
-    python benchmarks/speed.py --scaling      # one process against two, for each family
+    python benchmarks/speed.py --scaling      # one process against two
     python benchmarks/speed.py --growth       # more environments, ranks, units
     python benchmarks/speed.py --start        # time to the first report, memory
 
