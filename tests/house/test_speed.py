@@ -1,11 +1,14 @@
 """benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
 import argparse
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import speed
+from tests.helpers import ROOT
 from tests.house.tree import in_readme
 
 
@@ -90,6 +93,30 @@ def test_a_rate_is_taken_from_the_first_report_on(monkeypatch, tmp_path):
     rate = speed.rate_of("--num-envs", 2, algo="a2c", env="Pendulum-v1")
     assert rate == (300 - 100) / (11.5 - 9.5)
     assert asked == [("a2c", ("--env", "Pendulum-v1", "--num-envs", "2"))]
+
+
+def test_ours_runs_the_algorithm_that_is_asked_for(monkeypatch):
+    commands = []
+    monkeypatch.setattr(speed.subprocess, "run", lambda command, **_: commands.append(command))
+    assert str(speed.run_ours("a2c", "folder", "--num-envs", "2")) == "folder/progress.csv"
+    assert commands == [[sys.executable, "-m", "algos.a2c", "--run-dir", "folder",
+                         "--num-envs", "2"]]
+
+
+@pytest.mark.parametrize("library, first", [("sb3", "True"), ("plainrl", "False")])
+def test_the_peer_imports_pytorch_as_its_users_do(library, first):
+    """Not after `utils`, which makes that import faster."""
+    code = f"""
+import sys
+from benchmarks import speed
+sys.modules["utils"] = None  # its import fails
+try:
+    speed.child("{library}", None)
+except ImportError:
+    print("torch" in sys.modules)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert out.stdout.strip() == first, out.stderr
 
 
 def test_growth_measures_each_case_in_turn(monkeypatch, capsys, tmp_path):
