@@ -26,8 +26,6 @@ bandwidth.
 import argparse
 import json
 import math
-import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -164,8 +162,7 @@ def two_processes():
     """Return f, g, k, measured between two processes on this machine."""
     from utils import launch
 
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, __file__, "--child"]
+    command = [launch.find_mpiexec(), "-n", "2", sys.executable, __file__, "--child"]
     env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     out = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout
     return json.loads(out.splitlines()[-1])

@@ -26,9 +26,7 @@ import csv
 import functools
 import importlib
 import json
-import os
 import resource
-import shutil
 import statistics
 import subprocess
 import sys
@@ -171,9 +169,9 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     if library == "plainrl":
         command += ["--compile"] * args.compile + ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
-            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-            mpiexec = shutil.which("mpiexec", path=path)
-            command = [mpiexec, "-n", str(args.num_procs), *command]
+            from utils.launch import find_mpiexec
+
+            command = [find_mpiexec(), "-n", str(args.num_procs), *command]
     start = time.perf_counter()
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     took = time.perf_counter() - start

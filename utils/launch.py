@@ -81,6 +81,12 @@ def clean_env() -> dict[str, str]:
     return {key: val for key, val in os.environ.items() if not key.startswith(_LAUNCHERS)}
 
 
+def find_mpiexec() -> str | None:
+    """Return the path of mpiexec, of the one beside this Python if there is one, or None."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    return shutil.which("mpiexec", path=path)
+
+
 def launch(cfg) -> None:
     """Start this program again as `cfg.num_procs` ranks. Ranks and single processes return.
 
@@ -101,8 +107,7 @@ def launch(cfg) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if procs > cores:
         raise UsageError(f"--num-procs is {procs}; this machine's cores take 1 to {cores}")
-    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-    mpiexec = shutil.which("mpiexec", path=path)
+    mpiexec = find_mpiexec()
     if mpiexec is None:
         raise UsageError(f"--num-procs is {procs}, but there is no mpiexec here: pip install mpich")
     command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
