@@ -1,3 +1,3 @@
-"""One algorithm per file. A file imports PyTorch itself, and `utils` imports it faster."""
+"""One algorithm per file. Importing `utils` first makes PyTorch's import faster."""
 
 import utils  # noqa: F401

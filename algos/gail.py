@@ -495,7 +495,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         advs = adv.flatten()[minibatches]
         if cfg.norm_adv:
             advs = normalize_advantages(advs)
-        ret = ret.flatten()
+        ret = ret.flatten()  # obs[minibatches] is [M, B, ...]
         for minibatch in map(Minibatch, obs[minibatches], act[minibatches],
                              logp_old[minibatches], advs, ret[minibatches]):  # by row
             step_metrics.append(optimizer.minimize(
