@@ -133,7 +133,7 @@ from utils.envs import (
     nature_cnn,
     stack_steps,
 )
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -168,11 +168,6 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
-
-    def __post_init__(self):
-        check_settings(self, positive="rmsprop_eps max_ratio",  # raises UsageError
-                       nonnegative="replay_ratio max_slope")
-        check_divides(self, "rollout_steps/num_envs")
 
 
 # ======================================= agent ========================================

@@ -100,7 +100,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -133,11 +133,6 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
-
-    def __post_init__(self):
-        check_settings(self, positive="max_kl v_max_kl damping", counts="inverse_every",
-                       fractions="momentum decay")
-        check_divides(self, "rollout_steps/num_envs")
 
 
 # ======================================= agent ========================================

@@ -122,7 +122,7 @@ from torch import Tensor, nn
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_range, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
@@ -145,9 +145,8 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     norm_obs: bool = True  # normalise vector observations, Eq. (1)
 
     def __post_init__(self):
-        check_settings(self, nonnegative="num_trajectories",
-                       counts="subsample check_every")  # raises UsageError
-        check_range(self, "held_out", above=0, high=0.9)
+        super().__post_init__()
+        check_range(self, "held_out", above=0, high=0.9)  # raises UsageError
 
 
 # ======================================= agent ========================================

@@ -136,7 +136,7 @@ from torch import Tensor, nn
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, make_envs
-from utils.run import Run, RunConfig, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Actions = Float32[Tensor, "B d"]  # in [-1, 1]
@@ -158,9 +158,6 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     act_noise: float = 0.1  # sigma, the std of the noise in Eq. (4) (0.05 to 0.3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-
-    def __post_init__(self):
-        check_settings(self, nonnegative="act_noise")
 
 
 # ======================================= agent ========================================

@@ -111,7 +111,7 @@ from torch.nn.functional import smooth_l1_loss
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, image_to_float, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
@@ -138,9 +138,6 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     eps_steps: int = 250_000  # environment steps over which eps falls from 1 to eps_end
     double: bool = True  # Double DQN, Eq. (2)
     dueling: bool = True  # dueling network, Eq. (4)
-
-    def __post_init__(self):
-        check_settings(self, fractions="eps_end", counts="eps_steps")
 
 
 # ======================================= agent ========================================

@@ -126,7 +126,7 @@ from torch.nn.functional import smooth_l1_loss
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
@@ -156,9 +156,6 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     omega: float = 0.6  # priority exponent, the paper's alpha; 0: all equal (0 to 0.7)
     beta_start: float = 0.4  # initial importance-weight exponent, Eq. (10) (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
-
-    def __post_init__(self):
-        check_settings(self, fractions="eps_end omega beta_start", counts="eps_steps")
 
 
 # ======================================= agent ========================================

@@ -92,7 +92,7 @@ from torch.nn.functional import one_hot, softplus
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -129,11 +129,6 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
     orthogonal_init: bool = True  # orthogonal initial weights (D: always PyTorch's)
-
-    def __post_init__(self):
-        check_settings(self, positive="clip_ratio disc_lr",  # raises UsageError
-                       counts="subsample disc_epochs", nonnegative="num_trajectories")
-        check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
 # ======================================= agent ========================================

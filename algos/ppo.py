@@ -1,84 +1,37 @@
 """Proximal Policy Optimization (PPO).  Schulman et al. 2017, arXiv:1707.06347.
 
-The problem. A2C takes one gradient step per rollout and then discards it. The
-policy gradient is an expectation under the current policy, but after one step
-the data come from an older one, pi_old. PPO reuses the rollout. It weights the
-advantage A of each action (how much better it was than the policy's average in
-that state) by the probability ratio pi / pi_old. At pi = pi_old, the gradient
-of mean(ratio A) is the policy gradient. Near pi_old, mean(ratio A) estimates,
-up to a factor, how much better pi is. Far from pi_old it is unreliable, because
-the states come from pi_old. So PPO's loss removes the incentive to go far.
+The problem. A2C takes one gradient step on a rollout and then throws it away. A second
+step would be wrong: the policy gradient is an expectation under the current policy, but
+the rollout comes from the policy before the first step, pi_old.
 
-The algorithm, and where each step is coded:
+The idea. Weight each sample by ratio = pi(a|s) / pi_old(a|s). The weighted loss tells
+how much better pi is than pi_old, as long as the two are close. So PPO clips the ratio:
+a sample whose probability has moved far enough in the profitable direction no longer
+pushes. Nothing confines the ratio itself, since all samples share one network. But with
+the incentive gone, one rollout is good for hundreds of steps. An iteration of `train`:
 
-    repeat until total_steps:
-        act for T steps in each of N environments              collect
-        log pi_old of these actions, by (3)                    update
-        repeat `epochs` times:
-            V, advantages A and targets R, by (1) and (2)      compute_targets
-            for each minibatch of the shuffled rollout:
-                one Adam step on L, (11)                       ppo_loss
-        update the statistics of (6) and (7)                   update_stats
+    collect              act for T steps in N parallel environments with pi_old
+    update               `epochs` times:
+      compute_targets      advantages A and returns R, by the current critic
+      ppo_loss             for each minibatch in random order, then one Adam step
+    update_stats         running statistics that normalise observations and rewards
 
-PPO's own equations; c is `clip_ratio`. (1) to (8) follow further down.
+Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
+A and R anew. From OpenAI Baselines (Huang et al. 2022) come normalised observations,
+rewards and advantages, gradient clipping and orthogonal initial weights. Only norm_obs
+clearly helped (benchmarks/README.md, ablation).
 
-    ratio   = pi(a | s) / pi_old(a | s)                                    (9)
-    L_pi    = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A)             (10)
-    L       = L_pi + vf_coef L_V - ent_coef H                             (11)
-    KL      = mean (ratio - 1 - log ratio), estimates KL(pi_old || pi)    (12)
+Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
+0.3. Both fall towards 0 with the learning rate.
 
-(12) is from Schulman's web page (2020). For one sample, (10) gives
-
-    A > 0, ratio > 1 + c   no gradient: the probability has risen enough
-    A < 0, ratio < 1 - c   no gradient: the probability has fallen enough
-    all other cases        the full gradient, that of ratio A
-
-Without the minimum, a ratio that moved the wrong way (A > 0, ratio < 1 - c)
-would get no gradient either and could not recover. Clipping does not confine
-ratios: all samples share one network, so others can push a ratio out of range.
-
-Advantages. V(s) is the critic's estimate of the discounted sum of scaled
-rewards from s on. s' follows s: at the end of an episode its last state, not
-the first of the next. `terminated` is 1 if s' is terminal, `done` if the
-episode ended, also by a time limit. Unless s' is terminal, we bootstrap: V(s')
-stands in for later rewards, even at a time limit. (1) and (2), with scaled
-rewards r, are generalized advantage estimation (GAE; Schulman et al. 2016,
-arXiv:1506.02438). `lam` trades bias for variance: 0 uses one reward and then
-V(s'); 1 uses all rewards until the episode or the rollout ends, and then V(s').
-The critic fits R. In (6) and (7), mean and var are those of earlier rollouts
-(at first 0 and 1).
-
-    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
-    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
-    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
-    L_V     = mean (V(s) - R)^2                                            (5)
-    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
-    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
-    A      <- (A - mean A) / (std A + 1e-8), per minibatch                 (8)
-
-Gaussian actions (means mu(s), the same sigma in all states) are squashed by
-tanh and rescaled only for the environment (`env_act`). `act`, (3) and (4) are
-about the action before tanh, whose Jacobian cancels in (9).
-
-Departures from the paper. Actions are squashed by tanh; targets and advantages
-are recomputed in every epoch (benchmarks/NOTES.md, "Variants on MuJoCo"). These
-details, mostly from OpenAI Baselines (Huang et al. 2022), can be switched off:
-norm_obs (6), scale_rew (7), norm_adv (8), max_grad_norm, anneal_lr,
-orthogonal_init. Only norm_obs clearly helped (benchmarks/README.md, ablation).
-
-Defaults: T = 256, N = 8; 10 epochs of 32 minibatches are 320 gradient steps. In
-healthy runs `kl` after the last epoch is 0.0005 to 0.05, and `clip_frac`, the
-fraction of ratios out of range, 0.002 to 0.3; with anneal_lr both end near 0.
-
-Read after    algos/a2c.py, then:  diff algos/a2c.py algos/ppo.py
-Try           python -m algos.ppo --env CartPole-v1 --total-steps 1e5
-Reproduce     python -m algos.ppo    (learning curves: benchmarks/README.md)
+Run   python -m algos.ppo --env CartPole-v1 --total-steps 1e5
+Read  algos/a2c.py before this file; algos/ppo_popart.py and algos/ppo_lstm.py after it
 """
+from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
@@ -86,54 +39,261 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
-#                   One Adam step; its gradient is averaged over processes, clipped if
-#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.moments       count, mean and variance along dim 0, over all processes (float64)
-# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
-# image_to_float    uint8 pixels -> float32 in [0, 1], channels first
-# make_envs         parallel environments. When an episode ends, `step` starts the next
-#                   and leaves the last observation in infos["final_obs"]
-# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
-# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
-# check_settings    refuses bad values, as the other checks do; you can skip them
+# make_envs: N environments. When an episode ends, the same `step` starts a new one and
+#   returns its first observation; infos["final_obs"] has the last one of the old.
+# mpi combines processes and changes nothing for one. Adam.step averages and clips the
+#   gradient, takes a step, returns the norm before clipping. RunningStats: mean and var
+#   of all rows so far, first 0 and 1. normalize(x) = clip((x - mean) / std, -10, 10),
+#   scale(x) = clip(x / std, -10, 10). compilable: torch.compile if --compile is given.
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
-PerStep = Float32[Tensor, "T N"]  # one number per step and environment
+PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+Inputs = Float32[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # adds env, seed, run_dir, ... (see --help) and checks ranges
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
     rollout_steps: int = 2048  # T x N, samples per rollout: T steps in each of N envs
-    minibatch_size: int = 64  # samples per gradient step (32 to 4096)
+    minibatch_size: int = 64  # B, samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # c in Eq. (10), epsilon in PPO's paper (0.1 to 0.3)
-    target_kl: float = 0.0  # stop the epochs once KL, Eq. (12), exceeds this; 0: off
-    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
+    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    target_kl: float = 0.0  # end the update after an epoch with `kl` above this; 0: off
+    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations, Eq. (6)
-    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
-    norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
-    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+    norm_obs: bool = True  # normalise vector observations by their running statistics
+    scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
 
-    def __post_init__(self):
-        check_settings(self, positive="clip_ratio")  # raises UsageError
-        check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Rollout:  # T steps in each of N environments; nothing is normalised
+    obs: Shaped[Tensor, "T N *obs"]  # s
+    act: Shaped[Tensor, "T N *act"]  # a; continuous actions before tanh
+    rew: PerStep  # r
+    next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
+    terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
+    done: PerStep  # 1 if the episode ended, also by a time limit
+
+
+@dataclass(frozen=True)
+class Minibatch:  # B random samples of a rollout
+    obs: Inputs  # s, normalised
+    act: Shaped[Tensor, "B *act"]  # a
+    logp_old: PerSample  # log pi_old(a|s)
+    adv: PerSample  # A: how much better a was than the policy's average action in s
+    ret: PerSample  # R: what the critic is to predict in s
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
+        run.register(agent, optimizer=optimizer)  # what checkpoints hold
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, optimizer, rollout, lr)
+            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            step += cfg.rollout_steps
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, **metrics)
+            run.save(step)  # about once a minute
+    return agent
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = new_obs.copy()
+        for i in np.flatnonzero(done):  # here new_obs[i] is the next episode's first
+            next_obs[i] = infos["final_obs"][i]
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs
+    return Rollout(**stack_steps(steps, act.device)), obs
+
+
+def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+    """Take many gradient steps on one rollout. Return metrics."""
+    cfg = agent.cfg
+    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    act = rollout.act.flatten(0, 1)
+    with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
+        logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    step_metrics = []  # of every gradient step
+    for epoch in range(cfg.epochs):
+        val, adv, ret = compute_targets(agent, rollout, obs)  # the critic has improved
+        if epoch == 0:  # except here: how well does it predict an unseen rollout?
+            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            critic_metrics = {"val": val, "explained_variance": 1 - unexplained}
+        for minibatch in shuffled_minibatches(
+                mpi.share(cfg.minibatch_size), obs=obs, act=act, logp_old=logp_old,
+                adv=adv.flatten(), ret=ret.flatten()):
+            loss, metrics = ppo_loss(agent, minibatch)
+            optimizer.zero_grad()
+            loss.backward()
+            metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
+            step_metrics.append(metrics)
+        change = policy_change(agent, obs, act, logp_old)
+        if 0 < cfg.target_kl < change["kl"]:
+            break
+    losses = {name: torch.stack([metrics[name] for metrics in step_metrics])
+              for name in step_metrics[0]}
+    return losses | change | critic_metrics | {"epochs": epoch + 1, "lr": lr}
+
+
+# ======================================= losses =======================================
+@torch.no_grad()
+def compute_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "TN *obs"]
+                    ) -> tuple[PerStep, PerStep, PerStep]:
+    """V(s), advantages A, returns R = A + V(s); `obs` are the rollout's, normalised."""
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:  # so that one learning rate suits all scales of reward
+        rew = agent.reward_sum_stats.scale(rew)
+    val = agent.critic(agent.encoder(obs)).view_as(rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    ends = rollout.done.bool()
+    ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
+    next_obs = agent.normalize_obs(rollout.next_obs[ends])
+    next_val[ends] = agent.critic(agent.encoder(next_obs))
+    adv = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
+    return val, adv, adv + val
+
+
+def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
+        done: PerStep, gamma: float, lam: float) -> PerStep:
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+        delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
+        A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+
+    delta says how much better one step went than the critic expected. lam = 0 trusts
+    V(s') after one reward (bias); lam = 1 waits for all rewards (variance). Only a
+    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
+    """
+    delta = rew + gamma * (1 - terminated) * next_val - val
+    decay = gamma * lam * (1 - done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    adv = np.zeros_like(delta)
+    next_adv = np.zeros_like(delta[0])  # nothing is known beyond the rollout
+    for t in reversed(range(len(delta))):
+        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    return torch.as_tensor(adv, device=val.device)
+
+
+def shuffled_minibatches(size: int, **samples: Shaped[Tensor, "TN ..."]
+                         ) -> Iterator[Minibatch]:
+    """Shuffle the samples of a rollout and cut them into minibatches of this size."""
+    order = torch.randperm(len(samples["adv"]))
+    parts = {name: column[order].split(size) for name, column in samples.items()}
+    parts["adv"] = normalize_advantages(torch.stack(parts["adv"]))
+    for i in range(len(order) // size):
+        yield Minibatch(**{name: part[i] for name, part in parts.items()})
+
+
+def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
+    """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
+    _, mean, var = mpi.moments(adv.T)  # [M] each, over the samples of all processes
+    return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
+
+
+@mpi.compilable
+def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
+    """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
+
+        L_pi   makes good actions more likely: see `clipped_policy_loss`
+        L_V    = mean (V(s) - R)^2
+        H      is the entropy of pi, which keeps it exploring
+    """
+    cfg = agent.cfg
+    features = agent.encoder(minibatch.obs)
+    actor_out = agent.actor(features)
+    val = agent.critic(features)
+    logp = log_prob(actor_out, agent.log_std, minibatch.act)
+    pi_loss = clipped_policy_loss(
+        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
+    assert val.shape == minibatch.ret.shape  # [B] minus [B, 1] would be [B, B]
+    v_loss = (val - minibatch.ret).square().mean()
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
+    return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
+                  "entropy": ent.detach()}
+
+
+def log_prob(actor_out: ActorOut, log_std: Tensor | None,
+             act: Shaped[Tensor, "B *act"]) -> PerSample:
+    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
+    if log_std is None:  # discrete
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()  # before tanh, which cancels in the ratio
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
+                        clip_ratio: float) -> Scalar:
+    """L_pi = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A), with c = clip_ratio.
+
+        A > 0 and ratio > 1 + c    no gradient: the action is likely enough
+        A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
+        all other cases            the gradient of -ratio A
+
+    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
+    1 - c. The clipped term is constant there; the other one lets the ratio recover.
+    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
+    """
+    assert logp.shape == logp_old.shape == adv.shape
+    ratio = (logp - logp_old).exp()
+    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
+    return -torch.min(ratio * adv, clipped * adv).mean()
+
+
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
+    grows with sigma even where tanh saturates. There, keep ent_coef small."""
+    if log_std is None:
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+
+
+@torch.no_grad()
+def policy_change(agent: Agent, obs: Float32[Tensor, "TN *obs"],
+                  act: Shaped[Tensor, "TN *act"], logp_old: Float32[Tensor, "TN"]
+                  ) -> dict:
+    """KL(pi_old || pi) ~ mean (ratio - 1 - log ratio); the share of ratios clipped."""
+    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    log_ratio = logp - logp_old
+    ratio = log_ratio.exp()
+    kl = (ratio - 1 - log_ratio).double().mean()  # no term is below 0: little noise
+    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
+    return {"kl": kl, "clip_frac": clip_frac}
 
 
 # ======================================= agent ========================================
@@ -145,18 +305,8 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
-def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
-    for layer in agent.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
-            nn.init.zeros_(layer.bias)
-    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
-    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
-
-
 class Agent(nn.Module):
-    """Actor, critic and running statistics."""
+    """Actor, critic and running statistics: all that acting needs."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -164,41 +314,37 @@ class Agent(nn.Module):
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        self.log_std = None
         if self.discrete:
-            num_outputs = int(act_space.n)  # a logit per action
-            self.log_std = None
+            num_outputs = int(act_space.n)  # one logit per action
         else:
-            num_outputs = math.prod(act_space.shape)  # a mean per dimension
+            num_outputs = math.prod(act_space.shape)  # one mean per dimension
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
-            self.log_std = nn.Parameter(log_std)
+            self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared; 512 features
-            sizes = (512,)
-        else:
-            self.encoder = nn.Identity()
-            sizes = (*obs_space.shape, *cfg.hidden)
+        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
+        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp(*sizes, num_outputs)
         self.critic = mlp(*sizes, 1)
-        if cfg.orthogonal_init:
-            init_orthogonal(self)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+                nn.init.zeros_(layer.bias)
+        nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
+        nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
+        self.critic.append(nn.Flatten(0))  # [B, 1] -> [B]
         self.obs_stats = mpi.RunningStats(obs_space.shape)
-        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
+        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
+        """Raw observations -> what the networks take."""
         if self.images:
             return image_to_float(obs)
         if not self.cfg.norm_obs:
             return obs.float()
-        return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
-
-    def forward(self, obs: Tensor) -> tuple[ActorOut, PerSample]:
-        """Normalised observations [B, ...] -> outputs of the actor, values."""
-        features = self.encoder(obs)
-        return self.actor(features), self.critic(features).squeeze(-1)
+        return self.obs_stats.normalize(obs.float())
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
@@ -212,7 +358,7 @@ class Agent(nn.Module):
         return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones are squashed and rescaled."""
+        """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""
         if self.discrete:
             return act.cpu().numpy()
         squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
@@ -222,238 +368,16 @@ class Agent(nn.Module):
         """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
-    def update_stats(self, rollout: "Rollout") -> None:
-        """Update the statistics. Called after `update`, which needs the old ones."""
-        sums, self.discounted_reward_sum = discounted_reward_sums(
-            rollout, self.discounted_reward_sum, self.cfg.gamma)
-        self.reward_sum_stats.update(sums.flatten())
+    def update_stats(self, rollout: Rollout) -> None:
+        """Update the statistics of observations and of G, which varies as returns do:
+        G_t = r_t + gamma (1 - done_{t-1}) G_{t-1}, with raw rewards r."""
+        sums = []
+        for rew, done in zip(rollout.rew, rollout.done):
+            sums.append(rew + self.cfg.gamma * self.reward_sum)
+            self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
+        self.reward_sum_stats.update(torch.cat(sums))
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
-
-
-# ======================================== data ========================================
-@dataclass(frozen=True)
-class Rollout:
-    obs: Shaped[Tensor, "T N *obs"]
-    act: Shaped[Tensor, "T N *act"]
-    rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
-    terminated: PerStep  # 1 or 0
-    done: PerStep  # 1 or 0
-
-
-@dataclass(frozen=True)
-class Minibatch:
-    obs: Float32[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]
-    logp_old: PerSample
-    adv: PerSample
-    ret: PerSample
-
-
-def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
-    next_obs = new_obs.copy()
-    for i in np.flatnonzero(done):
-        next_obs[i] = infos["final_obs"][i]
-    return next_obs
-
-
-def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
-            num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
-    steps = []
-    for _ in range(num_steps):
-        act = agent.act(obs)
-        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-        done = terminated | truncated
-        next_obs = true_next_obs(new_obs, done, infos)
-        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
-                      "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # after a reset, the first of the new episode
-    return Rollout(**stack_steps(steps, act.device)), obs
-
-
-# ==================================== mathematics =====================================
-def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
-    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
-
-
-def discounted_reward_sums(rollout: Rollout, g: Tensor,
-                           gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
-    sums = []
-    for rew, done in zip(rollout.rew, rollout.done):
-        g = rew + gamma * g
-        sums.append(g)
-        g = g * (1 - done)
-    return torch.stack(sums), g
-
-
-def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
-                       gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion does not cross the end of an episode."""
-    delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
-    decay = gamma * lam * (1 - rollout.done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
-    for t in reversed(range(len(delta))):
-        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
-        next_adv = adv[t]
-    adv = torch.as_tensor(adv, device=val.device)
-    return adv, adv + val
-
-
-def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
-    if log_std is None:
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-
-
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()  # Eq. (5)
-
-
-def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
-    """Eq. (8) for all M minibatches at once, over the samples of all processes."""
-    _, mean, var = mpi.moments(adv.T)
-    return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
-
-
-def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
-                        clip_ratio: float) -> Scalar:
-    """Eqs. (9), (10). With the minimum, the objective is at most mean(ratio A)."""
-    assert logp.shape == logp_old.shape == adv.shape
-    ratio = (logp - logp_old).exp()  # Eq. (9)
-    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
-    return -torch.min(ratio * adv, clipped * adv).mean()  # Eq. (10)
-
-
-def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
-    """Eq. (12) before the mean. Unlike -log ratio, it is never negative."""
-    log_ratio = logp - logp_old
-    return log_ratio.exp() - 1 - log_ratio
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-
-
-# ======================================= update =======================================
-def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
-    """Eq. (11). `update` computes advantages and targets without gradients."""
-    cfg = agent.cfg
-    actor_out, val = agent(minibatch.obs)
-    logp = log_prob(actor_out, agent.log_std, minibatch.act)
-    pi_loss = clipped_policy_loss(
-        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)  # Eq. (10)
-    v_loss = value_loss(val, minibatch.ret)
-    ent = entropy(actor_out, agent.log_std)
-    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent  # Eq. (11)
-    return loss, {"pi_loss": pi_loss, "v_loss": v_loss, "entropy": ent}
-
-
-def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
-    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, next_obs=next_obs)
-    if agent.cfg.scale_rew:
-        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-        rollout = replace(rollout, rew=rew)
-    return rollout
-
-
-def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """V, A and R of Eqs. (1), (2), by the current critic, for a normalised rollout."""
-    val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
-    ends = rollout.done.bool()
-    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
-    next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
-    cfg = agent.cfg
-    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
-    return val, adv, ret
-
-
-def policy_change(agent: Agent, obs: Float32[Tensor, "B *obs"],
-                  act: Shaped[Tensor, "B *act"], logp_old: PerSample) -> dict:
-    """Compare pi with pi_old: KL, Eq. (12), and the share of ratios out of range."""
-    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # mean over all processes
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
-    return {"kl": kl, "clip_frac": clip_frac}
-
-
-@torch.no_grad()  # `minimize` enables gradients for its loss
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
-    """Run the epochs on one rollout. Return metrics; `run.report` averages each."""
-    cfg = agent.cfg
-    rollout = normalize_rollout(agent, rollout)
-    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
-    act = rollout.act.flatten(0, 1)
-    logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)  # pi_old
-    num_minibatches = cfg.rollout_steps // cfg.minibatch_size
-    step_metrics = []  # of each gradient step: the losses and the gradient norm
-    for epoch in range(cfg.epochs):
-        val, adv, ret = compute_targets(agent, rollout)  # by the current critic
-        if epoch == 0:  # before the critic has learned from this rollout
-            explained = explained_variance(val, ret)
-            critic_metrics = {"val": val, "explained_variance": explained}
-        minibatches = torch.randperm(len(obs)).view(num_minibatches, -1)  # [M, B]
-        advs = adv.flatten()[minibatches]
-        if cfg.norm_adv:
-            advs = normalize_advantages(advs)
-        ret = ret.flatten()  # obs[minibatches] is [M, B, ...]
-        for minibatch in map(Minibatch, obs[minibatches], act[minibatches],
-                             logp_old[minibatches], advs, ret[minibatches]):  # by row
-            step_metrics.append(optimizer.minimize(
-                ppo_loss, agent, minibatch, lr=lr, max_grad_norm=cfg.max_grad_norm))
-        if cfg.target_kl > 0:
-            change = policy_change(agent, obs, act, logp_old)
-            if change["kl"] > cfg.target_kl:
-                break
-    metrics = {}
-    for name in step_metrics[0]:
-        metrics[name] = torch.stack([step[name] for step in step_metrics])
-    metrics |= policy_change(agent, obs, act, logp_old)
-    return metrics | {"epochs": epoch + 1, "lr": lr} | critic_metrics
-
-
-# ======================================= train ========================================
-def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, from the start or from a checkpoint."""
-    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
-        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        agent.to(run.device)
-        optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
-        step = run.restore(agent, optimizer=optimizer)  # 0, or where the run stopped
-        obs, _ = envs.reset(seed=run.env_seed)
-        while step < cfg.total_steps:
-            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
-            metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)
-            step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
-    return agent
 
 
 if __name__ == "__main__":

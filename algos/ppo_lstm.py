@@ -98,15 +98,7 @@ from torch import Tensor, nn
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import (
-    Run,
-    RunConfig,
-    check_divides,
-    check_range,
-    check_settings,
-    check_spaces,
-    main,
-)
+from utils.run import Run, RunConfig, check_range, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -141,9 +133,8 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     orthogonal_init: bool = True  # orthogonal initial weights (LSTM: always PyTorch's)
 
     def __post_init__(self):
-        check_settings(self, positive="clip_ratio", counts="lstm_size")
+        super().__post_init__()
         check_range(self, "rollout_steps", low=2 * self.num_envs)  # T is at least 2
-        check_divides(self, "rollout_steps/num_envs num_envs/minibatch_envs")
 
 
 # ======================================= agent ========================================

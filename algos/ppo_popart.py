@@ -79,7 +79,7 @@ from torch import Tensor, nn
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -110,10 +110,6 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     norm_adv: bool = True  # normalise advantages per minibatch, Eq. (8)
     orthogonal_init: bool = True  # orthogonal initial weights (critic's last layer: 0)
-
-    def __post_init__(self):
-        check_settings(self, positive="clip_ratio", fractions="popart_beta")
-        check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
 # ======================================= agent ========================================

@@ -119,7 +119,7 @@ from torch.nn.functional import softplus
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import check_memory, goal_env, make_envs
-from utils.run import Run, RunConfig, check_range, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Actions = Float32[Tensor, "B d"]  # in [-1, 1]
@@ -147,10 +147,6 @@ class Config(RunConfig):  # RunConfig adds seed, run_dir, device, ...: see --hel
     learn_alpha: bool = True  # adjust the temperature by Eq. (8)
     target_entropy: float | None = None  # in nats; default -d, for d action dimensions
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-
-    def __post_init__(self):
-        check_settings(self, positive="alpha", any_number="target_entropy")
-        check_range(self, "her_k", low=0, high=1000)
 
 
 # ======================================= agent ========================================

@@ -135,7 +135,7 @@ from torch import Tensor, nn
 # check_settings    refuses bad values, as the other checks do; you can skip them
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_divides, check_settings, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 PerStep = Float32[Tensor, "T N"]  # one number per step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -161,10 +161,6 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     norm_obs: bool = True  # normalise vector observations, Eq. (6)
     scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
     orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
-
-    def __post_init__(self):
-        check_settings(self)  # raises UsageError
-        check_divides(self, "rollout_steps/num_envs rollout_steps/minibatch_size")
 
 
 # ======================================= agent ========================================

@@ -17,18 +17,22 @@ import numpy as np
 
 from utils.launch import UsageError
 
-# The ranges of settings that several algorithms have, by name.
+# The ranges of settings, by name. Any other number has to be finite.
 COUNTS = """total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
             buffer_size epochs v_steps report_every update_every target_every policy_delay
-            minibatch_envs"""
-NONNEGATIVE = "seed eval_every start_steps vf_coef ent_coef max_grad_norm target_kl"
-FRACTIONS = "gamma lam tau"
-POSITIVE = "hidden lr v_lr std_init"
+            minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
+            check_every disc_epochs"""
+NONNEGATIVE = """seed eval_every start_steps vf_coef ent_coef max_grad_norm act_noise target_noise
+                 noise_clip max_step_size replay_ratio max_slope num_trajectories her_k"""
+FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta"
+POSITIVE = """hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
+              alpha"""
 # Ranks get equal parts of these.
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size"
+DIVIDES = "rollout_steps/num_envs rollout_steps/minibatch_size num_envs/minibatch_envs"
 # More than this cannot be meant, and would hang or crash.
 MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
-        "minibatch_size": 1e9, "batch_size": 1e9}
+        "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000}
 MOST_STEPS = 1e12  # of all other counts
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
@@ -43,35 +47,28 @@ def flag(name):
     return "--" + name.replace("_", "-")
 
 
-def check_settings(cfg, positive="", nonnegative="", fractions="", counts="", any_number=""):
-    """UsageError names the first setting of `cfg` that is out of range.
-
-    The ranges of common settings are known here. An algorithm adds the names of its own:
-
-    positive       above 0
-    nonnegative    at least 0
-    fractions      from 0 to 1
-    counts         whole numbers, at least 1
-    any_number     any finite number
+def check_settings(cfg):
+    """UsageError names the first setting of `cfg` that is out of range (see COUNTS and others).
 
     NaN, infinity and text are refused. So is a fraction if the setting is declared int.
     """
-    known = {field.name for field in fields(cfg)}
-    check_range(cfg, names_in(f"{COUNTS} {counts}", known), low=1)
-    check_range(cfg, names_in(f"{NONNEGATIVE} {nonnegative}", known), low=0)
-    check_range(cfg, names_in(f"{FRACTIONS} {fractions}", known), low=0, high=1)
-    check_range(cfg, names_in(f"{POSITIVE} {positive}", known), above=0)
-    check_range(cfg, any_number)
-    for name in names_in(f"{COUNTS} {counts} eval_every start_steps hidden", known).split():
+    known = [field.name for field in fields(cfg) if re.search("int|float", str(field.type))]
+    check_range(cfg, names_in(COUNTS, known), low=1)
+    check_range(cfg, names_in(NONNEGATIVE, known), low=0)
+    check_range(cfg, names_in(FRACTIONS, known), low=0, high=1)
+    check_range(cfg, names_in(POSITIVE, known), above=0)
+    check_range(cfg, " ".join(known))
+    for name in names_in(f"{COUNTS} eval_every start_steps hidden her_k", known).split():
         check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
     if getattr(cfg, "torch_threads", 1) > cores():  # PyTorch would crawl, or hang
         raise UsageError(f"--torch-threads is {cfg.torch_threads}; this machine's cores take 1 to "
                          f"{cores()}")
-    if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
+    if getattr(cfg, "norm_adv", True):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
-    check_divides(cfg, " ".join(f"{name}/num_procs" for name in SHARED.split() if name in known))
+    pairs = [f"{name}/num_procs" for name in SHARED.split()] + DIVIDES.split()
+    check_divides(cfg, " ".join(pair for pair in pairs if {*pair.split("/")} <= {*known}))
 
 
 def cores():

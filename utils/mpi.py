@@ -11,7 +11,9 @@ An algorithm file needs only this much of it: `Adam`, `RMSProp` and `Optimizers`
 `moments` and `RunningStats` for statistics over the samples of all ranks.
 """
 
+import functools
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -21,8 +23,8 @@ from torch import Tensor, nn
 from utils.launch import UsageError, comm, rank, say, size
 
 __all__ = ["Adam", "Optimizer", "Optimizers", "RMSProp", "RunningStats", "UsageError", "average",
-           "barrier", "bcast", "check_equal", "comm", "gather", "moments", "rank", "say", "seed",
-           "size", "together"]
+           "barrier", "bcast", "check_equal", "comm", "compilable", "gather", "moments", "rank",
+           "say", "seed", "share", "size", "together"]
 
 COMPILE = False  # --compile; Run sets it for the duration of a run
 
@@ -31,7 +33,12 @@ COMPILE = False  # --compile; Run sets it for the duration of a run
 
 
 class Optimizer:
-    """Takes one gradient step per call of `minimize`, the same step on all ranks.
+    """Takes gradient steps, the same on all ranks.
+
+        loss, metrics = loss_fn(agent, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        grad_norm = optimizer.step(lr, max_grad_norm=0.5)
 
     of    what it optimizes: a module, a parameter, or an iterable of parameters
 
@@ -39,14 +46,14 @@ class Optimizer:
     gradients views of another, so one message averages over ranks, one call computes the norm and
     one call takes the step. Create an optimizer after `.to(device)`: a module that is moved or
     copied later has parameters of its own again. ValueError: a parameter belongs to another
-    optimizer already.
+    optimizer, which is still in use.
     """
 
     def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter]):
         if isinstance(of, nn.Module):
             of = of.parameters()
         self.params = [of] if isinstance(of, nn.Parameter) else list(of)
-        if any(param.grad is not None for param in self.params):
+        if any(owner(param) for param in self.params):
             raise ValueError("a parameter belongs to one optimizer only")
         self.flat = torch.cat([param.detach().flatten() for param in self.params])
         self.grad = torch.zeros_like(self.flat)
@@ -55,9 +62,30 @@ class Optimizer:
         for param, value, grad in views:
             param.data = value.view_as(param)
             param.grad = grad.view_as(param)
+            param.optimizer = weakref.ref(self)
         self.label = "grad_norm"
         self.inputs = None  # differentiate with respect to everything; see Optimizers
         self.compiled = {}  # loss function -> its gradient, compiled
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero. `loss.backward()` adds to them."""
+        self.grad.zero_()
+
+    @torch.no_grad()
+    def step(self, lr: float, max_grad_norm: float = 0.0) -> Tensor:
+        """Average the gradient over ranks, clip it, and take one step down it.
+
+        lr               learning rate of this step
+        max_grad_norm    a longer gradient is scaled to this length; 0 disables clipping
+
+        Return the gradient's norm before clipping, over all ranks.
+        """
+        average(self.grad)
+        norm = torch.linalg.vector_norm(self.grad)
+        if max_grad_norm > 0:
+            clip(self.grad, norm, max_grad_norm)
+        self.move(lr)
+        return norm
 
     def minimize(self, loss_fn: Callable, *args, lr: float, max_grad_norm: float = 0.0) -> dict:
         """Take one step down the gradient of `loss_fn(*args)` and return its metrics, detached.
@@ -70,13 +98,7 @@ class Optimizer:
         metrics get one more entry, `grad_norm`: the norm before clipping, over all ranks.
         """
         metrics = self.differentiate(loss_fn, *args)
-        average(self.grad)
-        norm = torch.linalg.vector_norm(self.grad)
-        if max_grad_norm > 0:
-            clip(self.grad, norm, max_grad_norm)
-        with torch.no_grad():
-            self.step(lr)
-        return metrics | {self.label: norm}
+        return metrics | {self.label: self.step(lr, max_grad_norm)}
 
     def differentiate(self, loss_fn: Callable, *args) -> dict:
         """Write the gradient of `loss_fn(*args)` on this rank into `self.grad`; return metrics."""
@@ -95,7 +117,7 @@ class Optimizer:
             rng = torch.get_rng_state()
             self.compiled[loss_fn] = compile_gradient(loss_fn, self.params)
         try:
-            grad, metrics = self.compiled[loss_fn](*args)
+            _, grad, metrics = self.compiled[loss_fn](*args)
         except Exception as error:
             if not first:
                 raise
@@ -103,11 +125,12 @@ class Optimizer:
             say(f"--compile failed, continuing without it ({reason[:100]})")
             self.compiled[loss_fn] = flat_gradient(loss_fn, self.params)
             torch.set_rng_state(rng)  # part of the graph may have run already
-            grad, metrics = self.compiled[loss_fn](*args)  # raises the loss's own error again
+            _, grad, metrics = self.compiled[loss_fn](*args)  # raises the loss's own error again
         self.grad.copy_(grad)
         return metrics
 
-    def step(self, lr: float) -> None:
+    def move(self, lr: float) -> None:
+        """Change the parameters by the subclass's rule."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -133,7 +156,7 @@ class Adam(Optimizer):
         self.square = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), device=self.flat.device)
 
-    def step(self, lr: float) -> None:
+    def move(self, lr: float) -> None:
         self.steps.add_(1)
         torch._fused_adam_([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
                            lr=lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
@@ -160,7 +183,7 @@ class RMSProp(Optimizer):
         self.tf_style = tf_style
         self.square = torch.full_like(self.flat, float(tf_style))
 
-    def step(self, lr: float) -> None:
+    def move(self, lr: float) -> None:
         self.square.lerp_(self.grad.square(), 0.01)
         if self.tf_style:
             root = (self.square + self.eps).sqrt()
@@ -194,6 +217,11 @@ class Optimizers:
             optimizer.load_state_dict(state[name])
 
 
+def owner(param: nn.Parameter) -> Optimizer | None:
+    """Return the optimizer that a parameter belongs to, if it is still in use."""
+    return getattr(param, "optimizer", lambda: None)()
+
+
 def clip(grad: Tensor, norm: Tensor, longest: float) -> None:
     """Scale a gradient of this norm, in place, to at most `longest`.
 
@@ -213,14 +241,15 @@ def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def flat_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
-    """Return the function `(*args) -> (gradient as one vector, metrics)` of a loss."""
+    """Return the function `(*args) -> (loss, gradient as one vector, metrics)` of a loss."""
 
     def gradient(*args):
         loss, metrics = loss_fn(*args)
         grads = torch.autograd.grad(loss, params, allow_unused=True)
         parts = [torch.zeros_like(param) if grad is None else grad
                  for param, grad in zip(params, grads, strict=True)]
-        return torch.cat([part.flatten() for part in parts]), detached(metrics)
+        grad = torch.cat([part.flatten() for part in parts])
+        return loss.detach(), grad, detached(metrics)
 
     return gradient
 
@@ -238,7 +267,84 @@ def compile_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
     return torch.compile(flat_gradient(loss_fn, params), dynamic=False)  # shapes never change
 
 
+def compilable(loss_fn: Callable) -> Callable:
+    """Decorate a loss of (agent, batch): with --compile, one graph computes it and its gradient.
+
+    loss_fn    returns (loss, metrics): a scalar tensor and a dict of detached tensors
+
+    The first call runs eagerly; its `backward` tells which parameters learn. From then on a graph
+    computes loss and gradient together, and `loss.backward()` only adds the gradient to that of
+    the parameters' optimizer. If compilation fails on this machine, the loss stays eager. Without
+    --compile, nothing changes.
+    """
+    compiled = weakref.WeakKeyDictionary()  # agent -> its CompiledLoss
+
+    @functools.wraps(loss_fn)
+    def call(agent, *batch):
+        if not COMPILE or not torch.is_grad_enabled():
+            return loss_fn(agent, *batch)
+        if agent not in compiled:
+            compiled[agent] = CompiledLoss(loss_fn)
+        return compiled[agent](agent, *batch)
+
+    return call
+
+
+class CompiledLoss:
+    """A loss of one agent: eager in its first call, then a graph with its gradient."""
+
+    def __init__(self, loss_fn: Callable):
+        self.loss_fn = loss_fn
+        self.optimizer = None  # that of the parameters that learn
+        self.graph = None
+
+    def __call__(self, agent: nn.Module, *batch) -> tuple[Tensor, dict]:
+        if self.optimizer is None:
+            loss, metrics = self.loss_fn(agent, *batch)
+            loss.backward = functools.partial(self.first_backward, loss, agent)
+            return loss, metrics
+        if self.graph is None:
+            self.graph = self.compile(agent, *batch)
+        loss, grad, metrics = self.graph(agent, *batch)
+        loss.backward = functools.partial(self.add, grad)  # instead of the tensor's own method
+        return loss, metrics
+
+    def first_backward(self, loss: Tensor, agent: nn.Module, inputs: list | None = None) -> None:
+        """Differentiate eagerly, and note whose parameters learn."""
+        params = inputs or [param for param in agent.parameters() if param.requires_grad]
+        grads = torch.autograd.grad(loss, params, allow_unused=True)
+        learn = [param for param, grad in zip(params, grads) if grad is not None]
+        for param, grad in zip(params, grads):
+            if grad is not None:
+                param.grad = grad if param.grad is None else param.grad.add_(grad)
+        self.optimizer = owner(learn[0])
+        if any(owner(param) is not self.optimizer for param in learn):
+            raise ValueError("with --compile, one optimizer has all parameters of a loss")
+
+    def compile(self, agent: nn.Module, *batch) -> Callable:
+        """Return the graph, or eager code if compilation fails on this machine."""
+        graph = compile_gradient(self.loss_fn, self.optimizer.params)
+        rng = torch.get_rng_state()
+        try:
+            graph(agent, *batch)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            say(f"--compile failed, continuing without it ({reason[:100]})")
+            graph = flat_gradient(self.loss_fn, self.optimizer.params)
+        torch.set_rng_state(rng)  # as if nothing had been computed yet
+        return graph
+
+    def add(self, grad: Tensor, inputs: list | None = None) -> None:
+        """The `backward` of a compiled loss, whose gradient is known already."""
+        self.optimizer.grad.add_(grad)
+
+
 # ---- ranks
+
+
+def share(total: int) -> int:
+    """Return this rank's part of a total, which the ranks divide equally (`Run` checks it)."""
+    return total // size()
 
 
 def seed(run_seed: int, stream: int, step: int = 0) -> int:
@@ -292,6 +398,14 @@ class RunningStats(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
         self.register_buffer("var", torch.ones(shape, dtype=torch.float64))
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """clip((x - mean) / sqrt(var + 1e-8), -10, 10): early on, a rare value can be huge."""
+        return ((x - self.mean) / torch.sqrt(self.var + 1e-8)).clamp(-10, 10).float()
+
+    def scale(self, x: Tensor) -> Tensor:
+        """clip(x / sqrt(var + 1e-8), -10, 10): unlike `normalize`, it keeps the sign."""
+        return (x / torch.sqrt(self.var + 1e-8)).clamp(-10, 10).float()
 
     def update(self, rows: Tensor) -> None:
         """Merge the moments of rows [B, *shape] into the running ones (Chan et al. 1979)."""

@@ -3,17 +3,20 @@
     with Run(cfg) as run:                  # refuses bad input; nothing is written yet
         cfg = run.cfg                      # complete; with --resume the settings of that run
         ...                                # environments, agent.to(run.device), optimizers
-        step = run.restore(agent, optimizer=optimizer)    # 0, or where the run stopped
+        run.register(agent, optimizer=optimizer)    # what a checkpoint holds
+        step = run.restore()               # 0, or where the run stopped
         while step < cfg.total_steps:
             ...                            # collect, learn
             step += cfg.num_envs           # the loop counts environment steps, over all ranks
             run.store(q_loss=q_loss)       # as often as you like
-            run.report(step, envs)         # when due: writes, evaluates, saves
+            run.evaluate(step)             # these three do something only when it is due
+            run.log(step, envs)
+            run.save(step)
 
 The run directory holds config.json, algo.py, progress.csv, episodes.csv, TensorBoard's events,
 policy.pt, best.pt with --eval-every, and resume-<step>/ (see utils/rundir.py, utils/source.py,
 utils/logger.py and utils/checkpoint.py).
-After SIGINT or SIGTERM the next report saves a checkpoint and ends the run with status 130 or 143.
+After SIGINT or SIGTERM the next `save` writes a checkpoint and ends the run with status 130 or 143.
 """
 
 import math
@@ -31,6 +34,7 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.checks import (
+    SHARED,
     check_divides,
     check_range,
     check_settings,
@@ -77,6 +81,9 @@ class RunConfig:
     torch_threads: int = 1  # PyTorch threads per process, at most the number of cores
     given: ClassVar[frozenset] = frozenset()  # settings on the command line; see rundir.py
 
+    def __post_init__(self):
+        check_settings(self)  # raises UsageError
+
 
 def main(train, config_class, doc: str) -> None:
     """Run an algorithm file as a command: parse its flags and train."""
@@ -106,9 +113,6 @@ class Run:
     cfg           the settings, with run_dir filled in
     device        where the networks belong
     env_seed      the seed for `envs.reset`; a resumed run gets a new one
-    num_envs, minibatch_size, batch_size, buffer_size
-                  this rank's share of the setting of that name
-
     Every rank makes the same calls in the same order. UsageError refuses bad input before
     anything is built or written.
     """
@@ -120,7 +124,7 @@ class Run:
         if cfg.wandb:
             import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
-        for name in ("num_envs", "minibatch_size", "batch_size", "buffer_size"):
+        for name in SHARED.split():
             if hasattr(cfg, name):
                 setattr(self, name, share(getattr(cfg, name), name))
         self.run_dir = Path(cfg.run_dir)
@@ -134,6 +138,8 @@ class Run:
         self.seconds = 0.0
         self.best = -math.inf
         self.reports = 0
+        self.stop = 0
+        self.save_due = self.improved = False
         self.ended = False
         self.stack = ExitStack()
 
@@ -167,20 +173,26 @@ class Run:
 
     # ---- start
 
-    def restore(self, agent, **state) -> int:
-        """Open the run directory, load what the run continues from, and return its step.
+    def register(self, agent, **state) -> None:
+        """Say what evaluations play and checkpoints hold.
 
         agent    nn.Module; its state dict is all that acting needs. Every rank gets rank 0's
         state    what else training needs to continue, each with state_dict() and
                  load_state_dict(): optimizers, a replay buffer
-
-        --resume loads all of it, the random number generators included. --init-from loads the
-        agent alone. Otherwise the run starts at step 0.
         """
-        cfg = self.cfg
         self.agent = agent
         self.state = {"agent": agent, **state}
         broadcast(agent)
+
+    def restore(self, *agent, **state) -> int:
+        """Open the run directory, load what the run continues from, and return its step.
+
+        --resume loads all that is registered, and the random number generators. --init-from loads
+        the agent alone. Otherwise the run starts at step 0.
+        """
+        if agent:
+            self.register(*agent, **state)
+        cfg = self.cfg
         initial = None
         mpi.barrier()  # every rank has found the directory free
         if cfg.init_from and not cfg.resume:
@@ -211,7 +223,7 @@ class Run:
                 self.saved, self.saved_step = self.reported, self.reported_step
                 self.save_seconds = 0.0
             else:
-                self.save()  # so that --resume works from here on
+                self.save_checkpoint()  # so that --resume works from here on
             self.stack = stack.pop_all()
         return self.reported_step
 
@@ -260,27 +272,40 @@ class Run:
         self.logger.store(**metrics)
 
     def report(self, step: int, envs, **metrics) -> None:
-        """Write, evaluate and save, if a report is due.
+        self.evaluate(step)
+        self.log(step, envs, **metrics)
+        self.save(step)
+
+    def due(self, step: int) -> bool:
+        """Return whether `step` is logged: at every call, or, with a setting `report_every`, when
+        it passes a multiple of that; also at the end."""
+        return step >= self.cfg.total_steps or self.passes(getattr(self.cfg, "report_every", 1),
+                                                           step)
+
+    def evaluate(self, step: int) -> None:
+        """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
+        every = self.cfg.eval_every
+        at_end = step >= self.cfg.total_steps
+        if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
+            returns, _ = evaluate(self.agent, self.cfg, 10, self.cfg.seed)
+            self.store(eval_ret=returns)
+
+    def log(self, step: int, envs, **metrics) -> None:
+        """Write a row of progress.csv, and the episodes that ended, if `step` is due.
 
         step       environment steps so far, over all ranks
-        envs       from `make_envs`; their episodes that ended since the last report are written
-        metrics    like `store`, but kept only if the report is due
+        envs       from `make_envs`; their episodes that ended since the last row are written
+        metrics    like `store`, but kept only if a row is due
 
-        A report is due at every call, or, if there is a setting `report_every`, when `step`
-        passes a multiple of it; also at the end. FloatingPointError, on all ranks, names a metric
-        that is not finite. After SIGINT or SIGTERM a checkpoint is saved, and SystemExit 130 or
-        143 follows.
+        FloatingPointError, on all ranks, names a metric that is not finite.
         """
         cfg = self.cfg
-        at_end = step >= cfg.total_steps
-        if not (at_end or self.passes(getattr(cfg, "report_every", 1), step)):
+        if not self.due(step):
             return
         self.store(**metrics)
-        if cfg.eval_every and (at_end or self.passes(cfg.eval_every, step)) and self.root:
-            returns, _ = evaluate(self.agent, cfg, 10, cfg.seed)
-            self.store(eval_ret=returns)
-        first_env = mpi.rank() * self.num_envs
-        ended = [(step - ago * cfg.num_envs, first_env + env, *end)
+        num_envs = getattr(cfg, "num_envs", 0)  # 0: it takes no steps of environments
+        first_env = mpi.rank() * mpi.share(num_envs)
+        ended = [(step - ago * num_envs, first_env + env, *end)
                  for ago, env, *end in envs.pop_episodes()]
         if ended:
             self.store(ep_ret=[end[2] for end in ended], ep_len=[end[3] for end in ended])
@@ -299,21 +324,33 @@ class Run:
             row |= merge(name, [mine[name] for mine, *_ in told if name in mine])
         self.reported_step = step
         self.reported = now
-        self.reports += 1
         for name, value in row.items():
             if not math.isfinite(value):
                 raise FloatingPointError(f"{name} is {value} at step {step:,}")
         if self.root:
             self.logger.write(row, sorted(end for _, ended, *_ in told for end in ended))
-        if row.get("eval_ret_mean", -math.inf) > self.best:
-            self.best = row["eval_ret_mean"]
+        self.stop = max(number for *_, number in told)
+        self.save_due = told[0][2] or self.stop or self.reports == 0 or step >= cfg.total_steps
+        self.reports += 1
+        self.improved = row.get("eval_ret_mean", -math.inf) > self.best
+        self.best = max(self.best, row.get("eval_ret_mean", -math.inf))
+
+    def save(self, step: int) -> None:
+        """Write best.pt after a best evaluation, and a checkpoint if one is due at `step`.
+
+        After SIGINT or SIGTERM, it ends the run: SystemExit 130 or 143.
+        """
+        if step != self.reported_step:
+            return
+        if self.improved:
+            self.improved = False
             self.save_policy("best.pt")
-        stop = max(number for *_, number in told)
-        if told[0][2] or stop or self.reports == 1 or at_end:
-            self.save()
-        self.ended = at_end or stop > 0
-        if stop:
-            raise SystemExit(128 + stop)
+        if self.save_due:
+            self.save_due = False
+            self.save_checkpoint()
+        self.ended = step >= self.cfg.total_steps or self.stop > 0
+        if self.stop:
+            raise SystemExit(128 + self.stop)
 
     def passes(self, every: int, step: int) -> bool:
         """Return whether a multiple of `every` lies between the last report and `step`."""
@@ -321,7 +358,7 @@ class Run:
 
     # ---- checkpoints
 
-    def save(self):
+    def save_checkpoint(self):
         """Write policy.pt and what --resume needs. Every rank saves at the same step."""
         mpi.check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
         began = time.perf_counter()
