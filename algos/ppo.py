@@ -4,22 +4,23 @@ The problem. A2C takes one gradient step on a rollout and then throws it away. A
 step would be wrong: the policy gradient is an expectation under the current policy, but
 the rollout comes from the policy before the first step, pi_old.
 
-The idea. Weight each sample by ratio = pi(a|s) / pi_old(a|s). The weighted loss tells
-how much better pi is than pi_old, as long as the two are close. So PPO clips the ratio:
-a sample whose probability has moved far enough in the profitable direction no longer
-pushes. Nothing confines the ratio itself, since all samples share one network. But with
-the incentive gone, one rollout is good for hundreds of steps. An iteration of `train`:
+The idea. Weight each sample's advantage A by ratio = pi(a|s) / pi_old(a|s). While pi is
+close to pi_old, mean(ratio A) estimates how much better pi is; far away it does not,
+because the states still come from pi_old. So PPO clips the ratio: a sample whose
+probability has moved far enough in the profitable direction no longer pushes. Other
+samples may still move it, since all share one network, but one rollout is now good for
+hundreds of gradient steps. An iteration of `train`:
 
     collect              act for T steps in N parallel environments with pi_old
     update               `epochs` times:
       compute_targets      advantages A and returns R, by the current critic
-      ppo_loss             for each minibatch in random order, then one Adam step
+      ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
-A and R anew. From OpenAI Baselines (Huang et al. 2022) come normalised observations,
-rewards and advantages, gradient clipping and orthogonal initial weights. Only norm_obs
-clearly helped (benchmarks/README.md, ablation).
+A and R anew. From OpenAI Baselines (Huang et al. 2022) come norm_obs, scale_rew,
+norm_adv, max_grad_norm and orthogonal initial weights. Only norm_obs clearly helped
+(benchmarks/README.md, ablation).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
@@ -30,7 +31,6 @@ Read  algos/a2c.py before this file; algos/ppo_popart.py and algos/ppo_lstm.py a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -39,12 +39,12 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# make_envs: N environments. When an episode ends, the same `step` starts a new one and
-#   returns its first observation; infos["final_obs"] has the last one of the old.
-# mpi combines processes and changes nothing for one. Adam.step averages and clips the
-#   gradient, takes a step, returns the norm before clipping. RunningStats: mean and var
-#   of all rows so far, first 0 and 1. normalize(x) = clip((x - mean) / std, -10, 10),
-#   scale(x) = clip(x / std, -10, 10). compilable: torch.compile if --compile is given.
+# make_envs         when an episode ends, the same `step` starts a new one and returns
+#                   its first obs; infos["final_obs"] has the last obs of the old one
+# stack_steps       T dicts of arrays [N, ...] -> tensors [T, N, ...], floats as float32
+# mpi.Adam          `step` averages the gradient over processes, clips it and moves
+# mpi.RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# mpi.compilable    compiles the loss if --compile is given
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_spaces, main
@@ -58,10 +58,10 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # adds env, seed, run_dir, ... (see --help) and checks ranges
+class Config(RunConfig):  # RunConfig adds env, seed, ... (see --help); it checks values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout: T steps in each of N envs
+    rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
     minibatch_size: int = 64  # B, samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
@@ -77,13 +77,14 @@ class Config(RunConfig):  # adds env, seed, run_dir, ... (see --help) and checks
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    norm_adv: bool = True  # normalise advantages within each minibatch
 
 
 # ===================================== data types =====================================
 @dataclass(frozen=True)
 class Rollout:  # T steps in each of N environments; nothing is normalised
     obs: Shaped[Tensor, "T N *obs"]  # s
-    act: Shaped[Tensor, "T N *act"]  # a; continuous actions before tanh
+    act: Shaped[Tensor, "T N *act"]  # a, before tanh if continuous
     rew: PerStep  # r
     next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
     terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
@@ -146,25 +147,30 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     act = rollout.act.flatten(0, 1)
     with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
         logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    step_metrics = []  # of every gradient step
+    step_metrics = []  # one dict per gradient step
     for epoch in range(cfg.epochs):
-        val, adv, ret = compute_targets(agent, rollout, obs)  # the critic has improved
-        if epoch == 0:  # except here: how well does it predict an unseen rollout?
-            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            critic_metrics = {"val": val, "explained_variance": 1 - unexplained}
-        for minibatch in shuffled_minibatches(
-                mpi.share(cfg.minibatch_size), obs=obs, act=act, logp_old=logp_old,
-                adv=adv.flatten(), ret=ret.flatten()):
+        val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
+        if epoch == 0:  # before the critic has learned from this rollout
+            explained = explained_variance(val, ret)
+            critic_metrics = {"val": val, "explained_variance": explained}
+        minibatches = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
+        adv, ret = adv.flatten()[minibatches], ret.flatten()
+        if cfg.norm_adv:
+            adv = normalize_advantages(adv)
+        for rows, minibatch_adv in zip(minibatches, adv):
+            minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
+                                  adv=minibatch_adv, ret=ret[rows])
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
             metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
             step_metrics.append(metrics)
-        change = policy_change(agent, obs, act, logp_old)
-        if 0 < cfg.target_kl < change["kl"]:
-            break
+        if cfg.target_kl > 0:
+            if policy_change(agent, obs, act, logp_old)["kl"] > cfg.target_kl:
+                break
     losses = {name: torch.stack([metrics[name] for metrics in step_metrics])
               for name in step_metrics[0]}
+    change = policy_change(agent, obs, act, logp_old)
     return losses | change | critic_metrics | {"epochs": epoch + 1, "lr": lr}
 
 
@@ -177,13 +183,13 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "TN *ob
     rew = rollout.rew
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
-    val = agent.critic(agent.encoder(obs)).view_as(rew)
+    val = agent.value(agent.encoder(obs)).view_as(rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
-    next_val[ends] = agent.critic(agent.encoder(next_obs))
+    next_val[ends] = agent.value(agent.encoder(next_obs))
     adv = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
     return val, adv, adv + val
 
@@ -209,19 +215,14 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     return torch.as_tensor(adv, device=val.device)
 
 
-def shuffled_minibatches(size: int, **samples: Shaped[Tensor, "TN ..."]
-                         ) -> Iterator[Minibatch]:
-    """Shuffle the samples of a rollout and cut them into minibatches of this size."""
-    order = torch.randperm(len(samples["adv"]))
-    parts = {name: column[order].split(size) for name, column in samples.items()}
-    parts["adv"] = normalize_advantages(torch.stack(parts["adv"]))
-    for i in range(len(order) // size):
-        yield Minibatch(**{name: part[i] for name, part in parts.items()})
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
-    _, mean, var = mpi.moments(adv.T)  # [M] each, over the samples of all processes
+    _, mean, var = mpi.moments(adv.T)  # [M], over all processes, in float64
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
@@ -236,12 +237,11 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
     cfg = agent.cfg
     features = agent.encoder(minibatch.obs)
     actor_out = agent.actor(features)
-    val = agent.critic(features)
+    val = agent.value(features)
     logp = log_prob(actor_out, agent.log_std, minibatch.act)
     pi_loss = clipped_policy_loss(
         logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
-    assert val.shape == minibatch.ret.shape  # [B] minus [B, 1] would be [B, B]
-    v_loss = (val - minibatch.ret).square().mean()
+    v_loss = value_loss(val, minibatch.ret)
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
@@ -275,25 +275,35 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
     return -torch.min(ratio * adv, clipped * adv).mean()
 
 
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
+    return (val - ret).square().mean()
+
+
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
     grows with sigma even where tanh saturates. There, keep ent_coef small."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
 
 @torch.no_grad()
 def policy_change(agent: Agent, obs: Float32[Tensor, "TN *obs"],
                   act: Shaped[Tensor, "TN *act"], logp_old: Float32[Tensor, "TN"]
                   ) -> dict:
-    """KL(pi_old || pi) ~ mean (ratio - 1 - log ratio); the share of ratios clipped."""
+    """Compare pi with pi_old on the whole rollout."""
     logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    log_ratio = logp - logp_old
-    ratio = log_ratio.exp()
-    kl = (ratio - 1 - log_ratio).double().mean()  # no term is below 0: little noise
+    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # the mean over all processes
+    ratio = (logp - logp_old).exp()
     clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
     return {"kl": kl, "clip_frac": clip_frac}
+
+
+def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
+    """KL(pi_old || pi) ~ mean (ratio - 1 - log ratio), of which no term is below 0."""
+    log_ratio = logp - logp_old
+    return log_ratio.exp() - 1 - log_ratio
 
 
 # ======================================= agent ========================================
@@ -333,7 +343,6 @@ class Agent(nn.Module):
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.critic.append(nn.Flatten(0))  # [B, 1] -> [B]
         self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
@@ -345,6 +354,9 @@ class Agent(nn.Module):
         if not self.cfg.norm_obs:
             return obs.float()
         return self.obs_stats.normalize(obs.float())
+
+    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
+        return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:

@@ -1,29 +1,28 @@
 """Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477.
 
-The problem. DDPG trains a critic Q(s, a) and an actor pi(s) that outputs the action
-with the highest Q. The critic makes errors, and the actor finds the actions whose error
-is positive. So Q at the actor's action is too high on average. The critic's target
-contains this Q, and so the error spreads to earlier states.
+The problem. DDPG trains a critic Q(s, a), and an actor pi(s) to output the action with
+the highest Q. The critic makes errors, and the actor finds the actions whose error is
+positive. So Q at the actor's action is too high on average. The critic learns from
+targets that contain this Q, and so the error spreads to earlier states.
 
 The idea. Three changes keep the error small:
 
-    two critics     the target uses the lower of two estimates        critic_loss
-    smoothing       noise on the target's action blurs narrow peaks   clipped_noise
-    delay           the critics improve before the actor follows      update
+    two critics   the target uses the lower of two estimates         critic_loss
+    smoothing     noise on the target's action blurs narrow peaks    add_clipped_noise
+    delay         the critics improve before the actor follows       update
 
-Per environment step, `train` does this. Q_targ and pi_targ are target networks: copies
-that follow Q and pi slowly, so that the target of the regression does not run away.
+Targets come from target networks (`_targ`). They follow Q and pi slowly, so that the
+critics do not chase their own changes. One step of `train`:
 
-    act, interact   a = pi(s) + noise; store (s, a, r, s', terminated) in the buffer
-    sample          draw B random transitions
-    critic_loss     one Adam step on Q_1 and Q_2
-    actor_loss      every `policy_delay`-th time: one Adam step on pi,
-    polyak_update   and a small step of the target networks
+    interact      a = pi(s) + noise; store (s, a, r, s', terminated) in the buffer
+    sample        draw B random transitions
+    update        one Adam step of Q_1 and Q_2 on critic_loss; every `policy_delay`-th
+                  time one of pi on actor_loss, and the target networks follow
 
-Departures from the paper. As in the authors' later code (github.com/sfujim/TD3): 256
-and 256 units (paper: 400 and 300), batches of 256 (100), actions with noise clipped to
-[-1, 1], noise in units of half the action range, no updates during the first, random
-actions. Ours: these are a tenth of total_steps, at most 10,000.
+Departures from the paper, as in the authors' later code (github.com/sfujim/TD3): layers
+of 256 and 256 units (paper: 400 and 300), batches of 256 (100), actions clipped to
+[-1, 1], noise in units of half the action range, no updates during the random actions
+at the start. We take a tenth of total_steps for these, at most 10,000.
 
 Healthy values. `q1` and `q2` stay close together. If they keep growing while the return
 does not, the critics overestimate. `critic_loss` grows with Q, so it need not fall.
@@ -43,11 +42,11 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-# make_envs: N environments. When an episode ends, the same `step` starts a new one and
-#   returns its first observation; infos["final_obs"] has the last one of the old.
-# mpi combines processes and changes nothing for one. share: this process's part of a
-#   total. Adam.step averages the gradient, takes one step for its own parameters and
-#   returns the gradient's norm. compilable: torch.compile, if --compile asks for it.
+# make_envs       when an episode ends, the same `step` starts a new one and returns its
+#                 first obs; the last obs of the old one is in infos["final_obs"]
+# mpi.share       this process's part of a total; everything for a single process
+# mpi.Adam        `step` averages the gradient over processes and takes one step
+# mpi.compilable  compiles the loss if --compile is given
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_spaces, main
@@ -60,7 +59,7 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # adds env, seed, run_dir, ... (see --help) and checks ranges
+class Config(RunConfig):  # RunConfig adds env, seed, ... (see --help); it checks values
     total_steps: float = 1e6  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
@@ -112,7 +111,8 @@ def train(cfg: Config) -> Agent:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
-            step += cfg.num_envs  # of all processes
+            step += cfg.num_envs  # the environments of all processes
+            # By default: no update during the random actions, then one per step.
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, batch, count)
@@ -131,7 +131,7 @@ def num_start_steps(cfg: Config) -> int:
 
 
 def num_updates(step: int, cfg: Config) -> int:
-    """Updates due by environment step `step`: none for the random actions."""
+    """Total number of updates due once `step` environment steps have been taken."""
     return max(0, step - num_start_steps(cfg)) // cfg.update_every
 
 
@@ -163,7 +163,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, batch: Trans
     if (count + 1) % cfg.policy_delay == 0:
         loss, actor_metrics = actor_loss(agent, batch)
         actor_opt.zero_grad()
-        # Q_1 is held fixed: it would learn to overrate the actor's actions.
+        # The gradient goes through Q_1, but only the actor's weights receive it.
         loss.backward(inputs=list(agent.actor.parameters()))
         metrics |= actor_metrics
         metrics["actor_grad_norm"] = actor_opt.step(cfg.lr)
@@ -179,19 +179,17 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
         a'    = clip(pi_targ(s') + clipped noise, -1, 1)
         V(s') = min(Q_1_targ(s', a'), Q_2_targ(s', a'))
-        y     = r + gamma (1 - terminated) V(s')
+        y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
 
-    The noise averages Q over actions near pi_targ(s'): similar actions should have
-    similar values, so a narrow peak of Q is probably an error. The minimum is too high
-    only where both critics are, and they differ in their initial weights. More often it
-    is too low. That spreads as well, but the actor does not seek out such errors.
+    The critics start from different weights, so their errors differ, and the minimum is
+    too high only where both are. More often it is too low. Such errors spread as well,
+    but they do not grow by themselves: the actor avoids the actions that look bad.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_act = agent.actor_targ(batch.next_obs)
-        noise = clipped_noise(next_act, cfg.target_noise, cfg.noise_clip)
-        next_act = (next_act + noise).clamp(-1, 1)
+        next_act = add_clipped_noise(next_act, cfg.target_noise, cfg.noise_clip)
         next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
         next_val = torch.min(next_q1, next_q2)
         target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
@@ -200,9 +198,14 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
 
 
-def clipped_noise(act: Actions, std: float, limit: float) -> Actions:
-    """clip(std eps, -limit, limit) with eps ~ N(0, I): no action far away."""
-    return (std * torch.randn_like(act)).clamp(-limit, limit)
+def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
+    """clip(a + clip(sigma eps, -limit, limit), -1, 1), where eps ~ N(0, I).
+
+    Target policy smoothing. Similar actions should have similar values, so narrow peaks
+    of Q are probably errors. Over many updates, noise averages them out.
+    """
+    noise = (sigma * torch.randn_like(act)).clamp(-limit, limit)
+    return (act + noise).clamp(-1, 1)
 
 
 def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
@@ -210,8 +213,8 @@ def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
     """y = r + gamma (1 - terminated) V(s').
 
     Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
+    off. r and s' depend on s and a, not on the policy that chose a, and a' is new in
+    every update. So we can learn from transitions of old policies.
     """
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val
@@ -228,7 +231,8 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = -mean Q_1(s, pi(s)).
 
     By the chain rule, its gradient in the actor's weights w is -mean dQ_1/da dpi/dw: a
-    step moves each action pi(s) to where Q_1 is higher.
+    step moves each action pi(s) to where Q_1 is higher. Q_1 only points the way, and
+    Q_2 still corrects the target where Q_1 is too high.
     """
     loss = -agent.critic.q1(batch.obs, agent.actor(batch.obs)).mean()
     return loss, {"actor_loss": loss.detach()}
