@@ -5,7 +5,7 @@ step would be wrong: the policy gradient is an expectation under the current pol
 the rollout comes from the policy before the first step, pi_old.
 
 The idea. Weight each sample's advantage A by ratio = pi(a|s) / pi_old(a|s). While pi is
-close to pi_old, mean(ratio A) estimates how much better pi is; far away it does not,
+close to pi_old, mean(ratio A) measures how much better pi is. Far away it does not,
 because the states still come from pi_old. So PPO clips the ratio: a sample whose
 probability has moved far enough in the profitable direction no longer pushes. Other
 samples may still move it, since all share one network, but one rollout is now good for
@@ -26,7 +26,7 @@ Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 
 0.3. Both fall towards 0 with the learning rate.
 
 Run   python -m algos.ppo --env CartPole-v1 --total-steps 1e5
-Read  algos/a2c.py before this file; algos/ppo_popart.py and algos/ppo_lstm.py after it
+Diff  diff algos/a2c.py algos/ppo.py    (next: ppo_popart.py, ppo_lstm.py, gail.py)
 """
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# make_envs         when an episode ends, the same `step` starts a new one and returns
-#                   its first obs; infos["final_obs"] has the last obs of the old one
-# stack_steps       T dicts of arrays [N, ...] -> tensors [T, N, ...], floats as float32
-# mpi.Adam          `step` averages the gradient over processes, clips it and moves
-# mpi.RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
-# mpi.compilable    compiles the loss if --compile is given
+# make_envs     when an episode ends, the same `step` starts a new one and returns its
+#               first obs; infos["final_obs"] has the last obs of the old one
+# stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
+# mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
+#               and returns the gradient's norm before clipping
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_spaces, main
 
+# Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Float32[Tensor, "B *obs"]  # normalised observations: what the networks take
@@ -58,7 +59,7 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # RunConfig adds env, seed, ... (see --help); it checks values
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
     rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
@@ -153,13 +154,13 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         if epoch == 0:  # before the critic has learned from this rollout
             explained = explained_variance(val, ret)
             critic_metrics = {"val": val, "explained_variance": explained}
-        minibatches = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
-        adv, ret = adv.flatten()[minibatches], ret.flatten()
+        indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
+        advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
         if cfg.norm_adv:
-            adv = normalize_advantages(adv)
-        for rows, minibatch_adv in zip(minibatches, adv):
+            advs = normalize_advantages(advs)
+        for rows, adv in zip(indices, advs):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
-                                  adv=minibatch_adv, ret=ret[rows])
+                                  adv=adv, ret=ret.flatten()[rows])
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
@@ -168,10 +169,10 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         if cfg.target_kl > 0:
             if policy_change(agent, obs, act, logp_old)["kl"] > cfg.target_kl:
                 break
-    losses = {name: torch.stack([metrics[name] for metrics in step_metrics])
-              for name in step_metrics[0]}
-    change = policy_change(agent, obs, act, logp_old)
-    return losses | change | critic_metrics | {"epochs": epoch + 1, "lr": lr}
+    metrics = {name: torch.stack([one[name] for one in step_metrics])
+               for name in step_metrics[0]}  # the log has their means
+    metrics |= policy_change(agent, obs, act, logp_old)
+    return metrics | critic_metrics | {"epochs": epoch + 1, "lr": lr}
 
 
 # ======================================= losses =======================================
@@ -222,11 +223,11 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
-    _, mean, var = mpi.moments(adv.T)  # [M], over all processes, in float64
+    _, mean, var = mpi.moments(adv.T)  # [M], over all processes (float64, ddof 0)
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
-@mpi.compilable
+@mpi.compilable  # with --compile
 def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
@@ -253,7 +254,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, which cancels in the ratio
+    z = (act - actor_out) / log_std.exp()  # before tanh, which has no weights
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -301,7 +302,7 @@ def policy_change(agent: Agent, obs: Float32[Tensor, "TN *obs"],
 
 
 def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
-    """KL(pi_old || pi) ~ mean (ratio - 1 - log ratio), of which no term is below 0."""
+    """ratio - 1 - log ratio, never below 0. Its mean estimates KL(pi_old || pi)."""
     log_ratio = logp - logp_old
     return log_ratio.exp() - 1 - log_ratio
 

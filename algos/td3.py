@@ -1,9 +1,10 @@
 """Twin Delayed DDPG (TD3).  Fujimoto, van Hoof & Meger 2018, arXiv:1802.09477.
 
-The problem. DDPG trains a critic Q(s, a), and an actor pi(s) to output the action with
-the highest Q. The critic makes errors, and the actor finds the actions whose error is
-positive. So Q at the actor's action is too high on average. The critic learns from
-targets that contain this Q, and so the error spreads to earlier states.
+The problem. DDPG trains a critic Q(s, a), the discounted return after action a in state
+s, and an actor pi(s) to output the action with the highest Q. The critic makes errors,
+and the actor finds the actions whose error is positive. So Q is too high at the actor's
+action, on average. The critic's target r + gamma Q(s', pi(s')) contains this Q, and so
+the error spreads to earlier states.
 
 The idea. Three changes keep the error small:
 
@@ -15,7 +16,6 @@ Targets come from target networks (`_targ`). They follow Q and pi slowly, so tha
 critics do not chase their own changes. One step of `train`:
 
     interact      a = pi(s) + noise; store (s, a, r, s', terminated) in the buffer
-    sample        draw B random transitions
     update        one Adam step of Q_1 and Q_2 on critic_loss; every `policy_delay`-th
                   time one of pi on actor_loss, and the target networks follow
 
@@ -28,7 +28,7 @@ Healthy values. `q1` and `q2` stay close together. If they keep growing while th
 does not, the critics overestimate. `critic_loss` grows with Q, so it need not fall.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
-Read  algos/ddpg.py before this file; algos/sac.py after it
+Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)
 """
 from __future__ import annotations
 
@@ -42,15 +42,16 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-# make_envs       when an episode ends, the same `step` starts a new one and returns its
-#                 first obs; the last obs of the old one is in infos["final_obs"]
-# mpi.share       this process's part of a total; everything for a single process
-# mpi.Adam        `step` averages the gradient over processes and takes one step
-# mpi.compilable  compiles the loss if --compile is given
+# make_envs  when an episode ends, the same `step` starts a new one and returns its
+#            first obs; infos["final_obs"] has the last obs of the old one
+# mpi.share  this process's part of a total; everything if there is a single process
+# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
+#            the gradient's norm
 from utils import mpi
 from utils.envs import check_memory, make_envs
 from utils.run import Run, RunConfig, check_spaces, main
 
+# Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Observations = Float32[Tensor, "B obs_dim"]
 Actions = Float32[Tensor, "B act_dim"]  # in [-1, 1]
@@ -59,7 +60,7 @@ Scalar = Float32[Tensor, ""]
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # RunConfig adds env, seed, ... (see --help); it checks values
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
@@ -112,7 +113,7 @@ def train(cfg: Config) -> Agent:
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
-            # By default: no update during the random actions, then one per step.
+            # By default one per step. `count` follows from `step`, also after --resume.
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, batch, count)
@@ -173,7 +174,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, batch: Trans
 
 
 # ======================================= losses =======================================
-@mpi.compilable
+@mpi.compilable  # with --compile
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Clipped double Q-learning: both critics fit y, which uses the lower of the two.
 
@@ -183,8 +184,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
 
     The critics start from different weights, so their errors differ, and the minimum is
-    too high only where both are. More often it is too low. Such errors spread as well,
-    but they do not grow by themselves: the actor avoids the actions that look bad.
+    too high only where both are. More often it is too low. This bias spreads as well,
+    but the actor does not select for it: it avoids the actions that look bad.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
@@ -202,7 +203,7 @@ def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
     """clip(a + clip(sigma eps, -limit, limit), -1, 1), where eps ~ N(0, I).
 
     Target policy smoothing. Similar actions should have similar values, so narrow peaks
-    of Q are probably errors. Over many updates, noise averages them out.
+    of Q are probably errors. Noise averages them out; clipping keeps it local.
     """
     noise = (sigma * torch.randn_like(act)).clamp(-limit, limit)
     return (act + noise).clamp(-1, 1)
@@ -213,8 +214,8 @@ def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
     """y = r + gamma (1 - terminated) V(s').
 
     Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a, and a' is new in
-    every update. So we can learn from transitions of old policies.
+    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
+    from transitions of old policies.
     """
     assert rew.shape == terminated.shape == next_val.shape
     return rew + gamma * (1 - terminated) * next_val

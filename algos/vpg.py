@@ -1,120 +1,38 @@
-"""Vanilla Policy Gradient (VPG): the policy gradient with a learned baseline.
+"""Vanilla Policy Gradient (VPG): REINFORCE (Williams 1992, doi:10.1007/BF00992696) with
+a learned baseline.
 
-The problem. A policy pi(a | s) gives the probability of action a in state s.
-The weights of its network, the actor, should maximise the expected return, the
-sum of an episode's rewards. Its gradient seems to need the environment's
-dynamics. The log-derivative trick avoids this. Let p(x) be a probability that
-depends on the weights, f(x) a function that does not, E the mean over x, and
-grad the gradient with respect to the weights. As grad p = p grad log p,
+The problem. The weights of a policy pi(a|s) should maximise the expected return, the
+sum of an episode's rewards. Its gradient seems to need a model of the environment.
 
-    grad E f(x) = sum_x f(x) grad p(x) = E [f(x) grad log p(x)].
+The idea. It does not: grad E[return] = E[return x grad log pi(a|s)], summed over the
+steps, since the environment's probabilities do not depend on the weights. (notebooks/1
+derives this.) So we sample actions and make each more likely in proportion to what
+followed. The return is noisy: in a good state, most actions are followed by a high one.
+A second network, the critic, learns V(s), the discounted return to expect from s. What
+is left is the advantage A: how much better an action was than the policy's average.
+Subtracting V(s) changes no mean, because it does not depend on the action.
+An iteration of `train`:
 
-Let x be an episode and f(x) its return. Then log p(x) is the sum over all steps
-t of log pi(a_t | s_t), plus log-probabilities of the environment's transitions,
-which do not depend on the weights. So we can sample episodes and weight grad
-log pi of each action by the return. This estimate, REINFORCE (Williams 1992,
-doi:10.1007/BF00992696), is unbiased but noisy. To reduce the noise, subtract a
-baseline b from the return. If b depends on s_t and earlier steps, but not on
-a_t or later ones, the mean stays the same, because probabilities sum to 1:
+    collect              act for T steps in N parallel environments
+    update
+      compute_targets      advantages A and returns R, by the current critic
+      vpg_policy_loss      one Adam step of the policy on the whole rollout
+      critic_value_loss    `v_steps` Adam steps of the critic
+    update_stats         running statistics that normalise observations and rewards
 
-    E_a [b grad log pi(a | s)] = b grad sum_a pi(a | s) = b grad 1 = 0.
+Rollouts start and end in the middle of episodes; V replaces the rewards after the end.
+As in nearly all implementations, gamma discounts rewards but does not weight states.
 
-We subtract the rewards before t, so that the return from t remains, and then
-V(s_t): a second network, the critic, learns the return to expect from s_t.
+Healthy values. On MuJoCo, `explained_variance` rises above 0.8 within 200,000 steps,
+`policy_grad_norm` stays between 0.03 and 0.4, and `entropy` falls slowly.
 
-    grad E [return] = E sum_t grad log pi(a_t | s_t) (return from t - V(s_t)).
-
-In a good state, most actions are followed by a high return. V(s_t) removes this
-common part, so the difference is less noisy. It estimates the advantage of a_t:
-how much better a_t was than the policy's average in that state.
-
-Discounting reduces the noise further, but adds bias. A reward k steps after a_t
-is weighted by gamma^k: the later it comes, the more it depends on other actions
-and on chance. From here on, returns and V are discounted. gamma < 1 also keeps
-V finite if a task has no end. (The gradient of the discounted return would also
-weight step t by gamma^t. Like nearly all implementations, we leave that out.)
-
-From episodes to rollouts. The code does not wait for the end of an episode. A
-rollout is a window of T steps in each of N environments. It may start and end
-in mid-episode, and the next one goes on there under a new policy. Each step
-contributes one term of the sum over t; (8) averages them, which only rescales
-the gradient. V replaces the rewards after the window. If an episode spans
-several rollouts, its states are only roughly those of the current policy.
-
-The algorithm, and where each step is coded:
-
-    repeat until total_steps:
-        act for T steps in each of N environments              collect
-        learn from this rollout:                               update
-            normalise it, by (6) and (7)                       normalize_rollout
-            V, advantages A and targets R, by (1) and (2)      compute_targets
-            one Adam step of the policy on L_pi, (8)           vpg_policy_loss
-            `v_steps` Adam steps of the critic on L_V, (5)     critic_value_loss
-        update the statistics of (6) and (7)                   update_stats
-
-Advantages. V(s) is the critic's estimate of the discounted sum of scaled
-rewards from s on. s' follows s: at the end of an episode its last state, not
-the first of the next. `terminated` is 1 if s' is terminal, `done` if the
-episode ended, also by a time limit. Unless s' is terminal, we bootstrap: V(s')
-stands in for later rewards, even at a time limit, which does not end the task.
-(1) and (2), with scaled rewards r, are generalized advantage estimation (GAE;
-Schulman et al. 2016, arXiv:1506.02438). R is the critic's target.
-
-    delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)              (1)
-    A_t = delta_t + gamma lam (1 - done_t) A_{t+1},  R_t = A_t + V(s_t)    (2)
-
-delta_t is itself an estimate of the advantage, from one reward. The sum delta_t
-+ gamma delta_{t+1} uses two, as V(s_{t+1}) cancels. More deltas mean less bias
-but more variance. GAE averages the estimates from n = 1, 2, 3, ... rewards
-with weights (1 - lam) lam^(n-1). If the episode or rollout ends after K steps,
-the longest estimate gets all the remaining weight, lam^(K-1). The result is
-A_t = sum over k < K of (gamma lam)^k delta_{t+k}, which (2) computes backwards.
-lam = 0 uses one reward and then V(s'); lam = 1 uses all, and V(s') at the end.
-
-Actions. The actor outputs logits of discrete actions, or the means mu of a
-Gaussian, whose standard deviations sigma are learned but do not depend on s.
-Gaussian actions are squashed by tanh and rescaled to the action bounds only for
-the environment (`env_act`). The Jacobian of tanh depends only on the action and
-drops out of grad log pi. So `act` and (3) are before tanh; (4) is by choice.
-
-    log pi  = log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i) (3)
-    H       = entropy of pi(. | s) before tanh, averaged over the batch    (4)
-    L_V     = mean (V(s) - R)^2                                            (5)
-    obs    <- clip((obs - mean) / sqrt(var + 1e-8), -10, 10)               (6)
-    G_t     = r_t + gamma (1 - done_{t-1}) G_{t-1}, for raw rewards r,
-    rew    <- clip(rew / sqrt(var(G) + 1e-8), -10, 10)                     (7)
-
-(6) and (7) give inputs and targets a moderate size. mean and var are those of
-all earlier rollouts (at first 0 and 1). They stay fixed until the update ends:
-otherwise the networks would get other inputs than when they acted. G sums past
-rewards; its standard deviation estimates the scale of returns. Rewards are not
-centred, because this could change whether long episodes pay. H is only logged.
-
-The policy's loss. Its negative gradient is the mean of grad log pi(a | s) A:
-
-    L_pi    = -mean log pi(a | s) A, where A is a constant                 (8)
-
-The policy takes one step, because its gradient is an expectation under the
-current policy: afterwards, the data come from an older one. The critic can take
-many, because its targets R are fixed. A is computed before the critic's steps:
-they fit V(s_t) to R_t, which contains the rewards that followed a_t, so such a
-baseline would depend on a_t. A is not normalised: V roughly centres it, and
-Adam nearly ignores its scale. With images, only the policy's step trains the
-shared encoder, so that the critic's steps cannot change pi.
-
-Defaults: T = 64, N = 8, so a rollout has 512 samples. The policy takes one step
-on all of them, the critic 20 steps on 256 each. In a healthy run on MuJoCo,
-`explained_variance` (of R, which contains V itself) rises above 0.8 within
-100,000 to 200,000 environment steps, `policy_grad_norm` stays between 0.03 and
-0.4 after the first updates, and `entropy` falls slowly.
-
-Read next     algos/a2c.py or trpo.py, then:  diff algos/vpg.py algos/a2c.py
-Try           python -m algos.vpg --env CartPole-v1 --total-steps 2e5
-Reproduce     python -m algos.vpg    (HalfCheetah; see benchmarks/README.md)
+Run   python -m algos.vpg --env CartPole-v1 --total-steps 2e5
+Next  diff algos/vpg.py algos/a2c.py, or diff algos/vpg.py algos/trpo.py
 """
+from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
@@ -122,34 +40,31 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# mpi.Adam          `minimize(f, *args, lr, max_grad_norm=0)`: f gives (loss, metrics).
-#                   One Adam step; its gradient is averaged over processes, clipped if
-#                   max_grad_norm > 0. Returns metrics (detached) and grad_norm
-# mpi.Optimizers    named optimizers: `x` reports x_grad_norm, changes only its weights
-# mpi.RunningStats  running mean and var of all rows that `update` got, in all processes
-# image_to_float    uint8 pixels -> float32 in [0, 1], channels first
-# make_envs         parallel environments. When an episode ends, `step` starts the next
-#                   and leaves the last observation in infos["final_obs"]
-# nature_cnn        the CNN of Mnih et al. 2015, with 512 outputs after a ReLU
-# stack_steps       T dicts -> one dict of [T, N, ...]; bools and floats become float32
-# check_settings    refuses bad values, as the other checks do; you can skip them
+# make_envs     when an episode ends, the same `step` starts a new one and returns its
+#               first obs; infos["final_obs"] has the last obs of the old one
+# stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
+# mpi.Adam      `step` averages the gradient over processes, moves the weights and
+#               returns the gradient's norm
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_spaces, main
 
-PerStep = Float32[Tensor, "T N"]  # one number per step and environment
+# Shapes, which the tests check at every call.
+PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+Inputs = Float32[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
 @dataclass(frozen=True)
-class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see --help
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout: T steps in each of N envs
-    minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
+    rollout_steps: int = 512  # T x N, samples per rollout; N and B have to divide it
+    minibatch_size: int = 256  # B, samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
@@ -158,9 +73,196 @@ class Config(RunConfig):  # RunConfig adds env, seed, run_dir, device, ...: see 
     lam: float = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations, Eq. (6)
-    scale_rew: bool = True  # divide rewards by the standard deviation of G, Eq. (7)
-    orthogonal_init: bool = True  # orthogonal initial weights; else PyTorch's default
+    norm_obs: bool = True  # normalise vector observations by their running statistics
+    scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Rollout:  # T steps in each of N environments; nothing is normalised
+    obs: Shaped[Tensor, "T N *obs"]  # s
+    act: Shaped[Tensor, "T N *act"]  # a, before tanh if continuous
+    rew: PerStep  # r
+    next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
+    terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
+    done: PerStep  # 1 if the episode ended, also by a time limit
+
+
+@dataclass(frozen=True)
+class Batch:  # the B samples of a rollout
+    obs: Inputs  # s, normalised
+    act: Shaped[Tensor, "B *act"]  # a
+    adv: PerSample  # A: how much better a was than the policy's average action in s
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        policy_opt = mpi.Adam(agent.policy_parameters())
+        critic_opt = mpi.Adam(agent.critic)
+        run.register(agent, policy=policy_opt, critic=critic_opt)  # for checkpoints
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, policy_opt, critic_opt, rollout, lr)
+            agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
+            step += cfg.rollout_steps
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, **metrics)
+            run.save(step)  # about once a minute
+    return agent
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = new_obs.copy()
+        for i in np.flatnonzero(done):  # here new_obs[i] is the next episode's first
+            next_obs[i] = infos["final_obs"][i]
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs
+    return Rollout(**stack_steps(steps, act.device)), obs
+
+
+def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Rollout,
+           lr: float) -> dict:
+    """Take one step of the policy, then `v_steps` of the critic. Return metrics."""
+    cfg = agent.cfg
+    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    # Before the critic learns: a V fitted to R would depend on the action.
+    val, adv, ret = compute_targets(agent, rollout, obs)
+
+    # One step: then the policy is another one, and the data are no longer its own.
+    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten())
+    loss, metrics = vpg_policy_loss(agent, batch)
+    policy_opt.zero_grad()
+    loss.backward()
+    metrics["policy_grad_norm"] = policy_opt.step(lr)
+
+    # Many steps: R stays as it is.
+    with torch.no_grad():
+        features = agent.encoder(obs)  # the encoder of images belongs to the policy
+    returns = ret.flatten()
+    step_metrics = []  # one dict per gradient step
+    for _ in range(cfg.v_steps):
+        rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
+        loss, critic_metrics = critic_value_loss(agent, features[rows], returns[rows])
+        critic_opt.zero_grad()
+        loss.backward()
+        critic_metrics["critic_grad_norm"] = critic_opt.step(cfg.v_lr)
+        step_metrics.append(critic_metrics)
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([step[name] for step in step_metrics])
+    explained = explained_variance(val, ret)
+    return metrics | {"val": val, "explained_variance": explained, "lr": lr}
+
+
+# ======================================= losses =======================================
+@torch.no_grad()
+def compute_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "TN *obs"]
+                    ) -> tuple[PerStep, PerStep, PerStep]:
+    """V(s), advantages A, returns R = A + V(s); `obs` are the rollout's, normalised."""
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:  # so that one learning rate suits all scales of reward
+        rew = agent.reward_sum_stats.scale(rew)
+    val = agent.value(agent.encoder(obs)).view_as(rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    ends = rollout.done.bool()
+    ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
+    next_obs = agent.normalize_obs(rollout.next_obs[ends])
+    next_val[ends] = agent.value(agent.encoder(next_obs))
+    adv = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
+    return val, adv, adv + val
+
+
+def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
+        done: PerStep, gamma: float, lam: float) -> PerStep:
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+        delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
+        A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+
+    delta says how much better one step went than the critic expected. lam = 0 trusts
+    V(s') after one reward (bias); lam = 1 waits for all rewards (variance). Only a
+    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
+    """
+    delta = rew + gamma * (1 - terminated) * next_val - val
+    decay = gamma * lam * (1 - done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    adv = np.zeros_like(delta)
+    next_adv = np.zeros_like(delta[0])  # nothing is known beyond the rollout
+    for t in reversed(range(len(delta))):
+        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    return torch.as_tensor(adv, device=val.device)
+
+
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
+@mpi.compilable  # with --compile
+def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
+    """`policy_loss` of the whole rollout. The entropy is only logged."""
+    actor_out = agent.actor(agent.encoder(batch.obs))
+    logp = log_prob(actor_out, agent.log_std, batch.act)
+    pi_loss = policy_loss(logp, batch.adv)
+    ent = entropy(actor_out, agent.log_std)
+    return pi_loss, {"pi_loss": pi_loss.detach(), "entropy": ent.detach()}
+
+
+def log_prob(actor_out: ActorOut, log_std: Tensor | None,
+             act: Shaped[Tensor, "B *act"]) -> PerSample:
+    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
+    if log_std is None:  # discrete
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()  # before tanh, which has no weights
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
+    """L_pi = -mean log pi(a|s) A, where A is a constant.
+
+    Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
+    action that was better than average becomes more likely, a worse one less.
+    """
+    assert logp.shape == adv.shape
+    return -(logp * adv).mean()
+
+
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
+    grows with sigma even where tanh saturates. There, keep ent_coef small."""
+    if log_std is None:
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+
+
+@mpi.compilable
+def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
+                      ret: PerSample) -> tuple[Scalar, dict]:
+    """mean (V(s) - R)^2. `features` are what the encoder made of the observations."""
+    v_loss = value_loss(agent.value(features), ret)
+    return v_loss, {"v_loss": v_loss.detach()}
+
+
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
+    return (val - ret).square().mean()
 
 
 # ======================================= agent ========================================
@@ -172,18 +274,8 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
-def init_orthogonal(agent: nn.Module) -> None:
-    """Orthogonal weights (OpenAI Baselines' gains). At first pi hardly depends on s."""
-    for layer in agent.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
-            nn.init.zeros_(layer.bias)
-    nn.init.orthogonal_(agent.actor[-1].weight, gain=0.01)
-    nn.init.orthogonal_(agent.critic[-1].weight, gain=1.0)
-
-
 class Agent(nn.Module):
-    """Actor, critic and running statistics."""
+    """Actor, critic and running statistics: all that acting needs."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__()
@@ -191,41 +283,44 @@ class Agent(nn.Module):
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        self.log_std = None
         if self.discrete:
-            num_outputs = int(act_space.n)  # a logit per action
-            self.log_std = None
+            num_outputs = int(act_space.n)  # one logit per action
         else:
-            num_outputs = math.prod(act_space.shape)  # a mean per dimension
+            num_outputs = math.prod(act_space.shape)  # one mean per dimension
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
-            self.log_std = nn.Parameter(log_std)
+            self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        if self.images:
-            self.encoder = nature_cnn(obs_space)  # shared; 512 features
-            sizes = (512,)
-        else:
-            self.encoder = nn.Identity()
-            sizes = (*obs_space.shape, *cfg.hidden)
+        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
+        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp(*sizes, num_outputs)
         self.critic = mlp(*sizes, 1)
-        if cfg.orthogonal_init:
-            init_orthogonal(self)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+                nn.init.zeros_(layer.bias)
+        nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
+        nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         self.obs_stats = mpi.RunningStats(obs_space.shape)
-        self.reward_sum_stats = mpi.RunningStats(())  # of G in Eq. (7)
-        self.discounted_reward_sum = torch.zeros(())  # G carried over as [N]; not saved
+        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> network inputs: pixels in [0, 1] or Eq. (6)."""
+        """Raw observations -> what the networks take."""
         if self.images:
             return image_to_float(obs)
         if not self.cfg.norm_obs:
             return obs.float()
-        return standardize(obs.float(), self.obs_stats.mean, self.obs_stats.var)
+        return self.obs_stats.normalize(obs.float())
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters but the critic's. An image encoder belongs to the policy."""
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("critic.")]
+
+    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
+        return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
@@ -239,7 +334,7 @@ class Agent(nn.Module):
         return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones are squashed and rescaled."""
+        """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""
         if self.discrete:
             return act.cpu().numpy()
         squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
@@ -249,207 +344,16 @@ class Agent(nn.Module):
         """One raw observation -> the deterministic action, for use after training."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
-    def update_stats(self, rollout: "Rollout") -> None:
-        """Update the statistics. Called after `update`, which needs the old ones."""
-        sums, self.discounted_reward_sum = discounted_reward_sums(
-            rollout, self.discounted_reward_sum, self.cfg.gamma)
-        self.reward_sum_stats.update(sums.flatten())
+    def update_stats(self, rollout: Rollout) -> None:
+        """Update the statistics of observations and of G, which varies as returns do:
+        G_t = r_t + gamma (1 - done_{t-1}) G_{t-1}, with raw rewards r."""
+        sums = []
+        for rew, done in zip(rollout.rew, rollout.done):
+            sums.append(rew + self.cfg.gamma * self.reward_sum)
+            self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
+        self.reward_sum_stats.update(torch.cat(sums))
         if not self.images:
             self.obs_stats.update(rollout.obs.flatten(0, 1))
-
-
-# ======================================== data ========================================
-@dataclass(frozen=True)
-class Rollout:
-    obs: Shaped[Tensor, "T N *obs"]
-    act: Shaped[Tensor, "T N *act"]
-    rew: PerStep
-    next_obs: Shaped[Tensor, "T N *obs"]  # observations of s'
-    terminated: PerStep  # 1 or 0
-    done: PerStep  # 1 or 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    obs: Float32[Tensor, "B *obs"]
-    act: Shaped[Tensor, "B *act"]
-    adv: PerSample
-
-
-def true_next_obs(new_obs: np.ndarray, done: np.ndarray, infos: dict) -> np.ndarray:
-    """Observations of s', [N, ...]: `new_obs`, or "final_obs" if an episode ended."""
-    next_obs = new_obs.copy()
-    for i in np.flatnonzero(done):
-        next_obs[i] = infos["final_obs"][i]
-    return next_obs
-
-
-def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
-            num_steps: int) -> tuple[Rollout, np.ndarray]:
-    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
-    steps = []
-    for _ in range(num_steps):
-        act = agent.act(obs)
-        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-        done = terminated | truncated
-        next_obs = true_next_obs(new_obs, done, infos)
-        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
-                      "next_obs": next_obs, "terminated": terminated, "done": done})
-        obs = new_obs  # after a reset, the first of the new episode
-    return Rollout(**stack_steps(steps, act.device)), obs
-
-
-# ==================================== mathematics =====================================
-def standardize(value: Tensor, mean: Tensor | float, var: Tensor) -> Tensor:
-    """Eqs. (6), (7). Clipping limits outliers, above all in the first rollouts."""
-    return ((value - mean) / torch.sqrt(var + 1e-8)).clamp(-10, 10).float()
-
-
-def discounted_reward_sums(rollout: Rollout, g: Tensor,
-                           gamma: float) -> tuple[PerStep, Tensor]:
-    """Eq. (7): from the G carried over [N], return G at every step and the new one."""
-    sums = []
-    for rew, done in zip(rollout.rew, rollout.done):
-        g = rew + gamma * g
-        sums.append(g)
-        g = g * (1 - done)
-    return torch.stack(sums), g
-
-
-def compute_advantages(rollout: Rollout, val: PerStep, next_val: PerStep,
-                       gamma: float, lam: float) -> tuple[PerStep, PerStep]:
-    """GAE: return A and R. The recursion does not cross the end of an episode."""
-    delta = rollout.rew + gamma * (1 - rollout.terminated) * next_val - val  # Eq. (1)
-    decay = gamma * lam * (1 - rollout.done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # A is 0 after the rollout's last step
-    for t in reversed(range(len(delta))):
-        adv[t] = delta[t] + decay[t] * next_adv  # Eq. (2)
-        next_adv = adv[t]
-    adv = torch.as_tensor(adv, device=val.device)
-    return adv, adv + val
-
-
-def log_prob(actor_out: ActorOut, log_std: Tensor | None, act: Tensor) -> PerSample:
-    """Eq. (3). Actions: discrete [B] if log_std is None, else before tanh [B, k]."""
-    if log_std is None:
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """Eq. (4) in nats; for continuous actions, of the Gaussian before tanh."""
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
-
-
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()  # Eq. (5)
-
-
-def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """Its negative gradient estimates the policy gradient, up to a factor."""
-    assert logp.shape == adv.shape
-    return -(logp * adv).mean()  # Eq. (8)
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: `val` is R up to a constant. 0: no better than a constant. Below 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-
-
-# ======================================= update =======================================
-def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """Eq. (8). No gradient flows through advantages. The entropy is only logged."""
-    actor_out = agent.actor(agent.encoder(batch.obs))
-    logp = log_prob(actor_out, agent.log_std, batch.act)
-    pi_loss = policy_loss(logp, batch.adv)
-    ent = entropy(actor_out, agent.log_std)
-    return pi_loss, {"pi_loss": pi_loss, "entropy": ent}
-
-
-def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
-                      ret: PerSample) -> tuple[Scalar, dict]:
-    """Eq. (5). `features` are the encoder's outputs; for vectors, the observations."""
-    v_loss = value_loss(agent.critic(features).squeeze(-1), ret)
-    return v_loss, {"v_loss": v_loss}
-
-
-def normalize_rollout(agent: Agent, rollout: Rollout) -> Rollout:
-    """Return a normalised copy to learn from. `update_stats` needs the raw rollout."""
-    obs = agent.normalize_obs(rollout.obs)
-    next_obs = agent.normalize_obs(rollout.next_obs)
-    rollout = replace(rollout, obs=obs, next_obs=next_obs)
-    if agent.cfg.scale_rew:
-        rew = standardize(rollout.rew, 0.0, agent.reward_sum_stats.var)  # Eq. (7)
-        rollout = replace(rollout, rew=rew)
-    return rollout
-
-
-def compute_targets(agent: Agent, rollout: Rollout) -> tuple[PerStep, PerStep, PerStep]:
-    """V, A and R of Eqs. (1), (2), by the current critic, for a normalised rollout."""
-    val = agent.critic(agent.encoder(rollout.obs.flatten(0, 1))).view_as(rollout.rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the next row's s
-    ends = rollout.done.bool()
-    ends[-1] = True  # where an episode or the rollout ends, s' is in next_obs
-    next_val[ends] = agent.critic(agent.encoder(rollout.next_obs[ends])).squeeze(-1)
-    cfg = agent.cfg
-    adv, ret = compute_advantages(rollout, val, next_val, cfg.gamma, cfg.lam)
-    return val, adv, ret
-
-
-@torch.no_grad()  # `minimize` enables gradients for its loss
-def update(agent: Agent, optimizers: mpi.Optimizers, rollout: Rollout,
-           lr: float) -> dict:
-    """One step of the policy, then `v_steps` of the critic. Return metrics."""
-    cfg = agent.cfg
-    rollout = normalize_rollout(agent, rollout)
-    obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [B, ...]
-    act = rollout.act.flatten(0, 1)
-    val, adv, ret = compute_targets(agent, rollout)
-    critic_metrics = {"val": val, "explained_variance": explained_variance(val, ret)}
-
-    batch = Batch(obs, act, adv.flatten())
-    metrics = optimizers.policy.minimize(vpg_policy_loss, agent, batch, lr=lr)
-
-    features = agent.encoder(obs)  # the policy step changed the encoder, now fixed
-    ret = ret.flatten()
-    size = len(obs) * cfg.minibatch_size // cfg.rollout_steps  # this process's share
-    step_metrics = []  # of each gradient step: the loss and the gradient norm
-    for _ in range(cfg.v_steps):
-        idx = torch.randperm(len(obs))[:size]  # a new random minibatch, not an epoch
-        step_metrics.append(optimizers.critic.minimize(
-            critic_value_loss, agent, features[idx], ret[idx], lr=cfg.v_lr))
-    for name in step_metrics[0]:
-        metrics[name] = torch.stack([step[name] for step in step_metrics])
-    return metrics | critic_metrics | {"lr": lr}
-
-
-# ======================================= train ========================================
-def train(cfg: Config) -> Agent:
-    """Train until `total_steps`, from the start or from a checkpoint."""
-    with Run(cfg) as run:  # directory, seeds, processes, checkpoints
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, run.num_envs)  # this process's share of cfg.num_envs
-        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        agent.to(run.device)
-        optimizers = mpi.Optimizers(
-            policy=mpi.Adam(agent.policy_parameters()), critic=mpi.Adam(agent.critic))
-        step = run.restore(agent, optimizers=optimizers)  # 0, or where the run stopped
-        obs, _ = envs.reset(seed=run.env_seed)
-        while step < cfg.total_steps:
-            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
-            metrics = update(agent, optimizers, rollout, lr)
-            agent.update_stats(rollout)
-            step += cfg.rollout_steps
-            run.report(step, envs, **metrics)  # logs; evaluates and saves when due
-    return agent
 
 
 if __name__ == "__main__":
