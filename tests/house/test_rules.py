@@ -148,7 +148,8 @@ def test_arrows_point_to_the_helpers(folder, may):
 def test_the_readmes_commands_and_links_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert sorted(in_readme()) == sorted(ALGOS)
-    modules = {name.replace(".", "/") + ".py" for name in re.findall(r"-m ((?:algos|utils)\.\w+)", text)}
+    named = re.findall(r"-m ((?:algos|utils)\.\w+)", text)
+    modules = {name.replace(".", "/") + ".py" for name in named}
     files = {name for name in re.findall(r"python (\w+\.py)", text)}
     links = {link for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)}
     own = {"algos/my_ppo.py"}                                   # the reader makes it
