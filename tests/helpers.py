@@ -382,29 +382,32 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
 
 
 def offpolicy_optimizers(agent):
-    """Return the optimizers of an agent's networks, as `train` makes them."""
-    named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
+    """Return {name: optimizer} of what learns, as `train` makes them, in the order of `update`."""
+    learns = {"critic": agent.critic, "actor": agent.actor}
     if hasattr(agent, "log_alpha"):
-        named["alpha"] = mpi.Adam(agent.log_alpha)
-    return mpi.Optimizers(**named)
+        learns["alpha"] = agent.log_alpha
+    return {name: mpi.Adam(part) for name, part in learns.items()}
 
 
 def offpolicy_update(algo, agent, optimizers, batch, count=0):
     """Call a file's `update`. TD3's also takes the number of updates so far."""
     delay = [count] if name_of(algo) == "td3" else []
-    return algo.update(agent, optimizers, batch, *delay)
+    return algo.update(agent, *optimizers.values(), batch, *delay)
 
 
 def flat(net):
     """Return a copy of a parameter, or of a network's weights, as one vector."""
-    params = [net] if isinstance(net, nn.Parameter) else net.parameters()
-    return torch.cat([param.detach().flatten() for param in params])
+    return torch.cat([param.detach().flatten() for param in weights(net)])
+
+
+def weights(net):
+    return [net] if isinstance(net, nn.Parameter) else list(net.parameters())
 
 
 def gradient_in(net, loss_fn, *args):
     """Return a loss, its metrics, and its gradient in the weights of `net` as one vector."""
-    loss, metrics = loss_fn(*args)
-    grads = torch.autograd.grad(loss, list(net.parameters()))
+    loss, metrics, *_ = loss_fn(*args)
+    grads = torch.autograd.grad(loss, weights(net))
     return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
 
 

@@ -173,14 +173,14 @@ def clip(grad: Tensor, norm: Tensor, longest: float) -> None:
 
 
 def flat_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
-    """Return the function `(*args) -> (loss, its gradient as one vector, metrics)`."""
+    """Return the function `(*args) -> (loss, its gradient as one vector, metrics, ...)`."""
 
     def gradient(*args):
-        loss, metrics = loss_fn(*args)
+        loss, *rest = loss_fn(*args)
         grads = torch.autograd.grad(loss, params, allow_unused=True)
         parts = [torch.zeros_like(param) if grad is None else grad
                  for param, grad in zip(params, grads, strict=True)]
-        return loss.detach(), torch.cat([part.flatten() for part in parts]), metrics
+        return loss.detach(), torch.cat([part.flatten() for part in parts]), *rest
 
     return gradient
 
@@ -201,7 +201,8 @@ def compile_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
 def compilable(loss_fn: Callable) -> Callable:
     """Decorate a loss of (agent, batch): with --compile, one graph computes it and its gradient.
 
-    loss_fn    returns (loss, metrics): a scalar tensor and a dict of detached tensors
+    loss_fn    returns (loss, metrics, ...): a scalar tensor, a dict of detached tensors, and
+               whatever other detached tensors its caller needs
 
     The first call runs eagerly; its `backward` tells which parameters learn. From then on a graph
     computes loss and gradient together, and `loss.backward()` only adds the gradient to that of
@@ -229,14 +230,14 @@ class CompiledLoss:
         self.optimizer = None  # that of the parameters that learn, from the first `backward` on
         self.graph = None
 
-    def __call__(self, agent: nn.Module, *batch) -> tuple[Tensor, dict]:
+    def __call__(self, agent: nn.Module, *batch) -> tuple:
         if self.optimizer is None:
-            loss, metrics = self.loss_fn(agent, *batch)
+            loss, *rest = self.loss_fn(agent, *batch)
             loss.backward = functools.partial(self.first_backward, loss, agent)
-            return loss, metrics
-        loss, grad, metrics = self.compute(agent, *batch)
+            return loss, *rest
+        loss, grad, *rest = self.compute(agent, *batch)
         loss.backward = functools.partial(self.add, grad)  # instead of the tensor's own method
-        return loss, metrics
+        return loss, *rest
 
     def first_backward(self, loss: Tensor, agent: nn.Module, inputs: list | None = None) -> None:
         """Differentiate eagerly, and note whose parameters learn."""
@@ -249,8 +250,8 @@ class CompiledLoss:
         for param, grad in learn:
             param.grad = grad if param.grad is None else param.grad.add_(grad)
 
-    def compute(self, agent: nn.Module, *batch) -> tuple[Tensor, Tensor, dict]:
-        """Return loss, gradient and metrics by the graph; eagerly if compilation fails here."""
+    def compute(self, agent: nn.Module, *batch) -> tuple:
+        """Return loss, gradient, metrics, ... by the graph; eagerly if compilation fails here."""
         first = self.graph is None
         if first:
             rng = torch.get_rng_state()
