@@ -140,7 +140,7 @@ def parameters(agent):
 class Descent(mpi.Adam):
     """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
 
-    def step(self, lr):
+    def move(self, lr):
         self.flat -= lr * self.grad
 
 
@@ -286,9 +286,9 @@ def steps_alone(algo, rew, terminated, done):
 
 
 def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
-    """Call `compute_advantages` with tensors [T, N]."""
-    rollout = steps_alone(algo, rew, terminated, done)
-    return algo.compute_advantages(rollout, val, next_val, gamma, lam)
+    """Return adv and ret for tensors [T, N]."""
+    adv = algo.gae(rew, val, next_val, terminated, done, gamma, lam)
+    return adv, adv + val
 
 
 def reward_sums(algo, rew, done, last, gamma):
