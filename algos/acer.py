@@ -329,8 +329,8 @@ def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
     the vector closest to g whose slope is at most max_slope. Without the max, a g of
     smaller slope would be pushed away from avg.
     """
-    excess = (k * g).sum(-1, keepdim=True) - max_slope
     # If pi = avg, then k = 0. The quotient is -inf and clamped to 0, so z = g.
+    excess = (k * g).sum(-1, keepdim=True) - max_slope
     return g - (excess / k.square().sum(-1, keepdim=True)).clamp(min=0) * k
 
 

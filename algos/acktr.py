@@ -47,7 +47,7 @@ from torch import Tensor, nn
 # RunningStats   normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_spaces, main
+from utils.run import Run, RunConfig, check_range, check_spaces, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -81,6 +81,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "damping", above=0)  # X and S may be singular
 
 
 # ===================================== data types =====================================
@@ -150,7 +154,7 @@ def update(agent: Agent, optimizer: KFAC, rollout: Rollout, lr: float) -> dict:
     batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
                   ret=ret.flatten())
     logp_old = current_log_prob(agent, batch)
-    optimizer.measure(agent, obs)
+    optimizer.measure(agent, obs)  # F, by samples of the current policy
     loss, metrics = a2c_loss(agent, batch)
     optimizer.zero_grad()
     loss.backward()
@@ -266,8 +270,8 @@ class KFAC(mpi.Optimizer):
     """Steps along the natural gradient F^-1 grad L.
 
     The network predicts p(y|s), where y is an action and a value. Let u be the gradient
-    of -log p(y|s) in the weights, for a y sampled from p. F is the mean of u u^T, and
-    the Hessian of the KL. K-FAC sets F to zero between layers: see `LayerFisher`.
+    of -log p(y|s) in the weights, for a y sampled from p. F, the mean of u u^T, is the
+    Hessian of the KL. K-FAC sets F to zero between layers: see `LayerFisher`.
     """
 
     def __init__(self, agent: Agent):
@@ -298,7 +302,7 @@ class KFAC(mpi.Optimizer):
     def step(self, lr: float) -> dict:
         """w <- w - M, where M <- momentum M + (1 - momentum) eta D. Return each eta.
 
-        D is F^-1 grad L, layer by layer. log sigma is in no layer. Its F is exactly 2 I.
+        D is F^-1 grad L, layer by layer. log sigma is in no layer. Its F is 2 I, exactly.
         """
         cfg = self.cfg
         mpi.average(self.grad)
