@@ -302,7 +302,7 @@ class KFAC(mpi.Optimizer):
     def step(self, lr: float) -> dict:
         """w <- w - M, where M <- momentum M + (1 - momentum) eta D. Return each eta.
 
-        D is F^-1 grad L, layer by layer. log sigma is in no layer. Its F is 2 I, exactly.
+        D is F^-1 grad L, layer by layer. log sigma is in no layer; its F is 2 I.
         """
         cfg = self.cfg
         mpi.average(self.grad)
