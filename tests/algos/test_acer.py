@@ -37,7 +37,6 @@ from tests.helpers import (
     saved,
     script,
     statistics,
-    steps_alone,
     two_ranks,
     vec,
 )
@@ -108,7 +107,7 @@ def targets(agent, rollout):
     val, next_val = ((each.probs * value).sum(-1).view(steps, envs).double()
                      for each, value in ((policy, q), (after, next_q)))
     at = rollout.act.flatten()
-    mu = rollout.logp_old.flatten(0, 1).exp()[range(steps * envs), at]
+    mu = rollout.log_mu.flatten(0, 1).exp()[range(steps * envs), at]
     rho = (policy.probs[range(steps * envs), at] / mu).view(steps, envs).double()
     q = q[range(steps * envs), at].view(steps, envs).double()
     rew = rollout.rew.double()
@@ -137,11 +136,9 @@ def double_sum(rew, q, next_val, rho, terminated, done, gamma, lam):
 # ---- Retrace
 
 def retrace(algo, rew, terminated, done, q, next_val, ratio, gamma, lam):
-    rollout = steps_alone(algo, rew, terminated, done)
-    return algo.compute_retrace(rollout, q, next_val, ratio, gamma, lam)
+    return algo.retrace(rew, q, next_val, ratio, terminated, done, gamma, lam)
 
 
-@pytest.mark.eq("acer", 1, 2)
 @pytest.mark.parametrize("terminated,done,error", [
     ((0, 0, 0, 0), (0, 0, 0, 0), (-1.0673828125, -0.26953125, -2.15625, -2.5)),
     ((0, 0, 0, 0), (0, 1, 0, 0), (-1, 0, -2.15625, -2.5)),  # a time limit: V(s') counts
@@ -196,18 +193,14 @@ def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
     rollout = old_rollout(agent)
     assert 0 < rollout.terminated.sum() < rollout.done.sum()
     q, ret, _ = targets(agent, rollout)
-    obs, next_obs = (agent.normalize_obs(x) for x in (rollout.obs, rollout.next_obs))
-    rew = (rollout.rew / 3).clamp(-10, 10)
-    scaled = acer.ReplayRollout(**vars(rollout) | {"obs": obs, "next_obs": next_obs, "rew": rew})
-    with torch.no_grad():
-        got_q, got = acer.compute_q_targets(agent, scaled)
+    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
+    got_q, got = acer.compute_q_targets(agent, rollout, obs)
     close(got_q, q, rtol=1e-4, atol=1e-5)
     close(got, ret, rtol=1e-4, atol=1e-5)
 
 
-# ---- Equations (3) to (7)
+# ---- Small functions
 
-@pytest.mark.eq("acer", 3)
 def test_polyak_by_hand():
     target, source = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     for net, weight, bias in ((target, 1.0, -2.0), (source, 5.0, 2.0)):
@@ -216,28 +209,8 @@ def test_polyak_by_hand():
     assert (target.weight, target.bias, source.weight, source.bias) == (2, -1, 5, 2)
 
 
-@pytest.mark.eq("acer", 4)
 def test_state_value_by_hand():
     close(acer.state_value(vec((0.5, 0.5), (0.25, 0.75)).log(), vec((1, 5), (8, -4))), vec(3, -1))
-
-
-@pytest.mark.eq("acer", 5)
-def test_value_loss_by_hand():
-    loss, by_q = gradients(lambda x: acer.value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
-    close(loss, 13 / 3)
-    close(by_q, vec(0, -4 / 3, 2))
-
-
-@pytest.mark.eq("acer", 6, 7)
-@pytest.mark.parametrize("value,mean,var,expected", [
-    (5, 2, 4, 1.5), (1e-4, 0, 0, 1), (21, 0, 4, 10), (-1e9, 0, 4, -10),
-])
-def test_standardize_and_reward_sums_by_hand(value, mean, var, expected):
-    close(acer.standardize(vec(value), vec(mean), vec(var)), vec(expected))
-    rollout = steps_alone(acer, column(1, 2, 3), column(0, 0, 0), column(0, 1, 0))
-    sums, last = acer.discounted_reward_sums(rollout, vec(4), 0.5)
-    close(sums, column(3, 3.5, 3))
-    close(last, vec(3))
 
 
 # ---- The policy's weights and their truncation
@@ -246,17 +219,16 @@ PI, Q = (0.5, 0.25, 0.25), (3, 1, -1)                           # V = 1.5
 RATIO = (10, 0.5, 5 / 9)                                        # mu = 0.05, 0.5, 0.45
 
 
-@pytest.mark.eq("acer", 8)
 @pytest.mark.parametrize("act,max_ratio,expected", [
     (1, 2.0, (0.5 * 0.8 * 1.5, 0.5 * 2.5, 0)),  # R - V = 2.5; of action 0, 1 - 2 / 10 is left
     (0, 2.0, (0.5 * 0.8 * 1.5 + 2 * 2.5, 0, 0)),
     (0, 20.0, (10 * 2.5, 0, 0)),
     (2, 0.4, (0.5 * 0.96 * 1.5, 0.25 * 0.2 * -0.5, 0.4 * 2.5 + 0.25 * 0.28 * -2.5)),
 ])
-def test_action_weights_by_hand(act, max_ratio, expected):
-    got = acer.action_weights(vec(PI).log(), vec(Q), vec(RATIO), torch.tensor([act]), vec(4),
-                              max_ratio)
-    close(got, vec(expected))
+def test_policy_gradient_by_hand(act, max_ratio, expected):
+    got = acer.policy_gradient(vec(PI).log(), vec(Q), vec(RATIO), torch.tensor([act]), vec(4),
+                               max_ratio)
+    close(got, vec(expected) - vec(PI) * sum(expected))
 
 
 @pytest.mark.parametrize("max_ratio", [0.3, 1.0, 2.0, 1e9])
@@ -266,8 +238,8 @@ def test_the_mean_under_mu_is_the_policy_gradient_for_every_truncation(max_ratio
     log_pi, log_mu = (2 * torch.randn(2, 1, 5)).log_softmax(-1)
     q, ratio = torch.randn(1, 5), (log_pi - log_mu).exp()
     assert ratio.max() > 2 and ratio.min() < 0.3
-    mean = sum(p * acer.logit_gradient(acer.action_weights(
-        log_pi, q, ratio, torch.tensor([act]), q[:, act], max_ratio), log_pi)
+    mean = sum(p * acer.policy_gradient(
+        log_pi, q, ratio, torch.tensor([act]), q[:, act], max_ratio)
         for act, p in enumerate(log_mu.exp()[0]))
     val, = gradients(lambda x: (x.softmax(-1) * q).sum(), log_pi)[1:]  # grad of E_pi Q
     close(mean, val, rtol=1e-4)
@@ -277,26 +249,13 @@ def test_infinite_and_vanishing_ratios_give_finite_weights():
     log_pi = vec((0, -200, -300))
     ratio = torch.tensor([[torch.inf, 0, 0]])
     for act in range(3):
-        got = acer.action_weights(log_pi, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
+        got = acer.policy_gradient(
+            log_pi, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
         assert got.isfinite().all()
-
-
-@pytest.mark.eq("acer", 9)
-def test_logit_gradient_by_hand():
-    close(acer.logit_gradient(vec((1, 3)), vec((0.25, 0.75)).log()), vec((1 - 1, 3 - 3)))
-    close(acer.logit_gradient(vec((4, 0)), vec((0.25, 0.75)).log()), vec((3, -3)))
-
-
-def test_logit_gradient_is_that_of_autograd():
-    torch.manual_seed(0)
-    logits, weight = torch.randn(2, 6, 4)
-    _, by_logits = gradients(lambda x: (weight * x.log_softmax(-1)).sum(), logits)
-    close(acer.logit_gradient(weight, logits.log_softmax(-1)), by_logits)
 
 
 # ---- The trust region
 
-@pytest.mark.eq("acer", 11)
 def test_projection_by_hand():
     g = vec((3, 4), (3, 4), (-9, 4), (3, 4))
     k = vec((1, 0), (1, 1), (1, 0), (0, 0))
@@ -324,8 +283,8 @@ def q_batch(agent, rollout):
     """What `update` makes of a rollout."""
     with torch.no_grad():
         _, ret, _ = targets(agent, rollout)
-    return acer.QBatch(agent.normalize_obs(rollout.obs).flatten(0, 1), rollout.act.flatten(),
-                       rollout.logp_old.flatten(0, 1), ret.flatten())
+    return acer.ReplayBatch(agent.normalize_obs(rollout.obs).flatten(0, 1), rollout.act.flatten(),
+                       rollout.log_mu.flatten(0, 1), ret.flatten())
 
 
 def direction(agent, batch):
@@ -334,13 +293,12 @@ def direction(agent, batch):
     return acer.policy_direction(agent, batch, actor_out.log_softmax(-1), q)
 
 
-@pytest.mark.eq("acer", 10)
 def test_slope_by_hand(monkeypatch):
     """pi = (0.5, 0.5), avg = (0.2, 0.8): more of action 0 leads away from avg."""
     seen = []
     monkeypatch.setattr(acer, "project", lambda g, k, limit: seen.append((k, limit)) or g)
     agent = tiny_agent(logits=(0, 0), average=(np.log(0.2), np.log(0.8)), q=(0, 0), max_slope=0.3)
-    direction(agent, acer.QBatch(vec((1,)), torch.tensor([0]), vec((0.5, 0.5)).log(), vec(1)))
+    direction(agent, acer.ReplayBatch(vec((1,)), torch.tensor([0]), vec((0.5, 0.5)).log(), vec(1)))
     (k, limit), = seen
     close(k, vec((0.3, -0.3)))
     assert limit == 0.3
@@ -367,13 +325,13 @@ def test_a_step_along_z_raises_the_divergence_from_the_average_as_slowly_as_aske
 
 
 def test_the_whole_direction_from_distributions():
-    """Each step of (8) to (11), sample by sample, from PyTorch's distributions and autograd."""
+    """u, g, k and z, sample by sample, from PyTorch's distributions and autograd."""
     agent = make_agent(max_slope=0.05, max_ratio=0.8)
     rollout = old_rollout(agent)
     batch = q_batch(agent, rollout)
     z, metrics = direction(agent, batch)
     policy, q, average = outputs(agent, rollout.obs.flatten(0, 1))
-    mu, c = batch.logp_old.exp(), 0.8
+    mu, c = batch.log_mu.exp(), 0.8
     for i in range(len(z)):
         val = (policy.probs[i] * q[i]).sum()
 
@@ -389,29 +347,12 @@ def test_the_whole_direction_from_distributions():
             Categorical(logits=average.logits[i]), Categorical(logits=x)), policy.logits[i])
         excess = max(0.0, float(k @ g) - 0.05)
         close(z[i], g - excess / (k @ k) * k, rtol=1e-3, atol=1e-4)
-    ratio = (policy.log_prob(batch.act) - batch.logp_old[range(len(z)), batch.act]).exp()
+    ratio = (policy.log_prob(batch.act) - batch.log_mu[range(len(z)), batch.act]).exp()
     close(metrics["ratio"], ratio, rtol=1e-4)
     assert (ratio > c).sum() > 3 and (policy.probs / mu > c).any(-1).sum() > (ratio > c).sum()
 
 
 # ---- The loss
-
-@pytest.mark.eq("acer", 12)
-def test_weighted_policy_loss_by_hand():
-    loss, by_log_pi = gradients(lambda x: acer.weighted_policy_loss(x, vec((1, -1), (2, 0))),
-                                vec((-1, -3), (-0.5, -9)))
-    close(loss, -((-1 + 3) + (-1 + 0)) / 2)
-    close(by_log_pi, -vec((1, -1), (2, 0)) / 2)
-
-
-def test_the_gradient_of_the_policy_loss_in_the_logits_is_z():
-    """Per sample, divided by their number. z must sum to zero, as (9) and (10) do."""
-    torch.manual_seed(0)
-    logits, weight = torch.randn(2, 6, 4)
-    z = acer.logit_gradient(weight, logits.log_softmax(-1))
-    _, by_logits = gradients(lambda x: acer.weighted_policy_loss(x.log_softmax(-1), z), logits)
-    close(by_logits, -z / 6)
-
 
 def tiny_agent(logits, q, average=(0, 0), **settings):
     """An agent with two actions that sees nothing: all its outputs are biases."""
@@ -433,12 +374,11 @@ def loss_and_gradients(agent, batch):
     return loss.detach(), metrics, dict(zip(named, grads))
 
 
-@pytest.mark.eq("acer", 13)
 def test_whole_loss_by_hand():
     """pi = (1/4, 3/4), V = 3; action 1 was taken with mu = 1/2, so rho = 1.5, and R = 5."""
     agent = tiny_agent(logits=(0, np.log(3)), q=(0, 4), average=(0, np.log(3)), vf_coef=0.5,
                        ent_coef=0.1, max_ratio=1.25)
-    batch = acer.QBatch(vec((1,)), torch.tensor([1]), vec((0.5, 0.5)).log(), vec(5))
+    batch = acer.ReplayBatch(vec((1,)), torch.tensor([1]), vec((0.5, 0.5)).log(), vec(5))
     loss, metrics, grads = loss_and_gradients(agent, batch)
     u = 1.25 * (5 - 3) + 0.75 * (1 - 1.25 / 1.5) * (4 - 3)      # of action 1; of action 0 it is 0
     z = vec(-u / 4, u / 4)                                      # u (1 - 3/4); pi is avg: k = 0
@@ -455,15 +395,12 @@ def test_what_the_loss_refuses():
     agent = make_agent()
     batch = vars(q_batch(agent, old_rollout(agent)))
     with pytest.raises(TypeCheckError):
-        acer.acer_loss(agent, acer.QBatch(**batch | {"ret": batch["ret"][:, None]}))
+        acer.acer_loss(agent, acer.ReplayBatch(**batch | {"ret": batch["ret"][:, None]}))
     for at in range(5):
         args = [torch.ones(4, 3)] * 3 + [torch.zeros(4, dtype=torch.int64), torch.ones(4)]
         args[at] = args[at][:, :1] if at < 3 else args[at][:, None]
         with pytest.raises(AssertionError):
-            bare(acer).action_weights(*args, 2.0)
-    for shapes in (((4, 3), (4, 1)), ((4, 1), (4, 3))):
-        with pytest.raises(AssertionError):
-            bare(acer).weighted_policy_loss(*(torch.ones(shape) for shape in shapes))
+            bare(acer).policy_gradient(*args, 2.0)
 
 
 @every_kind
@@ -495,7 +432,7 @@ def test_the_gradient_is_a_mean_over_samples_each_with_its_own_trust_region(kind
     parts = [batch, {name: x.repeat(2, *[1] * (x.ndim - 1)) for name, x in batch.items()},
              {name: x[:12] for name, x in batch.items()},
              {name: x[12:] for name, x in batch.items()}]
-    once, twice, first, second = (loss_and_gradients(agent, acer.QBatch(**part))[2]
+    once, twice, first, second = (loss_and_gradients(agent, acer.ReplayBatch(**part))[2]
                                   for part in parts)
     for name, grad in once.items():
         close(twice[name], grad, rtol=1e-3, atol=1e-5)
@@ -603,7 +540,7 @@ def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_pro
     """pi is what the agent would do now. mu is what it did then."""
     agent = make_agent(max_grad_norm=0.0)
     rollout = new_rollout(agent)
-    kept = rollout.logp_old.clone()
+    kept = rollout.log_mu.clone()
     agent.obs_stats.mean += 1
     agent.obs_stats.var *= 2
     agent.reward_sum_stats.var *= 4
@@ -617,7 +554,7 @@ def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_pro
     close(metrics["q"], q, rtol=1e-4, atol=1e-5)
     share = 1 - np.var((ret - q).numpy()) / np.var(ret.numpy())
     close(metrics["explained_variance"], share, rtol=1e-3, atol=1e-4)
-    assert torch.equal(rollout.logp_old, kept)
+    assert torch.equal(rollout.log_mu, kept)
 
 
 def test_the_order_of_environments_does_not_matter():
@@ -678,7 +615,7 @@ def test_every_row_is_as_scripted_with_the_probabilities_of_who_acted(obs):
     assert np.array_equal(np.stack([env.acts for env in Counter.made], axis=1), stored.numpy())
     for rollout in rollouts:
         policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
-        close(rollout.logp_old.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
+        close(rollout.log_mu.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
 
 
 def test_statistics_are_those_of_all_rows_and_of_each_running_return():
@@ -708,8 +645,13 @@ def numbered(number):
                                  for name, x in vars(new_rollout(agent)).items()})
 
 
+def make_buffer(device="cpu"):
+    """A buffer for three rollouts of 24 steps."""
+    return acer.ReplayBuffer(80, SPACES["discrete"][0], torch.device(device))
+
+
 def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
-    buffer = acer.ReplayBuffer(3, torch.device("cpu"))
+    buffer = make_buffer()
     for number in range(5):
         buffer.add(numbered(number))
         held = {int(buffer.sample().rew[0, 0]) for _ in range(60)}
@@ -721,7 +663,7 @@ def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
 
 
 def test_a_buffer_that_is_saved_goes_on_as_it_was():
-    first, second = (acer.ReplayBuffer(3, torch.device("cpu")) for _ in range(2))
+    first, second = (make_buffer() for _ in range(2))
     for number in range(4):
         first.add(numbered(number))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
@@ -776,7 +718,7 @@ def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
         agent = acer.Agent(envs.single_observation_space, envs.single_action_space, config())
         agent.load_state_dict(acted[i])
         policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
-        close(rollout.logp_old.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
+        close(rollout.log_mu.flatten(0, 1), policy.logits, rtol=1e-4, atol=1e-5)
         for replayed, _ in old[2 * i:2 * i + 2]:
             held = [each for each, _ in new[max(0, i - 2):i + 1]]
             assert any(same(vars(replayed), vars(each)) for each in held)
@@ -826,21 +768,6 @@ def test_a_run_learns_from_every_row_and_reports_every_episode(monkeypatch):
            for row in rows("run", "episodes.csv")]
     assert sorted(got) == sorted((3.0 * (t + 1), *rest) for number in range(3)
                                  for t, *rest in script(number, 32)[1])
-
-
-@pytest.mark.parametrize("rule", ["tf", "torch"])
-def test_the_flag_chooses_the_rule_of_rmsprop(rule, monkeypatch):
-    made, plain = [], mpi.RMSProp
-
-    class Noted(plain):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(mpi, "RMSProp", Noted)
-    agent = train(total_steps=24, rmsprop=rule, rmsprop_eps=0.5)
-    assert made[0].tf_style == (rule == "tf") and made[0].eps == 0.5
-    assert len(made[0].flat) == sum(param.numel() for param in trained(agent))
 
 
 def test_a_seed_is_a_run():
@@ -973,7 +900,7 @@ def test_the_trust_region_is_around_the_average_with_its_own_encoder(kind):
 
 @every_kind
 def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_now(kind):
-    """(5) has no ratio, and vf_coef adds its whole gradient, also in a shared encoder."""
+    """L_Q has no ratio, and vf_coef adds its whole gradient, also in a shared encoder."""
     agents = [make_agent(kind, vf_coef=vf_coef) for vf_coef in (0.0, 0.5)]
     batch = q_batch(agents[0], old_rollout(agents[0]))
     without, (_, metrics, grads) = (loss_and_gradients(agent, batch) for agent in agents)
@@ -989,14 +916,14 @@ def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_no
 
 
 def test_z_is_in_the_unit_of_the_returns():
-    """With Q, R and the limit 50 times as large, z is too: nothing in (8) to (11) is clipped."""
+    """With Q, R and the limit 50 times as large, z is too: nothing is clipped."""
     found = []
     for scale in (1.0, 50.0):
         agent = make_agent(max_slope=0.02 * scale)
         batch = vars(q_batch(make_agent(), old_rollout(agent)))
         agent.critic[-1].weight.data *= scale
         agent.critic[-1].bias.data *= scale
-        z, _ = direction(agent, acer.QBatch(**batch | {"ret": scale * batch["ret"]}))
+        z, _ = direction(agent, acer.ReplayBatch(**batch | {"ret": scale * batch["ret"]}))
         found.append(z / scale)
     close(*found, rtol=1e-3, atol=1e-4)
 
@@ -1025,16 +952,8 @@ def test_numbers_that_are_not_to_be_scaled_are_used_as_they_are(monkeypatch):
     close(calls[0].ret, ret.flatten(), rtol=1e-4, atol=1e-4)
 
 
-def test_without_orthogonal_init_the_first_weights_are_those_of_pytorch():
-    for flag in (True, False):
-        agent = acer.Agent(*SPACES["discrete"], config(orthogonal_init=flag))
-        for net in (agent.actor, agent.critic, agent.policy_avg[1]):
-            assert all(layer.bias.any() != flag for layer in net[::2])
-
-
 def test_a_buffer_is_restored_onto_its_own_device():
-    first = acer.ReplayBuffer(3, torch.device("cpu"))
-    second = acer.ReplayBuffer(3, torch.device("meta"))
+    first, second = make_buffer(), make_buffer("meta")
     first.add(numbered(1))
     second.load_state_dict(first.state_dict())
     assert {x.device.type for x in vars(second.sample()).values()} == {"meta"}
@@ -1050,18 +969,12 @@ def test_statistics_hold_every_new_row_once_and_no_replayed_one(monkeypatch):
     for rollout, _ in collected:
         fresh.update_stats(rollout)
     assert same(statistics(agent), statistics(fresh))
-    close(agent.discounted_reward_sum, fresh.discounted_reward_sum)
+    close(agent.reward_sum, fresh.reward_sum)
 
 
 def test_a_rank_collects_its_share_and_keeps_as_many_rollouts_as_one_process(monkeypatch):
     """What one of two ranks sees: half of the environments, T unchanged, the same capacity."""
-    class Half(acer.Run):
-        def __init__(self, cfg):
-            super().__init__(cfg)
-            self.num_envs //= 2
-            self.buffer_size //= 2
-
-    monkeypatch.setattr(acer, "Run", Half)
+    monkeypatch.setattr(mpi, "share", lambda total: total // 2)
     held, add = [], acer.ReplayBuffer.add
     monkeypatch.setattr(acer.ReplayBuffer, "add", lambda buffer, rollout: (
         add(buffer, rollout), held.append((len(buffer.rollouts), *rollout.rew.shape)))[0])
