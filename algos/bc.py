@@ -169,8 +169,8 @@ def bc_loss(agent: Agent, pairs: Pairs) -> tuple[Scalar, dict]:
 
     The best sigma_i is the root mean square of the errors a_i - mu_i(s), so each error
     counts relative to the usual size in its dimension. As sigma shrinks with the
-    errors, L may fall below 0. A Gaussian has one peak: if the expert passes an obstacle
-    now on the left and now on the right, the clone learns the average and hits it.
+    errors, L may fall below 0. A Gaussian has one peak: if the expert passes obstacles
+    now on the left and now on the right, the clone learns the average and hits them.
     """
     actor_out = agent.actor(agent.encoder(pairs.obs))
     loss = -log_prob(actor_out, agent.log_std, pairs.act).mean()
