@@ -158,8 +158,8 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
     # If the weights change by a small d, S is about g^T d, with g the policy gradient.
     # KL and grad KL are 0 at pi_old, so KL is about d^T F d / 2. F, the second
     # derivative of KL, is the Fisher matrix.
-    g = mpi.average(flat_grad(gain, params))
-    kl_grad = flat_grad(kl, params, create_graph=True)
+    g = mpi.average(flat_grad(gain, params))  # over processes
+    kl_grad = flat_grad(kl, params, create_graph=True)  # with its graph, for `product`
 
     # F may be too large to store, but F v is the gradient of the number v^T grad KL.
     # F may not be invertible, but D = F + damping I is. It also shortens the step.
@@ -270,7 +270,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
 
 def kl_divergence(old_out: ActorOut, old_log_std: Tensor | None,
                   actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """mean E[log(pi_old(a|s) / pi(a|s))] for a ~ pi_old, exact. If continuous, sum_i of
+    """KL(pi_old(.|s) || pi(.|s)), averaged over s; if continuous, the sum over i of
 
         ((sigma_old^2 + (mu_old - mu)^2) / sigma^2 - 1) / 2 + log(sigma / sigma_old)
     """
@@ -316,7 +316,7 @@ def conjugate_gradient(product: Callable[[Vector], Vector], g: Vector,
 def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]:
     """Take the longest of step, 0.8 step, 0.64 step, ... with S > 0 and KL <= max_kl.
 
-    Return it, and metrics. If none of the first `backtracks` will do, take no step.
+    Return it, and metrics. If the first `backtracks` of them fail, take no step.
     """
     params = agent.policy_parameters()
     start = parameters_to_vector(params)
