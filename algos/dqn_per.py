@@ -218,8 +218,8 @@ def priority_of(error: PerSample, omega: float) -> PerSample:
     """p = (|Q(s, a) - y| + 1e-6)^omega, the paper's p^alpha.
 
     omega = 0 makes all p equal, and 1 proportional to the errors. 1e-6 keeps p above 0,
-    so that a transition without error can be sampled again. Most p are out of date:
-    renewed are only those of a batch, since new errors of all would cost too much.
+    so that a transition without error can be sampled again. Most p are out of date,
+    because an update renews only those of its batch.
     """
     return (error.abs() + 1e-6) ** omega
 
@@ -334,11 +334,11 @@ class PrioritizedBuffer:
         self.num_stored = min(self.num_stored + num_envs, self.capacity)
 
     def sample(self, batch_size: int, beta: float) -> Transitions:
-        """Transition i with probability P(i) = p_i / sum_k p_k, and its weight w_i.
+        """Draw transition i with probability P(i) = p_i / sum_k p_k. Its weight is w_i.
 
             w_i = (n P(i))^-beta / max_k (n P(k))^-beta = (min_k P(k) / P(i))^beta
 
-        Here k is over the batch, and n transitions are stored. i is sampled n P(i) times
+        Here k is over the batch, and n transitions are stored. i is drawn n P(i) times
         as often as in uniform replay. With beta = 1, the numerator cancels this. The
         denominator keeps w at most 1, so that no gradient is enlarged. As it differs
         from batch to batch, some bias remains.
