@@ -378,7 +378,7 @@ class Agent(nn.Module):
         At first, u = 1 / k: all rollouts count alike, and the initial loc and square
         not at all. Later, the moving average forgets the returns of old policies.
 
-        Pop: change the last layer of n, w . h + b, so that V(s) stays, whatever its input h.
+        Pop: change the last layer of n, w . h + b, so that V(s) stays for any input h.
 
             w <- w scale_old / scale,  b <- (scale_old b + loc_old - loc) / scale
         """
