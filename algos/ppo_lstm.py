@@ -48,7 +48,7 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_range, check_spaces, main
+from utils.run import Run, RunConfig, check_spaces, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -71,10 +71,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    clip_ratio: float = 0.2  # epsilon in PPO's paper, range of the ratio (0.1 to 0.3)
     target_kl: float = 0.0  # end the update after an epoch with `kl` above this; 0: off
-    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64,)  # layer widths, before (vectors) and after the LSTM
     lstm_size: int = 128  # length of h and of c (32 to 512)
@@ -82,10 +82,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_range(self, "rollout_steps", low=2 * self.num_envs)  # T is at least 2
 
 
 # ===================================== data types =====================================
@@ -159,7 +155,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs)  # [T, N, ...]: h depends on the order
     with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
-        logp_old = recurrent_logp(agent, rollout, obs)
+        features, _ = agent.unroll(obs, rollout.done, rollout.memory)
+        act = rollout.act.flatten(0, 1)
+        logp_old = log_prob(agent.actor(features), agent.log_std, act)
     step_metrics = []  # one dict per gradient step
     for epoch in range(cfg.epochs):
         val, adv, ret = recurrent_targets(agent, rollout, obs)  # by the current critic
@@ -174,7 +172,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             minibatch = Sequences(
                 obs=obs[:, envs], done=rollout.done[:, envs],
                 memory=rollout.memory[:, envs], act=rollout.act[:, envs].flatten(0, 1),
-                logp_old=logp_old[:, envs].flatten(), adv=adv,
+                logp_old=logp_old.view_as(ret)[:, envs].flatten(), adv=adv,
                 ret=ret[:, envs].flatten())
             loss, metrics = recurrent_ppo_loss(agent, minibatch)
             optimizer.zero_grad()
@@ -191,14 +189,6 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 
 
 # ======================================= losses =======================================
-def recurrent_logp(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "T N *obs"]
-                   ) -> PerStep:
-    """log pi(a|s) for a whole rollout."""
-    features, _ = agent.unroll(obs, rollout.done, rollout.memory)
-    logp = log_prob(agent.actor(features), agent.log_std, rollout.act.flatten(0, 1))
-    return logp.view_as(rollout.rew)
-
-
 @torch.no_grad()
 def recurrent_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "T N *obs"]
                       ) -> tuple[PerStep, PerStep, PerStep]:
@@ -227,10 +217,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
         delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
-
-    delta says how much better one step went than the critic expected. lam = 0 trusts
-    V(s') after one reward (bias); lam = 1 waits for all rewards (variance). Only a
-    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
     decay = gamma * lam * (1 - done)
@@ -291,10 +277,6 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
         A > 0 and ratio > 1 + c    no gradient: the action is likely enough
         A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
         all other cases            the gradient of -ratio A
-
-    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
-    1 - c. The clipped term is constant there; the other one lets the ratio recover.
-    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
     """
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
@@ -317,10 +299,11 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
 
 @torch.no_grad()
 def recurrent_change(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "T N *obs"],
-                     logp_old: PerStep) -> dict:
+                     logp_old: Float32[Tensor, "TN"]) -> dict:
     """Compare pi with pi_old on the whole rollout."""
-    logp = recurrent_logp(agent, rollout, obs)
-    _, kl, _ = mpi.moments(approx_kl(logp.flatten(), logp_old.flatten()))
+    features, _ = agent.unroll(obs, rollout.done, rollout.memory)
+    logp = log_prob(agent.actor(features), agent.log_std, rollout.act.flatten(0, 1))
+    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # the mean over all processes
     ratio = (logp - logp_old).exp()
     clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
     return {"kl": kl, "clip_frac": clip_frac}
@@ -339,11 +322,6 @@ def mlp(*sizes: int) -> nn.Sequential:
     for inputs, outputs in zip(sizes, sizes[1:]):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
-def clear(memory: Memory, done: Float32[Tensor, "N"]) -> Memory:
-    """Rule 1: m = 0 where an episode ended."""
-    return memory * (1 - done).unsqueeze(-1)
 
 
 class Agent(nn.Module):
@@ -379,7 +357,8 @@ class Agent(nn.Module):
         self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
-        self.memory = None  # m after the last `act`, not saved; None: m = 0
+        memory = torch.zeros(2, 0, cfg.lstm_size)  # m of `act`; not saved
+        self.register_buffer("memory", memory, persistent=False)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
@@ -393,38 +372,31 @@ class Agent(nn.Module):
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     def memory_before(self, obs: Tensor | np.ndarray) -> Memory:
-        """The m with which `act` will see obs [N, ...]: 0 if N is another than before."""
-        if self.memory is not None and self.memory.shape[1] == len(obs):
-            return self.memory
-        device = self.obs_stats.mean.device
-        return torch.zeros(2, len(obs), self.cfg.lstm_size, device=device)
+        """m before `act` sees obs [N, ...]: 0 at first and if N changes."""
+        if self.memory.shape[1] != len(obs):
+            self.memory = self.memory.new_zeros(2, len(obs), self.cfg.lstm_size)
+        return self.memory
 
     def forget(self, done: np.ndarray | None = None) -> None:
-        """Clear the memory of `act`, or with `done` [N] only where an episode ended."""
-        if done is None:
-            self.memory = None
-        elif self.memory is not None:
-            done = torch.as_tensor(done, device=self.memory.device)
-            self.memory = clear(self.memory, done.float())
+        """Set m to 0; with `done` [N], only where an episode ended."""
+        kept = torch.as_tensor(0 if done is None else ~done, device=self.memory.device)
+        self.memory = self.memory * kept.unsqueeze(-1)
 
     def remember(self, features: Float32[Tensor, "T N k"], memory: Memory
                  ) -> tuple[Float32[Tensor, "T N size"], Memory]:
-        """Take T steps of the LSTM without a reset. Return all h, and the last m.
+        """Take T steps of the LSTM without a reset. Return all h and the last m.
 
-            i, f, o = sigmoid(linear(x, h)),  g = tanh(linear(x, h)),  x: the features
-            c <- f c + i g,  h <- o tanh(c)
+            c <- sigmoid(F) c + sigmoid(I) tanh(G),  h <- sigmoid(O) tanh(c),
+            where F, I, G, O are linear functions of the features and the last h
         """
         h, after = self.lstm(features, (memory[:1], memory[1:]))
         return h, torch.cat(after)
 
     def unroll(self, obs: Float32[Tensor, "T N *obs"], done: PerStep, memory: Memory
                ) -> tuple[Float32[Tensor, "TN size"], Float32[Tensor, "2 T N size"]]:
-        """Return all h, and m after each step that ends an episode or the rollout:
+        """Return all h, and m after each step that ends an episode or the rollout.
 
-            for t in range(T):
-                h[t], memory = lstm(encoder(obs[t]), memory)
-                memories[t] = memory  # before any reset
-                memory = clear(memory, done[t])  # rule 1
+            h_t, c_t = LSTM(features_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))
 
         nn.LSTM takes many steps at once, but cannot reset. So wherever an episode ends,
         the sequences of all N environments are cut.
@@ -438,7 +410,7 @@ class Agent(nn.Module):
             hidden.append(h)
             # It is m only in the last row of the piece. No other is used.
             memories.append(memory.unsqueeze(1).expand(-1, len(piece), -1, -1))
-            memory = clear(memory, ended[-1])
+            memory = memory * (1 - ended[-1])[:, None]  # rule 1
         return torch.cat(hidden).flatten(0, 1), torch.cat(memories, dim=1)
 
     @torch.no_grad()

@@ -69,10 +69,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    clip_ratio: float = 0.2  # epsilon in PPO's paper, range of the ratio (0.1 to 0.3)
     target_kl: float = 0.0  # end the update after an epoch with `kl` above this; 0: off
-    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     popart_beta: float = 0.1  # least weight of a new rollout in loc and scale (0 to 1)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
