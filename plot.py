@@ -48,7 +48,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.curves import RunData, changed, differing, load, note, spell
+from utils.curves import RunData, differing, load, note, spell
 from utils.flags import read_command
 from utils.mpi import UsageError
 
@@ -207,7 +207,7 @@ def nearest_default(groups: Groups) -> Groups:
     kept = []
     for lines in by_budget(groups).values():
         nearest = {}
-        for seeds in sorted(lines.values(), key=lambda runs: (changed(runs[0]), -len(runs))):
+        for seeds in sorted(lines.values(), key=lambda runs: (runs[0].changed, -len(runs))):
             nearest.setdefault(seeds[0].algo, seeds)
         kept += [run for seeds in nearest.values() for run in seeds]
     note(f"the figure shows {len(kept)} runs: one line per algorithm, nearest to the defaults")

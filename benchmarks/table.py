@@ -2,7 +2,9 @@
 
     python benchmarks/table.py            rewrite everything between markers,
                                           and figures/
-    python benchmarks/table.py RESULTS    print the table of other result files
+    python benchmarks/table.py RUNS       print the table of other runs
+    python benchmarks/table.py RUNS --add results
+                                          add them to results.jsonl
 
 A marker names the kind of table, the algorithms (none: all of them) and the
 environments. The word `default` keeps only runs with default settings, for any
@@ -15,8 +17,8 @@ number of steps.
     ...
     <!-- end -->
 
-`x` and `by` are flags of plot.py. `from=batch` reads the result files in the
-folder batch/ instead of results/. `budget=100000` keeps only runs of that many
+`x` and `by` are flags of plot.py. `from=batch` reads batch.jsonl instead of
+results.jsonl. `budget=100000` keeps only runs of that many
 steps. Other kinds of tables:
 
     difference         train100: ours minus the peer's
@@ -27,12 +29,9 @@ steps. Other kinds of tables:
     scaled             rewards times a factor (utils.tasks:Scaled-v0); its
                        figure is made by: scaled-curves factor.svg
 
-`python -m utils.sweep --results` writes the result file of a run, and
+`python -m utils.sweep --results` writes the result.json of a run, and
 benchmarks/sb3.py those of the peer. Brackets hold 95% percentile bootstraps
-over seeds. The column `code` names the git commit that made a row. It says
-"earlier version" if the algorithm file, or code that its arithmetic uses, has
-changed since, unless benchmarks/show.py has shown that the results are still
-the same.
+over seeds. The column `commit` names the commit that made a row.
 """
 import argparse
 import json
@@ -40,7 +39,7 @@ import re
 import sys
 from collections import defaultdict
 from contextlib import redirect_stderr
-from functools import cache, partial
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -51,11 +50,11 @@ from matplotlib.ticker import EngFormatter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from utils.results import ROOT, changed_sources, read_result, sources
+from utils.curves import of_result
+from utils.results import read_suite, write_suite
 
 HERE = Path(__file__).resolve().parent
-README, RESULTS, FIGURES = HERE / "README.md", HERE / "results", HERE / "figures"
-SHOWN = HERE / "shown.json"     # written by benchmarks/show.py
+README, RESULTS, FIGURES = HERE / "README.md", HERE / "results.jsonl", HERE / "figures"
 PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, for any number of steps
 PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Key = tuple[str, str, str, str]     # env, library, algo, settings
@@ -63,16 +62,29 @@ Key = tuple[str, str, str, str]     # env, library, algo, settings
 
 # ---- Result files
 
-def read(folder: Path) -> dict[Key, list[dict]]:
-    """Group results by environment, library, algorithm and settings; sort each group by seed."""
+def read(suite: Path) -> dict[Key, list[dict]]:
+    """Group results by environment, library, algorithm and settings; sort each group by seed.
+
+    suite    a .jsonl file, or a folder of runs that have a result.json
+    """
     groups = defaultdict(list)
-    for path in folder.rglob("result.json"):
-        result = read_result(path) | {"folder": path.parent}
-        settings = ",".join(f"{k}={v}" for k, v in sorted(result.get("settings", {}).items()))
+    for result in read_suite(suite) if suite.suffix == ".jsonl" else read_runs(suite):
+        settings = ",".join(f"{k}={v}" for k, v in sorted(result["changed"].items()))
         key = result["env"], result.get("library", "plainrl"), result["algo"], settings
         groups[key].append(result)
     return {key: sorted(groups[key], key=lambda result: result["seed"])
             for key in sorted(groups, key=lambda key: [*map(plot.natural, key)])}
+
+
+def read_runs(folder: Path) -> list[dict]:
+    """Return the result.json of every run in a folder; the id names the run within a suite."""
+    found = []
+    for path in sorted(folder.rglob("result.json")):
+        result = {"changed": {}, "settings": {}} | json.loads(path.read_text(encoding="utf-8"))
+        words = [f"{k}={v}" for k, v in sorted(result["changed"].items())]
+        place = [result.get("library", "plainrl"), result["env"], result["algo"], *words]
+        found.append({"id": "/".join([*place, f"seed{result['seed']}"])} | result)
+    return found
 
 
 def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[dict]]:
@@ -84,46 +96,10 @@ def choose(groups: dict[Key, list[dict]], words: list[str]) -> dict[Key, list[di
             and ("default" not in words or PLAIN.fullmatch(key[3]))}
 
 
-@cache
-def present(algo: str) -> dict[str, str]:
-    """Return file -> hash for the present code of an algorithm; {} if its file is gone."""
-    return sources(algo) if (ROOT / f"algos/{algo}.py").exists() else {}
-
-
-def read_shown() -> list[dict]:
-    """Return what benchmarks/show.py has shown: results that hold for the code of these hashes."""
-    return json.loads(SHOWN.read_text(encoding="utf-8")) if SHOWN.exists() else []
-
-
-def changed(result: dict) -> list[str] | None:
-    """Return the files that make a result one of an earlier version; None if its code is unknown.
-
-    The list is empty if the code behind the result is the present code, or has been shown to give
-    the same numbers.
-    """
-    made, now = result.get("sources"), present(result["algo"])
-    if not made:
-        return None
-    if not now:
-        return [f"algos/{result['algo']}.py"]
-    what = ("algo", "env", "settings", "git_commit")
-    shown = any(entry["sources"] == now and all(entry[k] == result.get(k) for k in what)
-                for entry in read_shown())
-    return [] if shown else changed_sources(made, now)
-
-
-def code(key: Key, results: list[dict]) -> str:
-    """Return the cell that names the commits behind a row, and says which are earlier versions."""
-    if key[1] != "plainrl":
-        return "-"
-    commits, earlier = set(), set()
-    for result in results:
-        commit, _, dirty = (result.get("git_commit") or "unknown").partition("-")
-        (earlier if changed(result) else commits).add(commit[:8] + (dirty and f"-{dirty}"))
-    cell = " ".join(sorted(commits))
-    if earlier:
-        cell += f"{cell and ', '}earlier version (commit {' '.join(sorted(earlier))})"
-    return cell
+def commits(results: list[dict]) -> str:
+    """Return the cell that names the commits behind a row."""
+    found = {(result.get("git_commit") or "-")[:8] for result in results}
+    return " ".join(sorted(found))
 
 
 # ---- Parts of the README
@@ -139,7 +115,7 @@ def table(groups: dict[Key, list[dict]]) -> str:
             "settings": key[3] or "default", "steps": steps(results),
             "seeds": " ".join(str(result["seed"]) for result in results),
             "train100 of each": each(train), "train100": mean(train), "eval of each": each(final),
-            "eval": mean(final), "code": code(key, results)})
+            "eval": mean(final), "commit": commits(results)})
     return plot.table(rows, "markdown")
 
 
@@ -227,9 +203,9 @@ def steps(results: list[dict]) -> int:
 
 def grouped(groups: dict[Key, list[dict]], x: str = "steps", by: str = "") -> plot.Groups:
     """Return the same runs in the form that plot.py uses."""
-    asked = plot.Plot(tuple(str(result["folder"]) for results in groups.values()
-                            for result in results), x=x)
-    return plot.group(plot.load(asked), by)
+    runs = [of_result(result, x, "ep_ret") for results in groups.values() for result in results
+            if result["curve"]]
+    return plot.group(runs, by)
 
 
 def anchors(groups: dict[Key, list[dict]]) -> list[dict]:
@@ -359,9 +335,10 @@ def made(order: str, groups: dict[Key, list[dict]], figures: Path) -> str:
     flags = dict(word.split("=") for word in words if "=" in word)
     folder = flags.pop("from", "")
     budget = flags.pop("budget", None)
-    if flags and kind != "curves" or not (HERE / folder).is_dir():
-        raise ValueError(f"no such flag or folder: {order}")
-    chosen = choose(read(HERE / folder) if folder else groups, words)
+    suite = HERE / f"{folder}.jsonl"
+    if flags and kind != "curves" or folder and not suite.exists():
+        raise ValueError(f"no such flag or suite: {order}")
+    chosen = choose(read(suite) if folder else groups, words)
     if budget:
         chosen = {key: found for key, found in chosen.items() if steps(found) == int(budget)}
     if not chosen:
@@ -382,9 +359,16 @@ def rewrite(text: str, groups: dict[Key, list[dict]], figures: Path = FIGURES) -
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python benchmarks/table.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="?", type=Path, help="folder of other result files")
+    parser.add_argument("results", nargs="?", type=Path, help="folder of runs, or .jsonl file")
+    parser.add_argument("--add", default="", help="suite to which the runs are added")
     args = parser.parse_args()
-    if args.results:
+    if args.add:
+        suite = HERE / f"{args.add}.jsonl"
+        known = read_suite(suite) if suite.exists() else []
+        new = {result["id"]: result for result in read_runs(args.results)}
+        write_suite(suite, [*(row for row in known if row["id"] not in new), *new.values()])
+        print(f"{suite}: {len(new)} results added or replaced")
+    elif args.results:
         found = read(args.results)
         print(table(found) if found else f"{args.results}: there is no result.json in it")
     else:

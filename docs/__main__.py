@@ -2,11 +2,10 @@
 
     python -m docs                      writes docs/_build/index.html
     python -m docs --serve --port 8000  and shows it on 127.0.0.1
-    python -m docs --execute            runs the notebooks again first
 
-The site is made from the algorithm files, the equations in docs/equations/, the
-published runs, the planted bugs and the notebooks. Notebooks are shown with the
-outputs stored in them, which pytest -m notebooks compares with new ones.
+The site is made from the algorithm files, docs/equations.toml, the published
+runs, the planted bugs and the notebooks. Notebooks are shown with the outputs
+stored in them, which pytest -m notebooks compares with new ones.
 """
 import argparse
 import importlib.util
@@ -34,7 +33,6 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--serve", action="store_true", help="show the site on 127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="port of --serve (default: 8000)")
-    parser.add_argument("--execute", action="store_true", help="run the notebooks again")
     parser.add_argument("--out", type=Path, default=OUT, help="folder (default: docs/_build)")
     asked = parser.parse_args()
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -52,7 +50,7 @@ def main() -> int:
     from docs.build import build  # after the check: it imports what may be missing
     begun = time.monotonic()
     try:
-        warnings = build(asked.out, execute=asked.execute)
+        warnings = build(asked.out)
     except FileExistsError as error:
         return refuse(f"--out: {error}")
     size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file())

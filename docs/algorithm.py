@@ -4,25 +4,21 @@ import difflib
 import re
 import subprocess
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 
-from tests.house.tree import in_readme
-from tests.mutants import catalogue
-
 ROOT = Path(__file__).resolve().parents[1]
-BANNER = re.compile(r"^# =+ (\w+) =+$")
-EQUATION = re.compile(r"^[ ]+\S.*(?<!Eq\.)[ ]\((\d+)\)$")       # an indented line that ends in (1)
-CITED = re.compile(r"Eqs?\. \(\d+\)(?:(?:, | and )\(\d+\))*")
+BANNER = re.compile(r"^# =+ ([\w ]+) =+$")
 # What the letters of a shape mean, in every file.
 LETTERS = {
     "T": "steps of a rollout", "N": "parallel environments", "B": "samples of a batch",
+    "TN": "all samples of a rollout",
     "M": "minibatches of an epoch", "E": "pairs of the expert", "P": "parameters of the policy",
     "k": "outputs for each sample", "d": "dimensions of an action", "size": "units of the LSTM",
     "obs_dim": "numbers in an observation", "goal_dim": "numbers in a goal",
+    "act_dim": "numbers in an action",
     "*obs": "the shape of one observation", "*act": "the shape of one action",
     "*shape": "any further dimensions", "1": "one column", "2": "h and c of the LSTM",
 }
@@ -31,7 +27,6 @@ DTYPES = {"Float32": "float32", "Float64": "float64", "Int64": "int64", "Shaped"
 
 @dataclass(frozen=True)
 class Bug:
-    id: str
     wrong: str
     found: str
     diff: list[str]     # lines of a unified diff, without its header
@@ -57,7 +52,7 @@ class Algorithm:
     @cached_property
     def parent(self) -> str:
         """The file that the docstring diffs this one against, or ""."""
-        found = re.search(rf"diff algos/(\w+)\.py algos/{self.name}\.py", self.doc)
+        found = re.search(rf"diff\s+algos/(\w+)\.py\s+algos/{self.name}\.py", self.doc)
         return found[1] if found else ""
 
     @cached_property
@@ -74,25 +69,23 @@ class Algorithm:
         return [(name, range(start, end)) for (name, start), end in zip(starts, ends)]
 
     @cached_property
-    def equations(self) -> dict[int, str]:
-        """Return number -> LaTeX."""
-        path = ROOT / f"docs/equations/{self.name}.toml"
-        return {int(number): latex for number, latex in
-                tomllib.loads(path.read_text(encoding="utf-8"))["equations"].items()}
+    def functions(self) -> dict[str, range]:
+        """Return gae, Agent.act, ... -> the lines of the function, with its decorators."""
+        found = {}
+        for top in self.tree.body:
+            for node in top.body if isinstance(top, ast.ClassDef) else [top]:
+                if isinstance(node, ast.FunctionDef):
+                    name = node.name if node is top else f"{top.name}.{node.name}"
+                    start = min(part.lineno for part in [node, *node.decorator_list])
+                    found[name] = range(start, node.end_lineno + 1)
+        return found
 
     @cached_property
-    def cited(self) -> dict[int, list[int]]:
-        """Return equation -> the lines of code that cite it; those that compute it come first."""
-        found = defaultdict(list)
-        where = {line: name for name, lines in self.sections for line in lines}
-        for number, line in enumerate(self.lines, 1):
-            if where[number] != "docstring":
-                for group in CITED.findall(line):
-                    for n in re.findall(r"\d+", group):
-                        found[int(n)].append(number)
-        order = ["mathematics", "update"]
-        return {n: sorted(set(lines), key=lambda at: (where[at] not in order, at))
-                for n, lines in found.items()}
+    def equations(self) -> dict[str, str]:
+        """Return function -> its equations in LaTeX, one per line."""
+        found = {name: typeset().get(f"{self.name}.{name}", typeset().get(name))
+                 for name in self.functions}
+        return {name: latex.strip() for name, latex in found.items() if latex}
 
     def function_at(self, line: int) -> str:
         """Return the name of the innermost function or class around a line, or ""."""
@@ -171,13 +164,15 @@ class Algorithm:
 
     @cached_property
     def bugs(self) -> list[Bug]:
-        """Return the bugs that the tests plant in this file."""
+        """Return the bugs that the tests plant in this file and whose text stands in it."""
         found = []
-        for mutant in [*catalogue.read(), *catalogue.read(second=True)]:
-            if self.name in (mutant.module, *mutant.also):
-                wrong = catalogue.planted(mutant, self.text).splitlines()
-                diff = list(difflib.unified_diff(self.lines, wrong, n=2, lineterm=""))[2:]
-                found.append(Bug(mutant.id, mutant.wrong, mutant.found, diff))
+        for path in sorted(ROOT.glob("tests/mutants/**/*.toml")):
+            for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
+                here = self.name in (path.stem, *entry.get("also", []))
+                if here and entry["old"] in self.text:
+                    wrong = self.text.replace(entry["old"], entry["new"]).splitlines()
+                    diff = list(difflib.unified_diff(self.lines, wrong, n=2, lineterm=""))[2:]
+                    found.append(Bug(entry["wrong"], entry["found"], diff))
         return found
 
 
@@ -194,12 +189,12 @@ def spell(dtype: str, letters: str) -> str:
         return f"one number; {DTYPES[dtype]}"
     words = letters.split()
     meaning = spell_letters(word for word in words if not word.isdigit())
-    return f"[{', '.join(words)}]: {meaning}; {DTYPES[dtype]}"
+    return f"[{', '.join(words)}]: {'; '.join(filter(None, [meaning, DTYPES[dtype]]))}"
 
 
 def spell_letters(words: Iterable[str]) -> str:
     """Return "T = steps of a rollout, N = parallel environments"."""
-    return ", ".join(f"{word} = {LETTERS[word]}" for word in words)
+    return ", ".join(f"{word} = {LETTERS[word]}" for word in words if word in LETTERS)
 
 
 def git_diff(old: str, new: str) -> list[tuple[str, int, str]]:
@@ -221,18 +216,23 @@ def git_diff(old: str, new: str) -> list[tuple[str, int, str]]:
 
 
 @cache
-def algorithms() -> dict[str, Algorithm]:
-    """Return all algorithms in the order of the README's table."""
-    return {name: Algorithm(name, (ROOT / f"algos/{name}.py").read_text(encoding="utf-8"))
-            for name in in_readme()}
+def typeset() -> dict[str, str]:
+    """Return docs/equations.toml."""
+    return tomllib.loads((ROOT / "docs/equations.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def ideas() -> dict[str, tuple[str, str, str]]:
-    """Return algorithm -> (short name, idea, command) of the README's table."""
+    """Return algorithm -> (short name, idea, command), in the order of the README's table."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[([^\]]+)\]\(algos/(\w+)\.py\) \| (.+) \| `([^`]+)` \|$", text, re.M)
     return {name: (short, idea, command) for short, name, idea, command in rows}
+
+
+@cache
+def algorithms() -> dict[str, Algorithm]:
+    return {name: Algorithm(name, (ROOT / f"algos/{name}.py").read_text(encoding="utf-8"))
+            for name in ideas()}
 
 
 def children(name: str) -> list[str]:

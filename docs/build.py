@@ -20,7 +20,8 @@ HERE = Path(__file__).resolve().parent
 DOCUMENTS = {
     "README.md": "readme.md", "docs/howto.md": "howto.md", "docs/debugging.md": "debugging.md",
     "benchmarks/README.md": "benchmarks/results.md", "benchmarks/NOTES.md": "benchmarks/notes.md",
-    "CONTRIBUTING.md": "contributing.md"}
+    "benchmarks/decisions.md": "benchmarks/decisions.md", "CONTRIBUTING.md": "contributing.md"}
+DOCUMENTS = {path: place for path, place in DOCUMENTS.items() if (ROOT / path).exists()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 SETTINGS = {
     "project": "plainrl", "html_title": "plainrl", "html_theme": "furo",
@@ -33,18 +34,16 @@ SETTINGS = {
     "suppress_warnings": ["misc.highlighting_failure"]}
 
 
-def build(out: Path, only: list[str] | None = None, notebooks: bool = True,
-          execute: bool = False) -> str:
+def build(out: Path, only: list[str] | None = None, notebooks: bool = True) -> str:
     """Build the site in `out`. Return Sphinx's warnings.
 
     only        algorithms that get a page; None: all
     notebooks   render the notebooks, with the outputs that are stored in them
-    execute     run the notebooks again first, which takes some minutes
     """
     clear(out)
     with tempfile.TemporaryDirectory() as folder:
         source, warnings = Path(folder, "source"), io.StringIO()
-        write_sources(source, only or list(algorithms()), notebooks, execute)
+        write_sources(source, only or list(algorithms()), notebooks)
         built = Path(folder, "built/html")      # myst-nb also writes beside this folder
         app = Sphinx(source, None, built, Path(folder, "doctrees"), "html", SETTINGS,
                      status=None, warning=warnings)
@@ -62,7 +61,7 @@ def clear(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def write_sources(source: Path, only: list[str], notebooks: bool, execute: bool) -> None:
+def write_sources(source: Path, only: list[str], notebooks: bool) -> None:
     static = source / "_static"
     shutil.copytree(HERE / "assets", static)
     write_font(static / "fonts")
@@ -80,7 +79,7 @@ def write_sources(source: Path, only: list[str], notebooks: bool, execute: bool)
     shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures",
                     copy_function=copy_figure)
     if notebooks:
-        write_notebooks(source / "notebooks", execute)
+        write_notebooks(source / "notebooks")
     write(source / "explorer.md", explorer(only), only, notebooks)
     write(source / "index.md", index(only, notebooks), only, notebooks)
 
@@ -129,14 +128,10 @@ def copy_figure(path: str, target: str) -> None:
     Path(target).write_text(text, encoding="utf-8")
 
 
-def write_notebooks(folder: Path, execute: bool) -> None:
-    """Copy the notebooks, or run them and write what they print and draw now."""
+def write_notebooks(folder: Path) -> None:
     folder.mkdir()
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
-        if execute:
-            from tests.notebooks import execute as run  # imports what runs a notebook
-            notebook = run(path, path.parent)
         with_one_title(notebook)
         nbformat.write(notebook, folder / path.name)
 
@@ -155,11 +150,13 @@ def index(only: list[str], notebooks: bool) -> str:
     """Return the start page: two ways in, and the ladder."""
     begin = "".join(f'<li><a href="notebooks/{name}.html">{escape(title)}</a>{escape(rest)}</li>'
                     for title, name, rest in tutorials()) if notebooks else ""
+    notes = [place.removesuffix(".md") for place in DOCUMENTS.values()
+             if place in ("benchmarks/notes.md", "benchmarks/decisions.md")]
     commands = re.findall(r"^```sh\n(.+?)\n```", (ROOT / "README.md").read_text("utf-8"), re.M)
     return f"""# plainrl
 
 {page.raw(f'''<p class="lead">Deep reinforcement learning algorithms that you can read end to end.
-Each algorithm is one file. Its page shows the idea, the equations beside the lines that compute
+Each algorithm is one file. Its page shows the idea, the equations above the functions that compute
 them, and every published run.</p>
 <div class="ways"><section><h2>I am new</h2><p>Read the notebooks in order. Each builds an idea in
 small steps, with exercises. The outputs shown are stored in the repository, and a test runs every
@@ -180,8 +177,7 @@ all published runs in the <a href="explorer.html">explorer</a>.</p>
 {toctree("Learn", [f"{k}. {title} <notebooks/{name}>"
                     for k, (title, name, _) in enumerate(tutorials(), 1)] if notebooks else [])}
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in only])}
-{toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>",
-                     "Notes on the runs <benchmarks/notes>"])}
+{toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>", *notes])}
 {toctree("Use", ["The README <readme>", "howto", "debugging", "contributing"])}
 """
 

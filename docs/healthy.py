@@ -18,17 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
+from docs.algorithm import ROOT, ideas
+
 STORED = Path(__file__).with_name("healthy.csv")
 FIELDS = ["algo", "column", "low", "median", "high", "reports", "runs", "command"]
 LEFT_OUT = {"dqn_atari"}
 NOT_SHOWN = re.compile(r"^(step|time|steps_per_second|lr|epochs)$|_(std|min|max)$")
-
-
-def commands() -> dict[str, str]:
-    """Return the command of each algorithm in the README's table."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return dict(re.findall(r"^\| \[[^\]]+\]\(algos/(\w+)\.py\).*\| `([^`]+)` \|$", text, re.M))
 
 
 def train(command: str, folder: Path, demos: Path) -> None:
@@ -79,7 +74,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs (default: 3)")
     asked = parser.parse_args()
     demos = (asked.work / "demos.npz").resolve()
-    known = {algo: line for algo, line in commands().items() if algo not in LEFT_OUT}
+    known = {algo: line for algo, (*_, line) in ideas().items() if algo not in LEFT_OUT}
     if unknown := sorted({*asked.algos} - known.keys()):
         parser.error(f"no such algorithm: {' '.join(unknown)}; there are: {' '.join(known)}")
     for algo in sorted(asked.algos or known, key=lambda name: name != "ppo"):    # PPO first

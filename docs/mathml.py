@@ -52,11 +52,9 @@ def merged(letters: re.Match) -> str:
 
 
 def equation(latex: str) -> str:
-    """Return the parts of an equation; each row of `aligned` begins a new line."""
-    rows = re.sub(r"\\(begin|end)\{aligned\}|&", "", latex).split(r"\\") \
-        if "aligned" in latex else [latex]
+    """Return the parts of equations, each of which begins a new line."""
     lines = ["".join(f"<span>{mathml(part, 'block')}</span>" for part in parts(row))
-             for row in rows]
+             for row in latex.splitlines()]
     return '<span class="row"></span>'.join(lines)
 
 

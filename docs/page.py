@@ -1,5 +1,4 @@
 """The page of an algorithm: idea, source, shapes, curves, healthy values and planted bugs."""
-import csv
 import re
 from functools import cache
 from html import escape
@@ -9,7 +8,6 @@ from pygments.token import STANDARD_TYPES
 
 from docs import healthy, prose
 from docs.algorithm import (
-    CITED,
     LETTERS,
     ROOT,
     Algorithm,
@@ -19,10 +17,10 @@ from docs.algorithm import (
     ideas,
     spell_letters,
 )
+from docs.mathml import equation
 
 FENCE = "`" * 6
 PLAIN = {"", "n", "p", "w"}     # names, brackets and spaces have no colour of their own
-MATH = ROOT / "tests/mutants/math"
 
 
 def page(algo: Algorithm, results: str) -> str:
@@ -39,7 +37,7 @@ def page(algo: Algorithm, results: str) -> str:
         "## Shapes", raw(shapes(algo)),
         "## Learning curves", raw(chart(algo)), results,
         "## Healthy values", raw(healthy_values(algo)),
-        "## Silent bugs", raw(silent_bugs(algo))])
+        *(["## Silent bugs", raw(silent_bugs(algo))] if algo.bugs else [])])
 
 
 def raw(html: str) -> str:
@@ -60,10 +58,11 @@ def family(algo: Algorithm) -> str:
 def contents(algo: Algorithm) -> str:
     """Return links to the parts of the page, for screens without a column for them."""
     parts = [("the-idea", "idea"), (f"the-source-of-{algo.name.replace('_', '-')}-py", "source"),
-             *((name, name) for name, _ in algo.sections[2:]),
+             *((name.replace(" ", "-"), name) for name, _ in algo.sections[2:]),
              *([("what-the-next-files-add", "next files")] if children(algo.name) else []),
              ("shapes", "shapes"), ("learning-curves", "curves"),
-             ("healthy-values", "healthy values"), ("silent-bugs", "bugs")]
+             ("healthy-values", "healthy values"),
+             *([("silent-bugs", "bugs")] if algo.bugs else [])]
     links = [f'<a href="#{part}">{label}</a>' for part, label in parts]
     return f'<p class="toc-line">On this page: {" · ".join(links)}</p>'
 
@@ -73,7 +72,7 @@ def contents(algo: Algorithm) -> str:
 
 @cache
 def highlighted(algo: Algorithm, marked: bool) -> list[str]:
-    """Return each line as HTML, with shapes and references to equations if `marked`."""
+    """Return each line as HTML, with shapes and links to equations if `marked`."""
     html, line, column = [""], 1, 0
     for kind, value in PythonLexer(stripnl=False).get_tokens(algo.text):
         while kind not in STANDARD_TYPES:
@@ -91,19 +90,14 @@ def highlighted(algo: Algorithm, marked: bool) -> list[str]:
 
 def token(algo: Algorithm, text: str, style: str, line: int, column: int, marked: bool) -> str:
     inner = escape(text, quote=False)
-    if marked and style in ("c1", "sd"):
-        inner = CITED.sub(references, inner)
+    if marked and style == "n" and algo.lines[line - 1][column + len(text):].startswith("("):
+        found = [name for name in algo.equations if name.rpartition(".")[2] == text]
+        if len(found) == 1:     # a call of a function with an equation
+            inner = f'<a class="eqref" href="#eq-{found[0]}">{inner}</a>'
     shape = algo.shapes.get((line, column)) if marked else None
     if shape:
         inner = f'<span class="shape" tabindex="0" data-tip="{escape(shape)}">{inner}</span>'
     return inner if style in PLAIN else f'<span class="{style}">{inner}</span>'
-
-
-def references(found: re.Match) -> str:
-    """Return Eqs. (6), (7) with a link for each number."""
-    start = found[0][:found[0].index("(")]
-    links = re.sub(r"\((\d+)\)", r'<a class="eqref" href="#eq-\1">(\1)</a>', found[0][len(start):])
-    return start + links
 
 
 def section(algo: Algorithm, name: str, lines: range) -> list[str]:
@@ -112,7 +106,7 @@ def section(algo: Algorithm, name: str, lines: range) -> list[str]:
     if name == "docstring":
         new = sum(number in algo.new for number in lines)
         told = f", {new} of them new since {algo.parent}.py" if algo.parent else ""
-        code = (f'<details class="docstring"><summary>{len(lines)} lines, typeset above'
+        code = (f'<details class="docstring"><summary>{len(lines)} lines, as above'
                 f"{told}</summary>{code}</details>")
     lead = sections().get(name)
     return [f"### {name}", raw((f"<p>{prose.inline(algo, lead)}</p>" if lead else "") + code)]
@@ -127,19 +121,31 @@ def sections() -> dict[str, str]:
 
 
 def rows(algo: Algorithm, lines: range) -> str:
-    """Return lines as HTML. Runs of lines that the parent has too get a bar that unfolds them."""
+    """Return lines as HTML, with its equations above a function.
+
+    Runs of lines that the parent has too get a bar that unfolds them. An equation is folded
+    if its whole function is.
+    """
     new, html, run = set(algo.new), [], []
+    starts = {algo.functions[name].start: name for name in algo.equations}
 
     def close():
         if run and algo.parent:
-            noun = "line" if len(run) == 1 else "lines"
-            html.append(f'<button class="fold" aria-expanded="false">… {len(run)} {noun} as in '
+            count = sum('class="line"' in row for row in run)
+            noun = "line" if count == 1 else "lines"
+            html.append(f'<button class="fold" aria-expanded="false">… {count} {noun} as in '
                         f'{algo.parent}.py</button><span class="same">{"".join(run)}</span>')
         else:
             html.extend(run)
         run.clear()
 
     for number in lines:
+        if name := starts.get(number):
+            if new.isdisjoint(algo.functions[name]):
+                run.append(typeset(algo, name))
+            else:
+                close()
+                html.append(typeset(algo, name))
         kind = "line new" if number in new else "line"
         row = (f'<span class="{kind}" id="L{number}"><a class="ln" href="#L{number}" '
                f'tabindex="-1" data-n="{number}"></a>'
@@ -153,6 +159,12 @@ def rows(algo: Algorithm, lines: range) -> str:
     return "".join(html)
 
 
+def typeset(algo: Algorithm, name: str) -> str:
+    """Return the equations of a function."""
+    return (f'<span class="eq" id="eq-{name}" tabindex="0" role="group" '
+            f'aria-label="Equations of {name}">{equation(algo.equations[name])}</span>')
+
+
 def switch(algo: Algorithm) -> str:
     """Return the switch between the whole file and new lines, and links to the next files."""
     parts = ['<button data-view="whole" aria-pressed="true">whole file</button>']
@@ -160,8 +172,8 @@ def switch(algo: Algorithm) -> str:
         parts.append(f'<button data-view="new" aria-pressed="false">only what is new since '
                      f'{algo.parent}.py: {len(algo.new)} lines</button>')
     parts += [f'<a href="#next-{name}">what {name}.py adds</a>' for name in children(algo.name)]
-    note = ("<p>Hover over an equation's number, or over the underlined names of a signature, or "
-            "reach them with Tab.</p>")
+    note = ("<p>An equation stands above the function that computes it. Hover over underlined "
+            "names, or reach them with Tab: a call shows its equation, an argument its shape.</p>")
     if algo.parent:
         note += (f'<p><a id="new"></a>{len(algo.new)} lines are new since <a href="'
                  f'{algo.parent}.html">{algo.parent}.py</a>: {algo.new_code} of code, the others '
@@ -226,10 +238,8 @@ def chart(algo: Algorithm) -> str:
 
 def healthy_values(algo: Algorithm) -> str:
     found = healthy.read().get(algo.name)
-    docstring = "The docstring's last paragraphs say what to expect in longer runs."
     if not found:
-        return ("<p>No ranges are stored for this algorithm. The docstring's last paragraphs say "
-                "what to expect.</p>")
+        return "<p>No ranges are stored for this algorithm. The docstring says what to expect.</p>"
     flat = ""
     if "CartPole-v1" in found[0]["command"]:
         rows = [row for row in found if row["column"] != "explained_variance"]
@@ -242,8 +252,9 @@ def healthy_values(algo: Algorithm) -> str:
     runs = int(found[0]["runs"])
     short = "one short run (seed 1)" if runs == 1 else f"{runs} short runs (seeds 1 to {runs})"
     return (f"<p>What each column of <code>progress.csv</code> was in {short}, from the first "
-            f"report to the last. {docstring} The ranges differ between environments, so a "
-            f"value outside is a reason to look, not a proof of a bug.{flat}</p>"
+            "report to the last. The docstring says what to expect in longer runs. The ranges "
+            "differ between environments, so a value outside is a reason to look, not a proof of "
+            f"a bug.{flat}</p>"
             f'<div class="command"><code>{escape(found[0]["command"])}</code></div>'
             f'<div class="scroll"><table class="numbers"><thead><tr><th>column</th><th>5%</th>'
             f"<th>median</th><th>95%</th></tr></thead><tbody>{body}</tbody></table></div>"
@@ -251,25 +262,11 @@ def healthy_values(algo: Algorithm) -> str:
             "<code>docs/healthy.csv</code>.</p>")
 
 
-@cache
-def killers() -> dict[str, str]:
-    """Return planted bug -> the test that saw it."""
-    found = {}
-    for path in (ROOT / "tests/mutants/last_run.csv", ROOT / "tests/mutants/second/last_run.csv"):
-        with open(path, newline="", encoding="utf-8") as file:
-            found |= {row["id"]: row["by"] for row in csv.DictReader(file)}
-    return found
-
-
 def silent_bugs(algo: Algorithm) -> str:
     """Return every planted bug, folded."""
-    with open(MATH / "last_run.csv", newline="", encoding="utf-8") as file:
-        small = sum(row["function"].startswith(f"{algo.name}.") for row in csv.DictReader(file))
-    more = (f" They also make {small} small changes, such as another sign, to functions under "
-            "<code>mathematics</code> of this file." if small else "")
     return ("<p>Broken reinforcement learning code rarely crashes; it learns less. The tests plant "
-            f"{len(algo.bugs)} bugs in this file, one at a time, and each has to make a test fail."
-            f"{more} Open a bug to see the change.</p>" + "".join(map(bug, algo.bugs)))
+            f"{len(algo.bugs)} bugs in this file, one at a time, and each has to make a test fail. "
+            "Open a bug to see the change.</p>" + "".join(map(bug, algo.bugs)))
 
 
 def bug(bug: Bug) -> str:
@@ -278,8 +275,6 @@ def bug(bug: Bug) -> str:
         kind = {"+": "add", "-": "del", "@": "hunk"}.get(line[0], "ctx")
         text = re.sub(r"^@@ -(\d+).*", r"line \1", line)
         html.append(f'<span class="{kind}">{escape(text)}\n</span>')
-    seen = killers().get(bug.id, "")
-    seen = f" Seen by <code>{escape(seen)}</code>." if seen else ""
     return (f'<details class="bug"><summary>{escape(bug.wrong)}</summary><div class="highlight">'
             f'<pre class="diff">{"".join(html)}</pre></div><p>Where it was found: '
-            f"{escape(bug.found.rstrip('.'))}.{seen}</p></details>")
+            f"{escape(bug.found.rstrip('.'))}.</p></details>")

@@ -1,9 +1,8 @@
-"""Turn an algorithm's docstring into HTML: paragraphs, typeset equations, links, symbols."""
+"""Turn an algorithm's docstring into HTML: paragraphs, listings, links, symbols."""
 import re
 from html import escape
 
-from docs.algorithm import EQUATION, Algorithm, algorithms
-from docs.mathml import equation
+from docs.algorithm import Algorithm, algorithms
 
 GREEK = {"alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "eps": "ε", "eta": "η",
          "lam": "λ", "mu": "μ", "omega": "ω", "pi": "π", "rho": "ρ", "sigma": "σ", "tau": "τ",
@@ -12,10 +11,7 @@ BASE = "|".join([*GREEK, "argmax", "max", "min", "mean", "[A-Za-z]'?"])
 SUBSCRIPT = re.compile(rf"(?<!\w)({BASE})_(\{{[^}}]+\}}|\w+?)(_targ)?(?!\w)")
 SYMBOL = re.compile(rf"\b({'|'.join(name for name in GREEK if name != 'sum')})\b(?!_)")
 SIGNS = {"&lt;-": "←", "-&gt;": "→", "&lt;=": "≤", "&gt;=": "≥"}
-LAST = re.compile(r"^(Read after|Read next|Try|Reproduce|Record)\b")
-ITEM = re.compile(r"^\s*- |^\(\d+\) [A-Z]")
-# A short first sentence without a verb is the heading of its paragraph.
-HEAD = re.compile(r"^(?!So |[^.:]*\b(?:is(?! specific)|explains)\b)((?:\S+ ){0,5}\S+?[.:])(?= |$)")
+HEAD = re.compile(r"(The problem|The idea|Departures from the papers?|Healthy values)\b[.:]?")
 
 
 def prose(algo: Algorithm) -> str:
@@ -31,90 +27,52 @@ def source(algo: Algorithm) -> str:
 
 
 def block(algo: Algorithm, lines: list[str]) -> str:
-    if LAST.match(lines[0]):
-        whole = "\n".join(lines).replace("\\\n", "")      # a command may go on in the next line
-        return "".join(map(command, whole.splitlines()))
+    if re.match(r"(Run|Diff|Next)\s", lines[0]):      # what to read next is at the page's top
+        whole = "\n".join(lines).replace("\\\n", "")
+        found = re.findall(r"python -m .*?(?= {2,}\(|$)", whole, re.M)
+        return "".join(f'<div class="command"><code>{escape(" ".join(line.split()))}</code></div>'
+                       for line in found)
     if all(line.startswith("    ") for line in lines):
-        return equations(algo, lines) if any(map(EQUATION.match, lines)) else formula(lines)
-    html, items = [], [[]]
-    for line in lines:
-        complete = not items[-1] or items[-1][-1].endswith((".", ":"))
-        if ITEM.match(line) and complete:
-            items.append([])
-        items[-1].append(line.strip())
-    for item in filter(None, items):
-        text = " ".join(item)
-        if text.startswith("- "):
-            html.append(f'<p class="item">{inline(algo, text[2:])}</p>')
-        else:
-            head = HEAD.match(text)
-            start = f"<strong>{inline(algo, head[1])}</strong>" if head else ""
-            html.append(f"<p>{start}{inline(algo, text[len(head[1]) if head else 0:])}</p>")
-    return "\n".join(html)
+        return listing(algo, lines)
+    text = " ".join(line.strip() for line in lines)
+    head = HEAD.match(text)
+    start = f"<strong>{head[0]}</strong>" if head else ""
+    return f"<p>{start}{inline(algo, text[head.end() if head else 0:])}</p>"
 
 
-def command(line: str) -> str:
-    """Return a line of the last paragraph. Commands are code, with a button that copies them."""
-    found = re.search(r"python -m .*?(?= {2,}\(|$)", line)
-    if not found:
-        return ""       # what to read before and after stands at the top of the page
-    label = re.match(r"(Try|Reproduce) ", line)
-    return (f'<div class="command"><span>{label[1] if label else ""}</span>'
-            f'<code>{escape(" ".join(found[0].split()))}</code></div>')
+def listing(algo: Algorithm, lines: list[str]) -> str:
+    """Return indented lines. Functions of the file are links."""
+    def link(found):
+        line = algo.functions.get(found[0]) or algo.functions.get(f"Agent.{found[0]}")
+        return f'<a class="toline" href="#L{line.start}">{found[0]}</a>' if line else found[0]
 
-
-def formula(lines: list[str]) -> str:
-    text = "\n".join(line[4:] for line in lines)
-    return f'<pre class="formula">{escape(text)}</pre>'
-
-
-def equations(algo: Algorithm, lines: list[str]) -> str:
-    html, rest = [], []
-    for line in lines:
-        rest.append(line)
-        if found := EQUATION.match(line):
-            html.append(typeset(algo, int(found[1])))
-            rest = []
-    return "\n".join(html) + (formula(rest) if rest else "")
-
-
-def typeset(algo: Algorithm, number: int) -> str:
-    """Return an equation, its number, and links to the lines of code that cite it."""
-    links = {}          # function -> its lines
-    for line in algo.cited[number]:
-        name = escape(algo.function_at(line))
-        label = line if name in links else f"{name} {line}"
-        links.setdefault(name, []).append(f'<a class="toline" href="#L{line}">{label}</a>')
-    return (f'<div class="eq" id="eq-{number}"><div class="eq-math" tabindex="0" role="group" '
-            f'aria-label="Equation {number}">{equation(algo.equations[number])}</div>'
-            f'<a class="eq-n" href="#eq-{number}">({number})</a>'
-            f'<div class="eq-lines">in code: {" · ".join(map(", ".join, links.values()))}</div>'
-            "</div>")
+    text = escape("\n".join(line[4:] for line in lines), quote=False)
+    text = re.sub(r"\w+(?= {2}|$)", link, text, flags=re.M)
+    return f'<pre class="formula">{text}</pre>'
 
 
 def inline(algo: Algorithm, text: str) -> str:
-    """Return a sentence as HTML: code, links, references to equations, and symbols."""
+    """Return a sentence as HTML: code, links and symbols."""
     html = []
     for k, part in enumerate(re.split(r"`([^`]+)`", text)):
         if k % 2:
             letter = f"{GREEK[part]} (" if part in GREEK else ""
             html.append(f"{letter}<code>{escape(part)}</code>{')' if letter else ''}")
         else:
-            html.append(symbols(algo, linked(algo, escape(part, quote=False))))
+            html.append(symbols(algo, linked(escape(part, quote=False))))
     return "".join(html)
 
 
-def linked(algo: Algorithm, text: str) -> str:
+def linked(text: str) -> str:
     text = re.sub(r"arXiv:(\d{4}\.\d{4,5})", r'<a href="https://arxiv.org/abs/\1">arXiv:\1</a>',
                   text)
     text = re.sub(r"doi:(\S+?)(?=[).]*(?:\s|$))", r'<a href="https://doi.org/\1">doi:\1</a>', text)
     text = re.sub(r"algos/(\w+)\.py", lambda found: f'<a href="{found[1]}.html">{found[1]}.py</a>'
                   if found[1] in algorithms() else found[0], text)
-    for name, page in (("README", "results"), ("NOTES", "notes")):
+    for name, page in (("README", "results"), ("NOTES", "notes"), ("decisions", "decisions")):
         text = text.replace(f"benchmarks/{name}.md",
                             f'<a href="../benchmarks/{page}.html">benchmarks/{name}.md</a>')
-    return re.sub(r"(?<!\w)\((\d+)\)", lambda found: f'<a class="eqref" href="#eq-{found[1]}">'
-                  f"({found[1]})</a>" if int(found[1]) in algo.equations else found[0], text)
+    return text
 
 
 def symbols(algo: Algorithm, text: str) -> str:

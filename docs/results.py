@@ -16,7 +16,7 @@ DIGITS = 4      # of a stored return
 def groups() -> dict[tuple, list[dict]]:
     """Return (folder, environment, library, algorithm, settings) -> results of all seeds."""
     return {(folder, *key): found for folder in FOLDERS
-            for key, found in table.read(table.HERE / folder).items()}
+            for key, found in table.read(table.HERE / f"{folder}.jsonl").items()}
 
 
 def short(number: float) -> float:
@@ -33,7 +33,7 @@ def command(key: tuple, results: list[dict]) -> str:
         flags = f"--algo {algo} --env {env} --seed 1 --total-steps {steps} --out DIR/sb3"
         return f"python benchmarks/sb3.py {results[0].get('command', flags)}".replace("DIR", "runs")
     seeds = [result["seed"] for result in results]
-    settings = [spell(*setting) for setting in sorted(results[0]["settings"].items())]
+    settings = [spell(*setting) for setting in sorted(results[0]["changed"].items())]
     words = [f"python -m utils.sweep --algos {algo} --envs {env} --seeds {len(seeds)}",
              f"--first-seed {seeds[0]}" if seeds[0] != 1 else "",
              f"--set {' '.join(settings)}" if settings else "", "--out runs/again"]
@@ -68,7 +68,7 @@ def line(key: tuple, results: list[dict]) -> dict:
              for result in results]
     return {"env": env.rpartition(":")[2], "library": library, "settings": settings or "default",
             "folder": folder, "steps": results[0].get("steps", results[0]["total_steps"]),
-            "code": table.code(key[1:], results), "command": command(key, results),
+            "code": table.commits(results), "command": command(key, results),
             "anchors": anchors(key, results), "seeds": seeds}
 
 
@@ -88,5 +88,5 @@ def markdown(algo: str) -> str:
         found = {key[1:]: results for key, results in groups().items()
                  if key[0] == folder and key[3] == algo}
         if found:
-            parts.append(f"Runs in `benchmarks/{folder}`:\n\n{table.table(found)}")
+            parts.append(f"Runs in `benchmarks/{folder}.jsonl`:\n\n{table.table(found)}")
     return "\n\n".join(parts) or "No run of this algorithm has been published yet."

@@ -3,7 +3,6 @@ import contextlib
 import csv
 import difflib
 import io
-import json
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 
 import algos
+from utils.results import read_suite
 
 ROOT = Path(algos.__file__).resolve().parents[1]
 
@@ -39,14 +39,14 @@ def columns(path):
             for i, name in enumerate(header)}
 
 
-def stored(env, algo, folder="results/plainrl"):
+def stored(env, algo, suite="results", library="plainrl"):
     """Return the published runs of an algorithm (by name) on an environment, one dict per seed.
 
     `run["curve"]` has rows of (step, mean return). benchmarks/README.md explains `run["train100"]`
     and `run["eval"]`; `run["seconds"]` is the duration.
     """
-    paths = (ROOT / "benchmarks" / folder / env.replace("/", "-") / algo).glob("**/result.json")
-    runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    runs = [run for run in read_suite(ROOT / f"benchmarks/{suite}.jsonl")
+            if (run["env"], run["algo"], run.get("library", "plainrl")) == (env, algo, library)]
     return sorted(runs, key=lambda run: run["seed"])
 
 

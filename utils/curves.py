@@ -1,7 +1,8 @@
 """Read runs for plot.py: their curves, final results, and the settings in which they differ.
 
-A run is a run directory with config.json, progress.csv and episodes.csv, or a result.json without
-them. What cannot be read is named on standard error, with the reason, and skipped.
+A run is a run directory with config.json, progress.csv and episodes.csv, or a row of a suite of
+results (see utils/results.py). What cannot be read is named on standard error, with the reason,
+and skipped.
 """
 
 import dataclasses
@@ -39,7 +40,8 @@ class RunData(NamedTuple):
     whole: bool  # finished: it has made all its steps
     train100: float
     eval: float | None
-    stored: bool  # read from a result.json, without the run directory
+    stored: bool  # read from a suite, without the run directory
+    changed: int  # settings that were not the default
 
     @property
     def budget(self) -> float:
@@ -70,16 +72,18 @@ def load(asked) -> list[RunData]:
     episodes.csv or progress.csv.
     """
     found, runs, skipped = {}, [], defaultdict(list)
-    for folder in asked.runs:
-        here = sorted(path.parent for path in Path(folder).rglob("*.json")
-                      if path.name in ("config.json", "result.json"))
+    for folder in map(Path, asked.runs):
+        if folder.suffix == ".jsonl":
+            here = {Path(result["id"]): result for result in results.read_suite(folder)}
+        else:
+            here = {path.parent: None for path in sorted(folder.rglob("config.json"))}
         if not here:
             note(f"{folder}: there is no run in it; skipped")
-        found |= {run.resolve(): run for run in here}
-    for run in found.values():
+        found |= {run.resolve(): (run, result) for run, result in here.items()}
+    for run, result in found.values():
         try:
-            full = (run / "config.json").exists()
-            runs.append((read_run if full else read_result)(run, asked.x, asked.y))
+            runs.append(read_run(run, asked.x, asked.y) if result is None
+                        else of_result(result, asked.x, asked.y))
         except Skip as reason:
             skipped[str(reason)].append(run)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -116,7 +120,8 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
             final = float(np.mean(result["eval"]))
     return RunData(folder, algo, env, seed, settings, axis(rows)[there], rows[column][there],
                    float(axis(progress)[-1]), steps, steps >= budget,
-                   float(episodes["ep_ret"][-100:].mean()), final, False)
+                   float(episodes["ep_ret"][-100:].mean()), final, False,
+                   changed(algo, settings))
 
 
 def find_column(y: str, folder: Path, episodes: dict, progress: dict) -> tuple[dict, str]:
@@ -131,15 +136,14 @@ def find_column(y: str, folder: Path, episodes: dict, progress: dict) -> tuple[d
     raise Skip(f"there is no column {y} in episodes.csv or progress.csv; nearest: {near}")
 
 
-def read_result(folder: Path, x: str, y: str) -> RunData:
-    """Return a run from its result.json: final results, and the mean return per 1% of the steps.
+def of_result(result: dict, x: str, y: str) -> RunData:
+    """Return a run of a suite: its final results, and the mean return per 1% of the steps.
 
-    The file holds only the total time, so time is split evenly over the steps.
+    A suite holds only the total time, so time is split evenly over the steps.
     """
-    result = results.read_result(folder / "result.json")
     algo = f"{result.get('library', '')} {result['algo']}".strip()
     if x == "episodes" or y not in ("ep_ret", "eval_ret"):
-        raise Skip("result.json holds only ep_ret and eval_ret, against steps or time")
+        raise Skip("a suite holds only ep_ret and eval_ret, against steps or time")
     curve = result["curve"] if y == "ep_ret" else result.get("eval_curve")
     if not curve:
         raise Skip("no episode ended in this run" if y == "ep_ret" else
@@ -147,16 +151,17 @@ def read_result(folder: Path, x: str, y: str) -> RunData:
     step, ret = np.array(curve, dtype=float).T
     steps = int(result.get("steps", result["total_steps"]))
     unit = 1.0 if x == "steps" else result["seconds"] / 60 / steps  # minutes per step
-    return RunData(folder, algo, str(result["env"]), int(result["seed"]),
-                   defaults(algo) | result.get("settings", {}), step * unit, ret, steps * unit,
-                   steps, True, float(result["train100"]), float(np.mean(result["eval"])), True)
+    return RunData(Path(result["id"]), algo, str(result["env"]), int(result["seed"]),
+                   result["settings"], step * unit, ret, steps * unit, steps, True,
+                   float(result["train100"]), float(np.mean(result["eval"])), True,
+                   len(result["changed"].keys() - {"total_steps"}))
 
 
 @cache
 def defaults(algo: str) -> dict:
-    """Return the defaults of the present algorithm file; a result.json names only other values."""
+    """Return the defaults of the present algorithm file, or {} if there is none."""
     if not (algo.isidentifier() and importlib.util.find_spec(f"algos.{algo}")):
-        return {}  # an algorithm of another library
+        return {}
     config = importlib.import_module(f"algos.{algo}").Config
     return {field.name: field.default for field in dataclasses.fields(config)
             if field.default is not dataclasses.MISSING}
@@ -189,8 +194,8 @@ def read_columns(path: Path, names: set[str]) -> dict[str, np.ndarray]:
 def differing(runs: list[RunData]) -> list[str]:
     """Return the settings in which runs differ.
 
-    The result.json of another library names only settings that were changed, so a setting that
-    some of these name and others do not counts as different.
+    A result of another library names only settings that were changed, so a setting that some of
+    these name and others do not counts as different.
     """
     differ = set()
     for name in set().union(*(run.settings for run in runs)) - PLACE:
@@ -202,14 +207,17 @@ def differing(runs: list[RunData]) -> list[str]:
 
 def spell(run: RunData, name: str) -> str:
     """Return the value of a setting as text: 64-64 for a list, 1000 for 1000.0."""
-    value = run.settings.get(name, "default")
+    return spell_value(run.settings.get(name, "default"))
+
+
+def spell_value(value) -> str:
     if isinstance(value, (list, tuple)):
         return "-".join(map(str, value))
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def changed(run: RunData) -> int:
-    """Return how many settings of a run differ from the defaults of its algorithm file."""
-    usual = run._replace(settings=defaults(run.algo))
-    names = run.settings.keys() & usual.settings.keys() - PLACE - {"total_steps"}
-    return sum(spell(run, name) != spell(usual, name) for name in names)
+def changed(algo: str, settings: dict) -> int:
+    """Return how many settings differ from the defaults of the algorithm file."""
+    usual = defaults(algo)
+    names = settings.keys() & usual.keys() - PLACE - {"total_steps"}
+    return sum(spell_value(settings[name]) != spell_value(usual[name]) for name in names)

@@ -1,7 +1,6 @@
 """Run the processes of a sweep, several at a time. A run that fails does not stop the others."""
 
 import ctypes
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from typing import NamedTuple
 from tqdm import tqdm
 
 from utils import launch
-from utils.results import HASHES, changed_sources, has_result, headline, sources
+from utils.results import has_result, headline
 
 # The C library, loaded here because a new process must not load anything before it starts.
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -73,11 +72,6 @@ def run_job(job: Job, crew: Crew) -> tuple[Job, str, float]:
     start, command = time.perf_counter(), start_or_resume(job)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
-        try:
-            print(HASHES + json.dumps(sources(job.algo)), file=log, flush=True)
-        except (OSError, SyntaxError, UnicodeError) as error:  # somebody is editing a file
-            print(f"the code cannot be read: {error!r}", file=log)
-            return job, "not started", time.perf_counter() - start
         status = crew.call(command, log)
         if status == 0:
             command = [sys.executable, "-m", "utils.sweep", "--results", str(job.run_dir)]
@@ -148,12 +142,6 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     """Run the jobs that are not finished, print when each starts and ends; return the status."""
     todo = [job for job in jobs if not has_result(job.run_dir, job.total_steps)]
     print_line(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
-    done = [job for job in jobs if job not in todo]
-    now = {algo: sources(algo) for algo in {job.algo for job in done}}  # parsed once
-    other = [job.run_dir for job in done if other_code(job.run_dir, now[job.algo])]
-    if other:
-        print_line(f"{len(other)} of these were made by code that has changed since, such as "
-                   f"{other[0]}; another --out keeps old and new apart")
     start, failed, live = time.perf_counter(), [], Live(todo)
     verbs = {job.run_dir: "resume" if "--resume" in start_or_resume(job) else "start "
              for job in todo}
@@ -186,12 +174,6 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     if crew.signal:
         print("stopped; the same command continues from here")
     return 128 + crew.signal if crew.signal else int(bool(failed))
-
-
-def other_code(run_dir: Path, now: dict[str, str]) -> bool:
-    """Return whether a run's result names other code than the present one, from `sources`."""
-    made = json.loads((run_dir / "result.json").read_text()).get("sources")
-    return bool(made) and bool(changed_sources(made, now))
 
 
 def time_left(elapsed: float, runs: int, left: int, running: int) -> float:

@@ -1,17 +1,15 @@
-"""result.json: what is published of a finished run, in a few kB, and the code behind it.
+"""result.json: what is published of a finished run, in a few kB. Suites of published results.
 
-A published figure stands for the code that made it: the algorithm file, and the helpers that its
-arithmetic uses. A result names the git commit of its run and a hash of each of these files. The
-logger, checkpoints and the like may change without making a result stale.
+A result names its settings in full, the git commit of its run, and the versions. It stands as it is
+when the code changes. A suite is a file of rows, one JSON object per line, and beside it a file of
+their curves: benchmarks/results.jsonl and benchmarks/results_curves.jsonl.
 """
 
-import ast
 import csv
 import json
 import math
 import sys
 from dataclasses import fields
-from functools import cache
 from pathlib import Path
 
 import gymnasium as gym
@@ -19,19 +17,15 @@ import numpy as np
 import torch
 
 from utils import files, play
-from utils.checks import new_name_of
 from utils.envs import evaluate
 from utils.mpi import UsageError
 from utils.rundir import read_config
-from utils.source import PARSING, code_hash
 from utils.summary import rounded
 
-ROOT = Path(__file__).resolve().parent.parent
-ARITHMETIC = ("utils/mpi.py", "utils/envs.py")  # helpers that take part in the numbers of a run
 OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
 BACKEND = {"compile", "device", "torch_threads"}  # they change numbers only by rounding
-NO_NUMBERS = {"eval_every", "wandb"}  # they change no number of training
-HASHES = "# sources "  # begins the line of a log that holds the hashes
+NO_NUMBERS = {"changed_code", "eval_every", "wandb"}  # they change no number of training
+CURVES = "curve", "eval_curve"  # of a suite, they stand in a file of their own
 
 
 # ---- reading and writing result.json
@@ -43,28 +37,27 @@ def has_result(run_dir: Path, total_steps: int) -> bool:
     return path.exists() and json.loads(path.read_text())["steps"] >= total_steps
 
 
-def read_result(path: Path) -> dict:
-    """Return a result. Settings of earlier versions get their present names."""
-    result = json.loads(path.read_text(encoding="utf-8"))
-    settings = result.get("settings", {})
-    if "library" not in result:  # the settings of other libraries are their own
-        known = setting_names(result["algo"])
-        settings = {new_name_of(name, known) or name: x for name, x in settings.items()}
-    return result | {"settings": settings}
+def curves_of(suite: Path) -> Path:
+    return suite.with_name(f"{suite.stem}_curves.jsonl")
 
 
-@cache
-def setting_names(algo: str) -> tuple[str, ...]:
-    """Return the settings that an algorithm file defines, without running it."""
-    path = ROOT / "algos" / f"{algo}.py"
-    if not path.exists():
-        return ()
-    with PARSING:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    configs = [node for node in tree.body if isinstance(node, ast.ClassDef)
-               and node.name == "Config"]
-    return tuple(line.target.id for config in configs for line in config.body
-                 if isinstance(line, ast.AnnAssign))
+def read_suite(suite: Path) -> list[dict]:
+    """Return the results of a suite with their curves."""
+    curves = {}
+    if curves_of(suite).exists():
+        lines = map(json.loads, curves_of(suite).read_text(encoding="utf-8").splitlines())
+        curves = {line["id"]: line for line in lines}
+    rows = map(json.loads, suite.read_text(encoding="utf-8").splitlines())
+    return [row | curves.get(row["id"], {}) for row in rows]
+
+
+def write_suite(suite: Path, found: list[dict]) -> None:
+    """Write the results of a suite, sorted by id."""
+    found = sorted(found, key=lambda result: result["id"])
+    rows = [{k: x for k, x in result.items() if k not in CURVES} for result in found]
+    curves = [{k: result.get(k, []) for k in ("id", *CURVES)} for result in found]
+    for path, lines in ((suite, rows), (curves_of(suite), curves)):
+        files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_result(run: Path, result: dict) -> None:
@@ -88,13 +81,13 @@ def make_result(run: Path) -> dict:
     train100      mean return of the last 100 training episodes, or of all if there are fewer
     eval          returns of 10 deterministic episodes with the final weights; 100 for classic
                   control
-    settings      those that are not the default and can change the results
+    settings      all that can change the results
+    changed       those of them that were not the default
     backend       those that are not the default and change results only by rounding
     curve         at most 100 pairs: a step, and the mean return of the episodes that ended in the
                   1% of training before it
     eval_curve    the same of the evaluations during training, at the steps where they were made
     git_commit    the commit that the run started from
-    sources       hashes of the code behind the result, or {} if they are not known
     """
     _, cfg, policy = play.read_run(run)
     config = read_config(run)
@@ -112,12 +105,14 @@ def make_result(run: Path) -> dict:
     evals = [[int(row["step"]), round(float(row["eval_ret_mean"]), 3)]
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))
-    changed = {field.name: getattr(cfg, field.name) for field in fields(cfg)
-               if field.name not in OURS | NO_NUMBERS
-               and getattr(cfg, field.name) != field.default}
+    settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
+                if field.name not in OURS | NO_NUMBERS}
+    usual = {field.name: field.default for field in fields(cfg)}
+    changed = {name: x for name, x in settings.items() if x != usual[name]}
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,
-        "settings": {name: x for name, x in changed.items() if name not in BACKEND},
+        "settings": {name: x for name, x in settings.items() if name not in BACKEND},
+        "changed": {name: x for name, x in changed.items() if name not in BACKEND},
         "backend": {name: x for name, x in changed.items() if name in BACKEND},
         "total_steps": int(cfg.total_steps), "steps": policy["step"], "episodes": len(rows),
         "train100": round(float(returns[-100:].mean()), 3) if rows else None,
@@ -126,7 +121,7 @@ def make_result(run: Path) -> dict:
                   for k in np.unique(bins)],
         "eval_curve": evals[::-every][::-1],  # with the last one
         "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
-        "git_commit": config["git_commit"], "sources": sources_of(run, config),
+        "git_commit": config["git_commit"],
     }
 
 
@@ -153,41 +148,3 @@ def make_results(folder: Path) -> int:
             failed = 1
             print(f"error: {run} is damaged: {error!r}", file=sys.stderr)
     return failed
-
-
-# ---- the code behind it
-
-
-def source_files(algo: str) -> list[Path]:
-    """Return the files that decide the numbers of a run: the algorithm, and its arithmetic."""
-    return [ROOT / "algos" / f"{algo}.py", *(ROOT / name for name in ARITHMETIC)]
-
-
-def sources(algo: str) -> dict[str, str]:
-    """Return file -> hash for the present code behind an algorithm's results."""
-    return {path.relative_to(ROOT).as_posix(): code_hash(path.read_text(encoding="utf-8"))
-            for path in source_files(algo)}
-
-
-def changed_sources(made: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Return the files in `now`, from `sources`, that differ from those behind a result.
-
-    Results of earlier versions also name helpers without any arithmetic. Those do not count.
-    """
-    return [name for name in now if made.get(name) != now[name]]
-
-
-def sources_of(run: Path, config: dict) -> dict[str, str]:
-    """Return hashes of the code that a run executed, or {} if they are not known.
-
-    A sweep writes them into the log of each run it starts. A run without such a log counts as made
-    by the present code, unless it was resumed or some of that code is newer than the run.
-    """
-    log, begun = Path(f"{run}.log"), (run / "config.json").stat().st_mtime
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    found, resumed = [line for line in lines if line.startswith(HASHES)], config.get("resumed", [])
-    if found:
-        by_hand, differ = len(found) <= len(resumed), len(set(found)) > 1
-        return {} if by_hand or differ else json.loads(found[0].removeprefix(HASHES))
-    newer = any(path.stat().st_mtime > begun for path in source_files(config["algo"]))
-    return {} if newer or resumed else sources(config["algo"])

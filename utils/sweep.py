@@ -20,6 +20,7 @@ fails, the whole sweep ends.
 
 import io
 import itertools
+import re
 import shlex
 import signal
 import sys
@@ -33,7 +34,7 @@ from utils.envs import make_envs
 from utils.flags import nearest, read_command
 from utils.jobs import Crew, Job, run_all, start_or_resume
 from utils.mpi import UsageError
-from utils.results import OURS, ROOT, has_result, make_results, setting_names
+from utils.results import OURS, has_result, make_results
 from utils.run import RunConfig, parse
 from utils.rundir import as_folder
 
@@ -157,9 +158,9 @@ def hint(name: str) -> str:
             "env": "did you mean --envs?", "run_dir": "did you mean --out?"}
     if name in told:
         return told[name]
-    algos = sorted((ROOT / "algos").glob("*.py"))
+    algos = Path(__file__).parents[1].glob("algos/*.py")
     settings = {field.name for field in fields(RunConfig)}.union(
-        *(setting_names(path.stem) for path in algos))
+        *(re.findall(r"^    (\w+): .*# ", path.read_text("utf-8"), re.M) for path in algos))
     near = [] if nearest(name, [field.name for field in fields(Sweep)]) else nearest(name, settings)
     return f"a setting of the algorithm is given by --set {near[0]}=..." if near else ""
 

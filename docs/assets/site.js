@@ -6,7 +6,7 @@
 function content(link) {
   if (link.dataset.tip) return document.createTextNode(link.dataset.tip);
   const target = document.getElementById(link.hash.slice(1));
-  if (link.classList.contains("eqref")) return target?.querySelector(".eq-math").cloneNode(true);
+  if (link.classList.contains("eqref")) return target?.cloneNode(true);
   const box = document.createElement("div");
   box.className = "highlight";
   const copy = box.appendChild(document.createElement("pre"));

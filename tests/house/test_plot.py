@@ -16,7 +16,8 @@ from scipy.stats import binom, bootstrap, mannwhitneyu, norm
 
 import plot
 from algos import ppo
-from utils import curves, sweep
+from benchmarks import table
+from utils import curves, results, sweep
 from utils.mpi import UsageError
 
 SETTINGS = {"total_steps": 1000.0, "lr": 0.0003, "hidden": [64, 64], "device": "auto"}
@@ -35,21 +36,26 @@ def write_run(folder, *, env="Hopper-v4", algo="ppo", seed=1, returns=range(100)
     rows = [f"{last // 2},{3.0 * last},0.5,", f"{last},{6.0 * last},0.25,7.0"]
     (folder / "progress.csv").write_text("\n".join(["step,time,kl,late", *rows, ""]))
     if result is not None:
-        (folder / "result.json").write_text(json.dumps({"eval": [result], "sources": {}}))
+        (folder / "result.json").write_text(json.dumps({"eval": [result], "steps": last}))
     return folder
 
 
 def write_result(folder, *, env="Hopper-v4", algo="ppo", seed=1, train100=1.0, **more):
-    """Write a result.json, as it is kept of a published run."""
-    result = {"algo": algo, "env": env, "seed": seed, "settings": {}, "total_steps": 1000,
+    """Add a row to a suite of results, as it is kept of a published run."""
+    settings = {} if "library" in more else curves.defaults(algo)
+    changed = more.pop("settings", {})
+    result = {"id": str(folder), "algo": algo, "env": env, "seed": seed, "changed": changed,
+              "settings": settings | changed, "total_steps": 1000, "seconds": 60.0,
               "steps": 1024, "train100": train100, "eval": [2.0, 4.0],
               "curve": [[10 * k, float(k)] for k in range(1, 101)]}
-    Path(folder).mkdir(parents=True)
-    Path(folder, "result.json").write_text(json.dumps(result | more))
+    suite = Path(str(folder).partition("/")[0] + ".jsonl")
+    results.write_suite(suite, [*(results.read_suite(suite) if suite.exists() else []),
+                                result | more])
 
 
 def arguments(*runs, **more):
-    return plot.Plot(tuple(map(str, runs or ["runs"])), **more)
+    there = [name for name in ("runs", "runs.jsonl") if Path(name).exists()]
+    return plot.Plot(tuple(map(str, runs or there)), **more)
 
 
 def read(**more):
@@ -87,23 +93,22 @@ def test_real_runs_of_this_project(capsys):
                              total_steps=512, rollout_steps=256, minibatch_size=64, epochs=1,
                              num_envs=2, run_dir=f"runs/{seed}"))
     assert sweep.main(sweep.Sweep(results="runs")) == 0
-    Path("kept").mkdir()
-    shutil.copy("runs/1/result.json", "kept")
+    results.write_suite(Path("kept.jsonl"), table.read_runs(Path("runs/1")))
     capsys.readouterr()
     cli("runs", "--smooth", "10", "--table", "csv")
     out, err = capsys.readouterr()
     assert err.splitlines()[-1] == "curves.svg: 2 runs"
-    results = [json.loads(Path(f"runs/{seed}/result.json").read_text()) for seed in (1, 2)]
+    made = [json.loads(Path(f"runs/{seed}/result.json").read_text()) for seed in (1, 2)]
     (row,) = rows_of(out)
     assert (row["environment"], row["line"], row["seeds"]) == ("CartPole-v1", "ppo", "2")
     for name in ("train100", "eval"):
-        mean = np.mean([np.mean(result[name]) for result in results])
+        mean = np.mean([np.mean(result[name]) for result in made])
         assert float(row[name]) == pytest.approx(mean, abs=1e-3)
     cli("runs", "--smooth", "1", "--y", "explained_variance", "--x", "time", "--table", "csv")
     assert capsys.readouterr().out == out           # the table is of returns, whatever the figure
-    cli("kept", "--table", "csv")
+    cli("kept.jsonl", "--table", "csv")
     (row,) = rows_of(capsys.readouterr().out)
-    assert float(row["eval"]) == pytest.approx(np.mean(results[0]["eval"]))
+    assert float(row["eval"]) == pytest.approx(np.mean(made[0]["eval"]))
 
 
 def test_environment_and_algorithm_are_of_the_config():
@@ -159,14 +164,15 @@ def test_the_values_left_out_are_each_algorithms_own():
     assert list(read()["Walker2d-v4"]) == ["ppo", "sac"]
 
 
-def test_a_result_names_only_settings_that_are_not_the_default():
+def test_lines_of_a_suite_are_named_by_the_settings_in_which_they_differ():
     write_result("runs/a", seed=1)
     write_result("runs/b", seed=1, settings={"total_steps": 1e5})
     write_result("runs/c", seed=1, library="stable-baselines3")
     assert list(read()["Hopper-v4"]) == ["ppo total_steps=100000", "ppo total_steps=1000000",
                                          "stable-baselines3 ppo"]
-    shutil.rmtree("runs/b")
-    write_run("runs/d", seed=2, total_steps=1e6)    # a config.json names all settings
+    kept = [row for row in results.read_suite(Path("runs.jsonl")) if row["id"] != "runs/b"]
+    results.write_suite(Path("runs.jsonl"), kept)
+    write_run("runs/d", seed=2, total_steps=1e6)
     assert list(read()["Hopper-v4"]) == ["ppo", "stable-baselines3 ppo"]
 
 
@@ -1059,12 +1065,12 @@ def test_beside_anchors_many_lines_become_one_per_algorithm(capsys):
     kept = plot.nearest_default(read())
     assert {line: [run.path.name for run in runs] for _, line, runs in plot.flat(kept)} == {
         "ppo": ["nearest"], "sac": ["sac1", "sac2"], "stable-baselines3 ppo": ["peer"]}
-    cli("runs", "--anchors", "--out", "fig.svg")
+    cli("runs.jsonl", "--anchors", "--out", "fig.svg")
     said, text = capsys.readouterr().err, Path("fig.svg").read_text()
     assert "the figure shows 4 runs: one line per algorithm, nearest to the defaults" in said
     assert "lr=" not in text and "published training return" in text
     for more in (["--by", "lr", "--anchors"], []):
-        cli("runs", *more, "--out", "fig.svg")
+        cli("runs.jsonl", *more, "--out", "fig.svg")
         assert "lr=" in Path("fig.svg").read_text()
 
 
@@ -1074,7 +1080,7 @@ def test_stored_curves_are_smoothed_over_five_points():
     assert line.get_xdata()[0] == 10 and line.get_ydata()[-1] == 100
     (line,) = [line for line in figure(smooth=10).axes[0].lines if "mean" in line.get_gid()]
     assert line.get_xdata()[0] == 50 and line.get_ydata()[-1] == np.mean([96, 97, 98, 99, 100])
-    shutil.rmtree("runs/a")
+    Path("runs.jsonl").unlink()
     write_result("runs/a", curve=[[10, 1.0], [20, 3.0]])
     (line,) = [line for line in figure(smooth=10).axes[0].lines if "mean" in line.get_gid()]
     assert set(line.get_ydata()) == {2.0}
@@ -1291,19 +1297,13 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
     assert line.split() == ["Hopper-v4", "bc", "1,000", "2", "-", "6.00", "-"]
 
 
-@pytest.mark.parametrize("damage", [
-    write("result.json", '{"algo": "ppo"'), write("result.json", '{"loss": 3}'),
-    write("result.json", '{"algo": "ppo", "env": "A", "curve": []}')])
-def test_results_of_others(damage, capsys):
+def test_a_suite_holds_no_episodes(capsys):
     write_result("runs/good")
-    write_result("runs/bad", seed=2)
-    damage(Path("runs/bad"))
+    write_result("runs/bad", seed=2, curve=[[1.0]])
     assert len(plot.load(arguments())) == 1
-    assert capsys.readouterr().err.startswith("runs/bad")
-    assert plot.load(arguments(x="episodes")) == []     # a result.json holds no episodes
-    err = capsys.readouterr().err
-    assert "runs/good" in err or "and 1 more" in err    # the same reason is told once
-    assert "result.json holds only ep_ret and eval_ret" in err
+    assert "runs/bad: damaged" in capsys.readouterr().err
+    assert plot.load(arguments(x="episodes")) == []
+    assert "a suite holds only ep_ret and eval_ret" in capsys.readouterr().err
 
 
 def test_a_result_has_the_evaluations_during_training(capsys):

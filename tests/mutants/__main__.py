@@ -8,15 +8,11 @@
                                                       not seen the tests
     python -m tests.mutants --check --algo ppo        plant nothing: no test may
                                                       fail
-    python -m tests.mutants --math --algo ppo         every small change of its
-                                                      mathematics
 
 Each bug is planted in a copy of the tree. There a short training has to run;
-then the module's tests run until one fails. The test that caught the bug last
-time, according to last_run.csv, runs first. The exit status is 1 if a bug
+then the module's tests run until one fails. The exit status is 1 if a bug
 survives, no longer applies or crashes by itself. Seconds are CPU time.
-tests/mutants/catalogue.py explains the entries, tests/mutants/general.py
-explains --math.
+tests/mutants/catalogue.py explains the entries.
 """
 import argparse
 import csv
@@ -47,7 +43,6 @@ from tests.mutants.catalogue import (
 )
 
 COPIED = ("algos", "utils", "tests")                            # other folders are linked
-LAST_RUNS = HERE / "last_run.csv", HERE / "second" / "last_run.csv"     # of the two catalogues
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before forking, because the imports take longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config "
@@ -90,10 +85,10 @@ def write(texts):
         shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # bytecode may look current
 
 
-def start_tests(module, tree, likely=""):
+def start_tests(module, tree):
     """Fork a process that runs a module's tests, writes to tree/said and exits as pytest does.
 
-    Return its pid. The test that is `likely` to fail runs first, if a test of this name exists.
+    Return its pid.
     """
     if pid := os.fork():
         return pid
@@ -108,31 +103,14 @@ def start_tests(module, tree, likely=""):
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
         files = [test_file(name, tree) for name in TESTS[module].split()]
-        for some in [*first(likely, tree), files]:
-            pid = os.fork()                                     # pytest runs once per process
-            if not pid:
-                status = sys.modules["pytest"].main(
-                    ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q",
-                     "-rfE", "--tb=no", "--assert=plain", "--basetemp=scratch", "--timeout=300",
-                     "-p", "no:cacheprovider", "tests/mutants/smoke.py", *some])
-                sys.stdout.flush()
-                os._exit(status)
-            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if status < 0:                                      # SIGXCPU: die of it as well
-                os.kill(os.getpid(), -status)
-            if status == 1:
-                break
+        status = sys.modules["pytest"].main(
+            ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q", "-rfE",
+             "--tb=no", "--assert=plain", "--basetemp=scratch", "--timeout=300",
+             "-p", "no:cacheprovider", "tests/mutants/smoke.py", *files])
+        sys.stdout.flush()
         os._exit(status)
     finally:
         os._exit(99)
-
-
-def first(likely, tree):
-    """Return [[the test that is likely to fail]], or [] if its file does not exist."""
-    file = re.match(r"test_(\w+)\.py(::.*)", likely)
-    if file is None or not list((tree / "tests").glob(f"*/test_{file[1]}.py")):
-        return []
-    return [[test_file(file[1], tree) + file[2]]]
 
 
 def run_all(todo, jobs):
@@ -141,7 +119,7 @@ def run_all(todo, jobs):
     for name in WARM:
         importlib.import_module(name)
     gc.freeze()                                                 # forks need not copy it
-    todo, running, by = list(reversed(todo)), {}, killers()
+    todo, running = list(reversed(todo)), {}
     with tempfile.TemporaryDirectory() as folder:
         free = [Path(folder, str(number)) for number in range(jobs)]
         for tree in free:
@@ -153,7 +131,7 @@ def run_all(todo, jobs):
                     planting, tree = todo.pop(), free.pop()
                     try:
                         texts = plant(planting, tree)
-                        pid = start_tests(planting.module, tree, by.get(planting.id, ""))
+                        pid = start_tests(planting.module, tree)
                         running[pid] = planting, tree, texts
                     except ValueError as error:
                         free.append(tree)
@@ -171,15 +149,6 @@ def run_all(todo, jobs):
         finally:
             for pid in running:
                 os.killpg(pid, signal.SIGKILL)
-
-
-def killers():
-    """Return id -> the test that caught the bug in the runs kept in LAST_RUNS."""
-    found = {}
-    for path in LAST_RUNS:
-        with open(path, newline="") as file:
-            found |= {row["id"]: row["by"] for row in csv.DictReader(file)}
-    return found
 
 
 def verdict(said, status, mutant=None):
@@ -238,19 +207,15 @@ def main(argv=None):
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", nargs="*", choices=TESTS, metavar="MODULE",
                         help=f"only bugs of these modules: {', '.join(TESTS)}")
-    parser.add_argument("--id", nargs="*", help="only these bugs; with --math: functions (ppo.gae)")
+    parser.add_argument("--id", nargs="*", help="only these bugs")
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
     parser.add_argument("--sample", type=int, default=0,
                         help="only this many, always the same ones; 0: all")
     parser.add_argument("--second", action="store_true", help="plant the second catalogue")
-    parser.add_argument("--math", action="store_true", help="plant changes of the mathematics")
     parser.add_argument("--check", action="store_true",
-                        help="plant nothing (--math: equivalent mutants); tests must pass")
+                        help="plant nothing: no test may fail")
     parser.add_argument("--out", default="", help="write the table to this .csv file")
     args = parser.parse_args(argv)
-    if args.math:
-        from tests.mutants import general  # it imports algos/ from this tree
-        return general.main(args.algo, args.id, args.jobs, args.out, args.check, args.sample)
     results = run_all(chosen(args), args.jobs)
     if args.check:
         red = [result for result in results if result.outcome != "survived"]

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -190,10 +189,8 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(flaky
         assert [int(row["step"]) for row in rows(run / "progress.csv")] == [128, 256, 384, 512, 640]
         steps = [int(row["step"]) for row in rows(run / "episodes.csv")]
         assert steps == sorted(steps) and len(steps) in (62, 64)    # each process starts afresh
-    # What ran is known, also of a run in two parts: both are in its log.
-    assert Path(f"{first}.log").read_text().count(results.HASHES) == 2
     one, two = (json.loads((run / "result.json").read_text()) for run in (first, second))
-    assert one["sources"] == two["sources"] == results.sources("ppo")
+    assert one["git_commit"] == two["git_commit"] and one["settings"] == two["settings"]
     assert one["steps"] == 640 and len(one["eval"]) == 10
 
 
@@ -250,22 +247,6 @@ def test_a_crash_does_not_stop_the_rest(capsys):
     assert len(more.commands) == 7
 
 
-def test_finished_runs_of_other_code_are_named(capsys):
-    """Else seeds of two algorithms would stand in one row, unnoticed by who edits and goes on."""
-    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=3, set=("total_steps=1e3",), out="out")
-    jobs, now = sweep.plan(asked), results.sources("ppo")
-    for job, made in zip(jobs, (now, now | {"algos/ppo.py": "0"}, {})):    # {}: not known
-        job.run_dir.mkdir(parents=True)
-        result = {"steps": 1000, "train100": 1.0, "eval": [1.0], "sources": made}
-        results.write_result(job.run_dir, result)
-    assert sweep.run_all(jobs[:1], 1, work.Crew()) == 0
-    assert "changed since" not in capsys.readouterr().out
-    assert sweep.run_all(jobs, 1, work.Crew()) == 0
-    out = capsys.readouterr().out
-    assert "3 runs, 3 of them finished before" in out
-    assert "1 of these were made by code that has changed since" in out and "seed2;" in out
-
-
 @pytest.mark.parametrize("left", [None, 999])
 def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsys):
     """Whatever its exit status is."""
@@ -280,24 +261,6 @@ def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsy
     assert work.run_all([job], 1, Idle()) == 1
     out = capsys.readouterr().out
     assert "failed" in out and "it ended before its last step" in out and "done" not in out
-
-
-@pytest.mark.parametrize("error", [SyntaxError, FileNotFoundError])
-def test_code_that_cannot_be_read_fails_one_run_and_no_other(error, tmp_path, monkeypatch, capsys):
-    """A file may be half edited, or away for a moment, when its turn comes."""
-    def unreadable(algo):
-        if algo == "bad":
-            raise error("in the middle")
-        return known
-
-    jobs = [work.Job(algo, tmp_path / algo / "seed1", 1000, ["train"]) for algo in ("bad", "ppo")]
-    first = FakeCrew()
-    known = results.sources("ppo")
-    monkeypatch.setattr(work, "sources", unreadable)
-    assert work.run_all(jobs, 1, first) == 1
-    out = capsys.readouterr().out
-    assert out.count("done ") == 1 and "not started; the end of" in out and error.__name__ in out
-    assert (tmp_path / "ppo/seed1/result.json").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -348,15 +311,6 @@ def test_a_signal_that_comes_while_a_run_starts_reaches_it():
         start = time.monotonic()
         assert there.call(["sleep", "200"], log) == -signal.SIGTERM
     assert time.monotonic() - start < 150
-
-
-def test_a_run_that_begins_anew_forgets_the_code_of_the_one_before():
-    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), set=("total_steps=1e3",), out="out")
-    (job,) = sweep.plan(asked)
-    for _ in range(2):
-        work.run_job(job, FakeCrew())
-        shutil.rmtree(job.run_dir)
-    assert Path(f"{job.run_dir}.log").read_text().count(results.HASHES) == 1
 
 
 def test_runs_are_separate_from_an_mpi_that_started_the_sweep(monkeypatch):
@@ -492,13 +446,14 @@ def test_result(run, capsys):
     # 150 episodes, one each 3 steps; returns 0, 1, ..., 149.
     lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    Path(f"{run}.log").write_text(f'{results.HASHES}{{"algos/ppo.py": "abc"}}\nstep 1\n')
     assert sweep.main(sweep.Sweep(results="runs")) == 0
     text = (run / "result.json").read_text()
     result = json.loads(text)
     assert len(text) < 5000 and str(Path.cwd()) not in text
     assert (result["algo"], result["env"], result["seed"]) == ("ppo", "CartPole-v1", 3)
-    assert result["settings"] == {
+    assert result["settings"].items() >= result["changed"].items()
+    assert result["settings"]["gamma"] == 0.99 and not {"seed", "env"} & set(result["settings"])
+    assert result["changed"] == {
         "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "rollout_steps": 256,
         "epochs": 1, "num_envs": 2, "hidden": [8]}
     assert (result["steps"], result["total_steps"], result["episodes"]) == (512, 512, 150)
@@ -507,7 +462,6 @@ def test_result(run, capsys):
     # 5.12 steps a bin: (0, 5.12] holds the episode that ended at 3, (5.12, 10.24] those at 6, 9.
     assert result["curve"][:2] == [[5, 0.0], [10, 1.5]] and len(result["curve"]) == 88
     assert result["curve"][-1] == [451, 148.5]      # those that ended at 447 and 450
-    assert result["sources"] == {"algos/ppo.py": "abc"}
     assert result["versions"]["gymnasium"] and "git_commit" in result
     # Anybody can make the same figures of the run: same episodes, final weights.
     assert len(result["eval"]) == 100
@@ -556,8 +510,9 @@ def test_settings_of_a_result_are_those_that_decide_its_numbers(run):
     (run / "config.json").write_text(json.dumps(config))
     result = results.make_result(run)
     assert result["backend"] == {"compile": True, "device": "cpu"}
-    assert set(result["settings"]) == {"env_kwargs", "total_steps", "rollout_steps", "epochs",
-                                       "num_envs", "hidden"}
+    assert set(result["changed"]) == {"env_kwargs", "total_steps", "rollout_steps", "epochs",
+                                      "num_envs", "hidden"}
+    assert not {"eval_every", "wandb", "seed", "run_dir"} & set(result["settings"])
 
 
 def test_a_run_that_went_on_is_collected_again(run):
@@ -592,24 +547,6 @@ def test_published_is_the_final_policy_and_not_the_best(run):
     assert results.make_result(run)["eval"] != final
 
 
-def test_hashes_are_of_the_code_that_ran_or_of_none(run):
-    """A result that names other code than made it would never be found stale."""
-    config = json.loads((run / "config.json").read_text())
-    # Started by hand, and nothing is newer.
-    assert results.sources_of(run, config) == results.sources("ppo")
-    assert "algos/ppo.py" in results.sources("ppo")
-    assert results.sources_of(run, config | {"resumed": [{"step": 256}]}) == {}
-    os.utime(run / "config.json", (1e9, 1e9))
-    assert results.sources_of(run, config) == {}                      # the code is newer
-    log = Path(f"{run}.log")
-    log.write_text(f'{results.HASHES}{{"a": "1"}}\ntext\n{results.HASHES}{{"a": "1"}}\n')
-    assert results.sources_of(run, config) == {"a": "1"}
-    for resumes, known in ((1, {"a": "1"}), (2, {})):                 # one more, by hand
-        assert results.sources_of(run, config | {"resumed": [{"step": 256}] * resumes}) == known
-    log.write_text(log.read_text() + f'{results.HASHES}{{"a": "2"}}\n')
-    assert results.sources_of(run, config) == {}                      # changed before a resume
-
-
 def test_results_pass_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):
     for name in ("short", "broken", "torn"):
         subprocess.run(["cp", "-r", run, run.parent / name], check=True)
@@ -634,26 +571,10 @@ def test_status_of_one_damaged_run(run, name, data, capsys):
     assert sweep.main(sweep.Sweep(results="runs")) == 1
 
 
-def test_the_code_behind_a_result_is_the_file_and_its_arithmetic():
-    """A change of the console table makes no result stale; one of the optimizers makes all."""
-    for algo in ("ppo", "sac"):
-        assert list(results.sources(algo)) == [f"algos/{algo}.py", "utils/mpi.py", "utils/envs.py"]
-    now = results.sources("ppo")
-    assert results.changed_sources(now, now) == []
-    assert results.changed_sources(now | {"utils/logger.py": "0"}, now) == []
-    for name in now:
-        assert results.changed_sources(now | {name: "0"}, now) == [name]
-        without = {other: made for other, made in now.items() if other != name}
-        assert results.changed_sources(without, now) == [name]
-
-
-def test_settings_of_earlier_versions_get_their_present_names():
-    """Where a name meant two things, the algorithm's own settings decide."""
-    old = {"batch": 64, "minibatch": 32, "lr": 0.1}
-    for more, expected in [
-            ({"algo": "ppo"}, {"rollout_steps": 64, "minibatch_size": 32, "lr": 0.1}),
-            ({"algo": "sac"}, {"batch_size": 64, "minibatch": 32, "lr": 0.1}),
-            ({"algo": "gone"}, old), ({"algo": "ppo", "library": "peer"}, old)]:
-        results.write_result(Path(), {"settings": old} | more)
-        assert results.read_result(Path("result.json"))["settings"] == expected
-    assert "gamma" in results.setting_names("ppo") and "seed" not in results.setting_names("ppo")
+def test_a_suite_keeps_rows_and_their_curves(tmp_path):
+    suite = tmp_path / "some.jsonl"
+    rows = [{"id": f"ppo/seed{seed}", "train100": 1.5, "curve": [[1, 2.0]], "eval_curve": []}
+            for seed in (2, 1)]
+    results.write_suite(suite, rows)
+    assert results.read_suite(suite) == rows[::-1]
+    assert "curve" not in suite.read_text()
