@@ -65,6 +65,8 @@ def check_settings(cfg):
                          f"{cores()}")
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
+    if "minibatch_envs" in known:  # T is at least 2, for the same reason
+        check_range(cfg, "rollout_steps", low=2 * cfg.num_envs)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
     pairs = [f"{name}/num_procs" for name in SHARED.split()] + DIVIDES.split()
