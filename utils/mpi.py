@@ -390,7 +390,3 @@ def check_equal(flat: Tensor) -> None:
     others = [k for k, digest in enumerate(sums) if digest != sums[0]]
     if others:
         raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
-
-
-class Optimizers:  # TEMPORARY
-    pass

@@ -117,16 +117,13 @@ class Run:
     anything is built or written.
     """
 
-    num_envs = 0  # of an algorithm without this setting: it takes no steps of environments
-
     def __init__(self, cfg):
         self.cfg = cfg = open_run(cfg)
         if cfg.wandb:
             import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         for name in SHARED.split():
-            if hasattr(cfg, name):
-                setattr(self, name, share(getattr(cfg, name), name))
+            share(getattr(cfg, name, 0), name)  # refuses what the ranks cannot divide
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()
@@ -184,14 +181,12 @@ class Run:
         self.state = {"agent": agent, **state}
         broadcast(agent)
 
-    def restore(self, *agent, **state) -> int:
+    def restore(self) -> int:
         """Open the run directory, load what the run continues from, and return its step.
 
         --resume loads all that is registered, and the random number generators. --init-from loads
         the agent alone. Otherwise the run starts at step 0.
         """
-        if agent:
-            self.register(*agent, **state)
         cfg = self.cfg
         initial = None
         mpi.barrier()  # every rank has found the directory free
@@ -270,11 +265,6 @@ class Run:
     def store(self, **metrics) -> None:
         """Keep metrics (numbers, tensors, arrays) of one update for the next report."""
         self.logger.store(**metrics)
-
-    def report(self, step: int, envs, **metrics) -> None:
-        self.evaluate(step)
-        self.log(step, envs, **metrics)
-        self.save(step)
 
     def due(self, step: int) -> bool:
         """Return whether `step` is logged: at every call, or, with a setting `report_every`, when

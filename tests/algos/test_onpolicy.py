@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, acktr, gail, ppo, ppo_popart, trpo, vpg
+from algos import a2c, acktr, gail, ppo, ppo_popart, vpg
 from tests import probe
 from tests.envs import Counter
 from tests.helpers import (

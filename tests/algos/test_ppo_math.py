@@ -20,7 +20,6 @@ from tests.helpers import (
     gradients,
     vec,
 )
-from utils import mpi
 
 gae = partial(helpers.gae, ppo)
 reward_sums = partial(helpers.reward_sums, ppo)

@@ -30,7 +30,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from tests.mutants.catalogue import (
-    HERE,
     ROOT,
     TESTS,
     Planting,
