@@ -18,7 +18,7 @@ BANNER = re.compile(r"^# =+ ([a-z ]+) =+$")
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
 HELPERS = {"utils.demos", "utils.envs", "utils.logger", "utils.mpi", "utils.run"}
 # Names that each file defines in its own way.
-OWN = {"Config", "Agent", "update", "train", "actor_loss", "critic_loss"}
+OWN = {"Config", "Agent", "update", "train", "interact", "actor_loss", "critic_loss"}
 
 
 class File:
@@ -49,7 +49,8 @@ def has_sections_in_order(file):
 def annotates_shapes(file):
     for node in file.tree.body:
         if isinstance(node, ast.FunctionDef) and file.section(node.lineno) in ("train", "losses"):
-            missing = [arg.arg for arg in node.args.args if arg.annotation is None]
+            told = len(node.args.args) - len(node.args.defaults)    # a default tells the type
+            missing = [arg.arg for arg in node.args.args[:told] if arg.annotation is None]
             if missing or node.returns is None:
                 yield f"{node.name}: no annotation on {', '.join(missing) or 'what it returns'}"
 
@@ -76,10 +77,11 @@ def project_imports(tree):
 
 
 def definitions(file):
-    """Return top-level name -> its source, with decorators."""
+    """Return top-level name -> its source, with decorators. Data types are each file's own."""
     found = {}
     for node in file.tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        of_data = file.section(node.lineno) == "data types"
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not of_data:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             found[node.name] = "\n".join(file.lines[first - 1:node.end_lineno])
     return found
