@@ -42,21 +42,24 @@ class Ended:
 class Toy(Run):
     """A run that counts its own steps."""
 
-    def restore(self, agent, **state):
-        self.step = super().restore(agent, **state)
+    def restore(self):
+        self.step = super().restore()
         return self.step
 
     def advance(self, steps, *episodes, **metrics):
         """Report after so many more steps; episodes as in `Ended`."""
         self.step += steps
-        self.report(self.step, Ended(*episodes), **metrics)
+        self.evaluate(self.step)
+        self.log(self.step, Ended(*episodes), **metrics)
+        self.save(self.step)
 
 
 @contextmanager
 def start(cfg, agent=None, **state):
     """A run whose agent is ready, to be advanced by hand."""
     with Toy(cfg) as run:
-        run.restore(agent or torch.nn.Linear(3, cfg.width), **state)
+        run.register(agent or torch.nn.Linear(3, cfg.width), **state)
+        run.restore()
         yield run
 
 
@@ -65,7 +68,8 @@ def train(cfg, stop_at=None, always=False):
     with Toy(cfg) as run:
         agent = torch.nn.Linear(3, run.cfg.width)
         optimizer = torch.optim.Adam(agent.parameters(), run.cfg.lr)
-        run.restore(agent, optimizer=optimizer)
+        run.register(agent, optimizer=optimizer)
+        run.restore()
         while run.step < run.cfg.total_steps:
             if run.step == stop_at:
                 raise Stop

@@ -184,7 +184,8 @@ def test_the_lock_goes_with_the_run():
 
 def test_a_run_that_began_meanwhile_is_not_overwritten():
     def restore(run):
-        run.restore(torch.nn.Linear(3, 2))
+        run.register(torch.nn.Linear(3, 2))
+        run.restore()
 
     with Toy(Config()) as run:
         train(Config())

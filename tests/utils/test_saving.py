@@ -167,14 +167,16 @@ def test_episodes_have_the_step_at_which_they_ended():
     """Whatever the rhythm of reports: here every 15 or 30 of the steps of 3 environments."""
     cfg = Rare(env="tests.envs:Counter-v0", num_envs=3, report_every=20, total_steps=60)
     with Toy(cfg) as log:
-        vector = make_envs(cfg, log.num_envs)
-        step = log.restore(torch.nn.Linear(3, 2))
+        vector = make_envs(cfg, mpi.share(cfg.num_envs))
+        log.register(torch.nn.Linear(3, 2))
+        step = log.restore()
         vector.reset(seed=log.env_seed)
         while step < cfg.total_steps:
             for _ in range(5):
                 vector.step(vector.action_space.sample())
             step += 15
-            log.report(step, vector)
+            log.log(step, vector)
+            log.save(step)
     assert [row["step"] for row in rows()] == ["30", "45", "60"]
     expected = [(3 * (at + 1), env, ep_ret, ep_len) for env in range(3)
                 for at, _, ep_ret, ep_len in helpers.script(env, 20)[1]]
