@@ -24,7 +24,7 @@ from tests.helpers import (
     moved,
     noise_is,
     onpolicy_agent as make_agent,
-    onpolicy_optimizer,
+    outputs,
     parameters,
     rows,
     same,
@@ -76,11 +76,6 @@ def take_step(optimizer, loss, lr):
 def learn_from(optimizer, agent, batch, lr, algo=acktr):
     """One step on a batch. Return the step sizes."""
     return take_step(optimizer, algo.a2c_loss(agent, batch)[0], lr)
-
-
-def outputs(agent, obs):
-    features = agent.encoder(obs)
-    return agent.actor(features), agent.value(features)
 
 
 def factors(agent, obs, times=1):
@@ -159,7 +154,7 @@ def test_curvature_depends_on_no_reward():
         columns = vars(make_rollout(acktr, agent))
         columns["rew"] = unit * columns["rew"]
         columns["act"] = columns["act"] + unit
-        optimizer = onpolicy_optimizer(acktr, agent)
+        optimizer = acktr.KFAC(agent)
         torch.manual_seed(5)
         acktr.update(agent, optimizer, acktr.Rollout(**columns), 1e-3)
         found.append(optimizer.fishers.state_dict())
@@ -610,7 +605,7 @@ def test_one_step_on_the_whole_batch(kind, monkeypatch):
     measure = acktr.KFAC.measure
     monkeypatch.setattr(acktr.KFAC, "measure", lambda self, agent, obs: given.append(
         (obs, len(calls))) or measure(self, agent, obs))
-    optimizer = onpolicy_optimizer(acktr, agent)
+    optimizer = acktr.KFAC(agent)
     metrics = acktr.update(agent, optimizer, rollout, 0.1)
     ((batch,), ((obs, before),)) = calls, given
     assert before == 0 and torch.equal(obs, batch.obs)

@@ -68,7 +68,8 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 def draw_alike(setattr):
     """Let the outputs that ACKTR draws for its Fisher matrix depend on the row alone."""
     def sampled_nll(agent, obs):
-        actor_out, val = agent(obs)
+        features = agent.encoder(obs)
+        actor_out, val = agent.actor(features), agent.value(features)
         noise = (7 * obs.flatten(1).sum(-1)).sin().detach()
         act = (actor_out + noise[:, None]).detach()
         return (0.5 * (val - val.detach() - noise).square()
