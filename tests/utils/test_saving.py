@@ -17,7 +17,7 @@ import torch
 from tests import helpers
 from tests.helpers import PATIENCE, mpiexec, refused
 from tests.toy import Config, Stop, Toy, numbers, rows, start, train
-from utils import checkpoint, run as run_module
+from utils import checkpoint, mpi, run as run_module
 from utils.envs import make_envs
 from utils.logger import Logger
 from utils.rundir import open_run, read_config
