@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 # Documents of the repository that become pages, and their place on the site.
 DOCUMENTS = {
     "README.md": "readme.md", "docs/howto.md": "howto.md", "docs/debugging.md": "debugging.md",
-    "benchmarks/README.md": "benchmarks/results.md", "benchmarks/NOTES.md": "benchmarks/notes.md",
+    "benchmarks/README.md": "benchmarks/results.md",
     "benchmarks/decisions.md": "benchmarks/decisions.md", "CONTRIBUTING.md": "contributing.md"}
 DOCUMENTS = {path: place for path, place in DOCUMENTS.items() if (ROOT / path).exists()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
@@ -150,8 +150,6 @@ def index(only: list[str], notebooks: bool) -> str:
     """Return the start page: two ways in, and the ladder."""
     begin = "".join(f'<li><a href="notebooks/{name}.html">{escape(title)}</a>{escape(rest)}</li>'
                     for title, name, rest in tutorials()) if notebooks else ""
-    notes = [place.removesuffix(".md") for place in DOCUMENTS.values()
-             if place in ("benchmarks/notes.md", "benchmarks/decisions.md")]
     commands = re.findall(r"^```sh\n(.+?)\n```", (ROOT / "README.md").read_text("utf-8"), re.M)
     return f"""# plainrl
 
@@ -177,7 +175,8 @@ all published runs in the <a href="explorer.html">explorer</a>.</p>
 {toctree("Learn", [f"{k}. {title} <notebooks/{name}>"
                     for k, (title, name, _) in enumerate(tutorials(), 1)] if notebooks else [])}
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in only])}
-{toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>", *notes])}
+{toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>",
+                     "benchmarks/decisions"])}
 {toctree("Use", ["The README <readme>", "howto", "debugging", "contributing"])}
 """
 

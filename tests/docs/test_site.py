@@ -20,6 +20,7 @@ if not shutil.which("git"):
 
 from docs.algorithm import ROOT, algorithms  # noqa: E402
 from docs.build import build, copy_figure  # noqa: E402
+from utils.results import read_suite  # noqa: E402
 
 LARGEST = 10e6                                  # bytes of the whole site
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -149,8 +150,9 @@ def test_curves_are_the_stored_ones(small):
     lines = json.loads(text.split(" = ", 1)[1].rstrip(";\n"))
     line = next(line for line in lines if (line["env"], line["settings"], line["library"])
                 == ("HalfCheetah-v4", "default", "plainrl"))
-    stored = json.loads((ROOT / "benchmarks/results/plainrl/HalfCheetah-v4/ppo/default/seed1"
-                         "/result.json").read_text(encoding="utf-8"))
+    stored = read_suite(ROOT / "benchmarks/results.jsonl")
+    stored = next(run for run in stored if (run["env"], run["algo"], run["seed"], run["changed"])
+                  == ("HalfCheetah-v4", "ppo", 1, {}) and "library" not in run)
     assert line["seeds"][0]["train100"] == stored["train100"]
     assert line["seeds"][0]["x"] == [x for x, _ in stored["curve"]]
     assert line["seeds"][0]["y"] == pytest.approx([y for _, y in stored["curve"]], rel=1e-3)

@@ -1,0 +1,67 @@
+"""benchmarks/table.py: what the generated tables of benchmarks/README.md say."""
+import pytest
+
+from benchmarks import table
+
+
+def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
+    made = {"algo": "ppo", "env": env, "seed": seed, "changed": changed, "train100": train100,
+            "eval": [train100, train100 + 2], "total_steps": total_steps,
+            "git_commit": f"{seed}0123456789"}
+    return made | ({"library": library} if library else {})
+
+
+def groups(*results):
+    found = {}
+    for made in results:
+        settings = ",".join(f"{k}={v}" for k, v in sorted(made["changed"].items()))
+        key = made["env"], made.get("library", "plainrl"), "ppo", settings
+        found.setdefault(key, []).append(made)
+    return found
+
+
+def cells(text):
+    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
+                      for line in text.splitlines() if line.startswith("|"))
+    return [dict(zip(head, row)) for row in rows]
+
+
+def made(order, found, folder=None):
+    return cells(table.rewrite(f"<!-- made: {order} -->\nold\n<!-- end -->\n", found, folder))
+
+
+def test_few_seeds_are_marked_and_have_no_interval():
+    two = [result(seed, 10.0 * seed) for seed in (1, 2)]
+    (row,) = made("defaults", groups(*two, result(1, 50.0, gamma=0.9)))
+    assert (row["seeds"], row["train100"], row["eval"]) == ("2*", "15.0", "16.0")
+    assert row["commit"] == "10123456 20123456"
+    (row,) = made("defaults", groups(*two, result(3, 30.0)))
+    assert row["seeds"] == "3" and row["train100"].startswith("20.0 [")
+
+
+def test_the_best_published_figure_has_the_same_measure_and_number_of_steps():
+    """In anchors.csv Reacher's best training return is Vel's, its best evaluation Tianshou's."""
+    (row,) = made("defaults", groups(result(1, -4.0, env="Reacher-v4")))
+    assert row["best published, training"] == "-6.60 (Vel)"
+    assert row["best published, evaluation"] == "-4.96 (Tianshou benchmark json)"
+    (row,) = made("defaults", groups(result(1, -4.0, env="Reacher-v4", total_steps=9e5)))
+    assert row["best published, training"] == row["best published, evaluation"] == "-"
+
+
+def test_peers_are_compared_at_equal_seeds():
+    ours = [result(seed, 10.0 * seed) for seed in (1, 2, 3, 4)]
+    theirs = [result(seed, 1.0, library="sb3", total_steps=1_001_472) for seed in (1, 2, 3)]
+    (row,) = made("peers", groups(*ours, *theirs))
+    assert (row["peer"], row["seeds"], row["train100"], row["peer's train100"]) == (
+        "sb3", "3", "20.0", "1.00")
+    assert row["difference of train100"].startswith("19.0 [9.00, ")
+
+
+def test_commands_of_the_settings_that_a_marker_names():
+    found = groups(result(1, 1.0, gamma=0.9, norm_adv=False, hidden=[64, 32]),
+                   result(1, 2.0, gamma=0.8), result(1, 3.0, library="sb3", gamma=0.9))
+    (row,) = made("settings ppo/Hopper*/gamma=0.9*", found)
+    assert row["command"] == (
+        "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
+    with pytest.raises(ValueError, match="no result matches"):
+        made("settings ppo/Walker2d*", found)
