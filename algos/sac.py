@@ -5,17 +5,16 @@ same in every state, whether a wrong action is harmless there or costs the episo
 
 The idea. The policy pi(a|s) is random and learns how random to be in each state. Every
 state adds a bonus to the reward: alpha times the policy's entropy H = E[-log pi(a|s)].
-So the policy stays random where that costs little. The value of a state, with its
-bonus, is V(s), see `soft_value`. The networks and the temperature alpha learn by it:
+So the policy stays random where that costs little. V(s) is the value of a state with
+its bonus, and `soft_value` computes it for two of the three losses:
 
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
     actor_loss     pi maximises V(s)
     alpha_loss     alpha falls while the entropy is above its target, else it rises
 
 Unlike in TD3, pi is random, so its action in s' needs no added noise. There is no
-target actor, and the actor learns in every update, by the lower of both critics.
-
-One step of `train`:
+target actor, and the actor learns in every update, by the lower of both critics. One
+step of `train`:
 
     interact       a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
     update         one Adam step on each loss; the target critics follow

@@ -236,6 +236,7 @@ class CompiledLoss:
             loss.backward = functools.partial(self.first_backward, loss, agent)
             return loss, *rest
         loss, grad, *rest = self.compute(agent, *batch)
+        loss = loss.detach()  # the graph may return the same tensor as a metric, which is kept
         loss.backward = functools.partial(self.add, grad)  # instead of the tensor's own method
         return loss, *rest
 
