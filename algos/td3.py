@@ -243,8 +243,8 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """w_targ <- w_targ + tau (w - w_targ), in place.
 
-    If the critics computed their own target, each step would move the target too, and
-    errors could reinforce themselves. The weights w_targ lag by about 1/tau moves.
+    If Q computed its own target, each step would move the target too, and errors could
+    reinforce themselves. The weights w_targ lag by about 1/tau moves.
     """
     for w_targ, w in zip(target.parameters(), source.parameters()):
         w_targ.lerp_(w, tau)

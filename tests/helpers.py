@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -246,19 +247,19 @@ def onpolicy_collect(algo):
     return algo.collect_with_memory if algo is ppo_lstm else algo.collect
 
 
-def onpolicy_optimizer(algo, agent, make=None):
-    """Return the optimizer that `update` takes: as `train` makes it, or of class `make`."""
+def onpolicy_optimizers(algo, agent, make=None):
+    """Return the optimizers that `update` takes: as `train` makes them, or of class `make`."""
+    adam = make or mpi.Adam
     if algo is vpg:
-        make = make or mpi.Adam
-        return mpi.Optimizers(policy=make(agent.policy_parameters()), critic=make(agent.critic))
+        return [adam(agent.policy_parameters()), adam(agent.critic)]
     if algo is trpo:
-        return mpi.Optimizers(critic=(make or mpi.Adam)(agent.critic))
+        return [adam(agent.critic)]
     if name_of(algo) == "acktr":
-        return algo.KFAC(agent)
+        return [algo.KFAC(agent)]
     if algo is a2c:
-        return (fitting(make) if make else mpi.RMSProp)(agent)
+        return [(fitting(make) if make else mpi.RMSProp)(agent)]
     params = agent.policy_parameters() if algo is gail else agent
-    return make(params) if make else mpi.Adam(params, eps=1e-5)
+    return [make(params) if make else mpi.Adam(params, eps=1e-5)]
 
 
 def fitting(optimizer):
@@ -268,13 +269,13 @@ def fitting(optimizer):
 
 def learn(algo, agent, rollout, make=None, lr=1e-3):
     """Make a first update. Return the parameters after it, and the metrics."""
-    return learn_with(algo, agent, onpolicy_optimizer(algo, agent, make), rollout, lr)
+    return learn_with(algo, agent, onpolicy_optimizers(algo, agent, make), rollout, lr)
 
 
-def learn_with(algo, agent, optimizer, rollout, lr=1e-3):
-    """Make an update with this optimizer. Return the parameters after it, and the metrics."""
+def learn_with(algo, agent, optimizers, rollout, lr=1e-3):
+    """Make an update with these optimizers. Return the parameters after it, and the metrics."""
     rest = [rollout] if algo is trpo else [rollout, lr]
-    metrics = algo.update(agent, optimizer, *rest)
+    metrics = algo.update(agent, *optimizers, *rest)
     return parameters(agent), metrics
 
 
@@ -285,21 +286,31 @@ def steps_alone(algo, rew, terminated, done):
     return algo.Rollout(nothing, nothing, rew, nothing, terminated, done, **memory)
 
 
-def gae(algo, rew, val, next_val, terminated, done, gamma, lam):
-    """Call `compute_advantages` with tensors [T, N]."""
-    rollout = steps_alone(algo, rew, terminated, done)
-    return algo.compute_advantages(rollout, val, next_val, gamma, lam)
+def gae(algo, rew, val, *rest):
+    """Call `gae` with tensors [T, N]; return A and R."""
+    adv = algo.gae(rew, val, *rest)
+    return adv, adv + val
 
 
 def reward_sums(algo, rew, done, last, gamma):
-    """Call `discounted_reward_sums` with tensors [T, N]."""
-    rollout = steps_alone(algo, rew, torch.zeros_like(rew), done)
-    return algo.discounted_reward_sums(rollout, last, gamma)
+    """Return G of every step, and the G that `update_stats` carries over to the next rollout."""
+    seen = []
+    stats = SimpleNamespace(update=seen.append)
+    agent = SimpleNamespace(cfg=SimpleNamespace(gamma=gamma), images=True, reward_sum=last,
+                            reward_sum_stats=stats)
+    algo.Agent.update_stats(agent, steps_alone(algo, rew, torch.zeros_like(rew), done))
+    return seen[0].view_as(rew), agent.reward_sum
 
 
 def values(agent, raw_obs):
     """Return V of raw observations: [T, N, ...] -> [T N]."""
-    return agent.critic(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1))).squeeze(-1)
+    return agent.value(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1)))
+
+
+def outputs(agent, obs):
+    """Return what the actor says and the values, for prepared observations [B, ...]."""
+    features = agent.encoder(obs)
+    return agent.actor(features), agent.value(features)
 
 
 def targets(algo, agent, rollout):
@@ -333,8 +344,8 @@ def statistics(agent):
     """Return a copy of the agent's state without its parameters: the running statistics."""
     names = {name for name, _ in agent.named_parameters()}
     kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    if hasattr(agent, "discounted_reward_sum"):
-        kept["discounted_reward_sum"] = agent.discounted_reward_sum.clone()
+    if hasattr(agent, "reward_sum"):
+        kept["reward_sum"] = agent.reward_sum.clone()
     return kept
 
 
@@ -371,29 +382,32 @@ def offpolicy_batch(algo, size=32, seed=0, dtype=torch.float32):
 
 
 def offpolicy_optimizers(agent):
-    """Return the optimizers of an agent's networks, as `train` makes them."""
-    named = {name: mpi.Adam(getattr(agent, name)) for name in ("critic", "actor")}
+    """Return {name: optimizer} of what learns, as `train` makes them, in the order of `update`."""
+    learns = {"critic": agent.critic, "actor": agent.actor}
     if hasattr(agent, "log_alpha"):
-        named["alpha"] = mpi.Adam(agent.log_alpha)
-    return mpi.Optimizers(**named)
+        learns["alpha"] = agent.log_alpha
+    return {name: mpi.Adam(part) for name, part in learns.items()}
 
 
 def offpolicy_update(algo, agent, optimizers, batch, count=0):
     """Call a file's `update`. TD3's also takes the number of updates so far."""
     delay = [count] if name_of(algo) == "td3" else []
-    return algo.update(agent, optimizers, batch, *delay)
+    return algo.update(agent, *optimizers.values(), batch, *delay)
 
 
 def flat(net):
     """Return a copy of a parameter, or of a network's weights, as one vector."""
-    params = [net] if isinstance(net, nn.Parameter) else net.parameters()
-    return torch.cat([param.detach().flatten() for param in params])
+    return torch.cat([param.detach().flatten() for param in weights(net)])
+
+
+def weights(net):
+    return [net] if isinstance(net, nn.Parameter) else list(net.parameters())
 
 
 def gradient_in(net, loss_fn, *args):
     """Return a loss, its metrics, and its gradient in the weights of `net` as one vector."""
-    loss, metrics = loss_fn(*args)
-    grads = torch.autograd.grad(loss, list(net.parameters()))
+    loss, metrics, *_ = loss_fn(*args)
+    grads = torch.autograd.grad(loss, weights(net))
     return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
 
 

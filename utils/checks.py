@@ -63,7 +63,7 @@ def check_settings(cfg):
     if getattr(cfg, "torch_threads", 1) > cores():  # PyTorch would crawl, or hang
         raise UsageError(f"--torch-threads is {cfg.torch_threads}; this machine's cores take 1 to "
                          f"{cores()}")
-    if getattr(cfg, "norm_adv", True):  # normalised, a single advantage would become 0
+    if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, names_in("minibatch_size", known), low=2)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)

@@ -5,10 +5,13 @@ statistics are averaged over ranks, so P ranks with 1/P of each batch take the s
 process with the whole batch. A single process never imports MPI.
 
     optimizer = mpi.Adam(agent, eps=1e-5)
-    metrics = optimizer.minimize(loss_fn, agent, minibatch, lr=3e-4, max_grad_norm=0.5)
+    loss, metrics = loss_fn(agent, minibatch)
+    optimizer.zero_grad()
+    loss.backward()
+    grad_norm = optimizer.step(lr, max_grad_norm=0.5)
 
-An algorithm file needs only this much of it: `Adam`, `RMSProp` and `Optimizers` for its losses,
-`moments` and `RunningStats` for statistics over the samples of all ranks.
+An algorithm file needs only this much of it: `Adam` or `RMSProp`, `share` for its part of a total,
+`moments` and `RunningStats` for statistics over the samples of all ranks, and `compilable`.
 """
 
 import functools
@@ -22,7 +25,7 @@ from torch import Tensor, nn
 
 from utils.launch import UsageError, comm, rank, say, size
 
-__all__ = ["Adam", "Optimizer", "Optimizers", "RMSProp", "RunningStats", "UsageError", "average",
+__all__ = ["Adam", "Optimizer", "RMSProp", "RunningStats", "UsageError", "average",
            "barrier", "bcast", "check_equal", "comm", "compilable", "gather", "moments", "rank",
            "say", "seed", "share", "size", "together"]
 
@@ -63,9 +66,6 @@ class Optimizer:
             param.data = value.view_as(param)
             param.grad = grad.view_as(param)
             param.optimizer = weakref.ref(self)
-        self.label = "grad_norm"
-        self.inputs = None  # differentiate with respect to everything; see Optimizers
-        self.compiled = {}  # loss function -> its gradient, compiled
 
     def zero_grad(self) -> None:
         """Set all gradients to zero. `loss.backward()` adds to them."""
@@ -86,48 +86,6 @@ class Optimizer:
             clip(self.grad, norm, max_grad_norm)
         self.move(lr)
         return norm
-
-    def minimize(self, loss_fn: Callable, *args, lr: float, max_grad_norm: float = 0.0) -> dict:
-        """Take one step down the gradient of `loss_fn(*args)` and return its metrics, detached.
-
-        loss_fn          returns (loss, metrics): a scalar tensor and a dict of tensors
-        lr               learning rate of this step
-        max_grad_norm    a longer gradient is scaled to this length; 0 disables clipping
-
-        Only this optimizer's own parameters change, even if the loss depends on others. The
-        metrics get one more entry, `grad_norm`: the norm before clipping, over all ranks.
-        """
-        metrics = self.differentiate(loss_fn, *args)
-        return metrics | {self.label: self.step(lr, max_grad_norm)}
-
-    def differentiate(self, loss_fn: Callable, *args) -> dict:
-        """Write the gradient of `loss_fn(*args)` on this rank into `self.grad`; return metrics."""
-        with torch.enable_grad():
-            if COMPILE:
-                return self.differentiate_compiled(loss_fn, *args)
-            loss, metrics = loss_fn(*args)
-            self.grad.zero_()
-            loss.backward(inputs=self.inputs)  # adds to each param.grad, a view of self.grad
-            return detached(metrics)
-
-    def differentiate_compiled(self, loss_fn: Callable, *args) -> dict:
-        """The same with torch.compile, or eagerly if compilation fails on this machine."""
-        first = loss_fn not in self.compiled
-        if first:
-            rng = torch.get_rng_state()
-            self.compiled[loss_fn] = compile_gradient(loss_fn, self.params)
-        try:
-            _, grad, metrics = self.compiled[loss_fn](*args)
-        except Exception as error:
-            if not first:
-                raise
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            say(f"--compile failed, continuing without it ({reason[:100]})")
-            self.compiled[loss_fn] = flat_gradient(loss_fn, self.params)
-            torch.set_rng_state(rng)  # part of the graph may have run already
-            _, grad, metrics = self.compiled[loss_fn](*args)  # raises the loss's own error again
-        self.grad.copy_(grad)
-        return metrics
 
     def move(self, lr: float) -> None:
         """Change the parameters by the subclass's rule."""
@@ -195,28 +153,6 @@ class RMSProp(Optimizer):
         return {"square": self.square}
 
 
-class Optimizers:
-    """Several optimizers by name: `Optimizers(actor=Adam(...)).actor.minimize(...)`.
-
-    Their gradient norms become `actor_grad_norm` and so on, and one state dict holds them all.
-    A loss may reach parameters of several of them, so each differentiates only for its own.
-    """
-
-    def __init__(self, **named: Optimizer):
-        self.named = named
-        for name, optimizer in named.items():
-            optimizer.label = f"{name}_grad_norm"
-            optimizer.inputs = optimizer.params
-            setattr(self, name, optimizer)
-
-    def state_dict(self) -> dict[str, dict]:
-        return {name: optimizer.state_dict() for name, optimizer in self.named.items()}
-
-    def load_state_dict(self, state: dict[str, dict]) -> None:
-        for name, optimizer in self.named.items():
-            optimizer.load_state_dict(state[name])
-
-
 def owner(param: nn.Parameter) -> Optimizer | None:
     """Return the optimizer that a parameter belongs to, if it is still in use."""
     return getattr(param, "optimizer", lambda: None)()
@@ -236,20 +172,15 @@ def clip(grad: Tensor, norm: Tensor, longest: float) -> None:
         grad.mul_((longest / (norm + 1e-6)).clamp(max=1))
 
 
-def detached(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach() for name, value in metrics.items()}
-
-
 def flat_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
-    """Return the function `(*args) -> (loss, gradient as one vector, metrics)` of a loss."""
+    """Return the function `(*args) -> (loss, its gradient as one vector, metrics, ...)`."""
 
     def gradient(*args):
-        loss, metrics = loss_fn(*args)
+        loss, *rest = loss_fn(*args)
         grads = torch.autograd.grad(loss, params, allow_unused=True)
         parts = [torch.zeros_like(param) if grad is None else grad
                  for param, grad in zip(params, grads, strict=True)]
-        grad = torch.cat([part.flatten() for part in parts])
-        return loss.detach(), grad, detached(metrics)
+        return loss.detach(), torch.cat([part.flatten() for part in parts]), *rest
 
     return gradient
 
@@ -270,7 +201,8 @@ def compile_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
 def compilable(loss_fn: Callable) -> Callable:
     """Decorate a loss of (agent, batch): with --compile, one graph computes it and its gradient.
 
-    loss_fn    returns (loss, metrics): a scalar tensor and a dict of detached tensors
+    loss_fn    returns (loss, metrics, ...): a scalar tensor, a dict of detached tensors, and
+               whatever other detached tensors its caller needs
 
     The first call runs eagerly; its `backward` tells which parameters learn. From then on a graph
     computes loss and gradient together, and `loss.backward()` only adds the gradient to that of
@@ -295,44 +227,45 @@ class CompiledLoss:
 
     def __init__(self, loss_fn: Callable):
         self.loss_fn = loss_fn
-        self.optimizer = None  # that of the parameters that learn
+        self.optimizer = None  # that of the parameters that learn, from the first `backward` on
         self.graph = None
 
-    def __call__(self, agent: nn.Module, *batch) -> tuple[Tensor, dict]:
+    def __call__(self, agent: nn.Module, *batch) -> tuple:
         if self.optimizer is None:
-            loss, metrics = self.loss_fn(agent, *batch)
+            loss, *rest = self.loss_fn(agent, *batch)
             loss.backward = functools.partial(self.first_backward, loss, agent)
-            return loss, metrics
-        if self.graph is None:
-            self.graph = self.compile(agent, *batch)
-        loss, grad, metrics = self.graph(agent, *batch)
+            return loss, *rest
+        loss, grad, *rest = self.compute(agent, *batch)
         loss.backward = functools.partial(self.add, grad)  # instead of the tensor's own method
-        return loss, metrics
+        return loss, *rest
 
     def first_backward(self, loss: Tensor, agent: nn.Module, inputs: list | None = None) -> None:
         """Differentiate eagerly, and note whose parameters learn."""
         params = inputs or [param for param in agent.parameters() if param.requires_grad]
-        grads = torch.autograd.grad(loss, params, allow_unused=True)
-        learn = [param for param, grad in zip(params, grads) if grad is not None]
-        for param, grad in zip(params, grads):
-            if grad is not None:
-                param.grad = grad if param.grad is None else param.grad.add_(grad)
-        self.optimizer = owner(learn[0])
-        if any(owner(param) is not self.optimizer for param in learn):
+        grads = zip(params, torch.autograd.grad(loss, params, allow_unused=True))
+        learn = [(param, grad) for param, grad in grads if grad is not None]
+        self.optimizer = owner(learn[0][0])
+        if any(owner(param) is not self.optimizer for param, _ in learn):
             raise ValueError("with --compile, one optimizer has all parameters of a loss")
+        for param, grad in learn:
+            param.grad = grad if param.grad is None else param.grad.add_(grad)
 
-    def compile(self, agent: nn.Module, *batch) -> Callable:
-        """Return the graph, or eager code if compilation fails on this machine."""
-        graph = compile_gradient(self.loss_fn, self.optimizer.params)
-        rng = torch.get_rng_state()
+    def compute(self, agent: nn.Module, *batch) -> tuple:
+        """Return loss, gradient, metrics, ... by the graph; eagerly if compilation fails here."""
+        first = self.graph is None
+        if first:
+            rng = torch.get_rng_state()
+            self.graph = compile_gradient(self.loss_fn, self.optimizer.params)
         try:
-            graph(agent, *batch)
+            return self.graph(agent, *batch)
         except Exception as error:
+            if not first:
+                raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             say(f"--compile failed, continuing without it ({reason[:100]})")
-            graph = flat_gradient(self.loss_fn, self.optimizer.params)
-        torch.set_rng_state(rng)  # as if nothing had been computed yet
-        return graph
+            self.graph = flat_gradient(self.loss_fn, self.optimizer.params)
+            torch.set_rng_state(rng)  # part of the graph may have run already
+            return self.graph(agent, *batch)  # raises the loss's own error again
 
     def add(self, grad: Tensor, inputs: list | None = None) -> None:
         """The `backward` of a compiled loss, whose gradient is known already."""
@@ -457,3 +390,7 @@ def check_equal(flat: Tensor) -> None:
     others = [k for k, digest in enumerate(sums) if digest != sums[0]]
     if others:
         raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
+
+
+class Optimizers:  # TEMPORARY
+    pass

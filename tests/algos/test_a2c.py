@@ -26,7 +26,7 @@ from tests.helpers import (
     learn_with,
     make_rollout,
     onpolicy_agent as make_agent,
-    onpolicy_optimizer,
+    onpolicy_optimizers,
     onpolicy_pairs as pairs,
     parameters,
     rows,
@@ -44,7 +44,6 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 # ---- Equations (8) and (9)
 
 
-@pytest.mark.eq("a2c", 8)
 def test_policy_loss_by_hand():
     loss, by_logp = gradients(lambda x: a2c.policy_loss(x, vec(3, -1, 2)), vec(-1, -2, -0.5))
     close(loss, (3 - 2 + 1) / 3)
@@ -81,7 +80,6 @@ def loss_and_gradients(agent, *columns):
     return loss.detach(), metrics, dict(zip(names, torch.autograd.grad(loss, params)))
 
 
-@pytest.mark.eq("a2c", 9)
 def test_whole_loss_by_hand():
     agent = tiny_agent(mu=1, log_std=math.log(2), val=2, vf_coef=0.5, ent_coef=0.1)
     act = vec((1,), (5,))  # 0 and 2 deviations off
@@ -183,8 +181,8 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
         return plain(agent, batch)
 
     monkeypatch.setattr(a2c, "a2c_loss", loss)
-    optimizer = onpolicy_optimizer(a2c, agent, Descent)
-    after, metrics = learn_with(a2c, agent, optimizer, rollout, lr=0.1)
+    [optimizer] = onpolicy_optimizers(a2c, agent, Descent)
+    after, metrics = learn_with(a2c, agent, [optimizer], rollout, lr=0.1)
     (batch,) = calls
     close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert torch.equal(batch.act, rollout.act.flatten(0, 1))

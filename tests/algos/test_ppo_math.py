@@ -55,7 +55,6 @@ ENDS = [  # terminated, done, advantages for gamma = lam = 1/2
 ]
 
 
-@pytest.mark.eq("ppo", 1, 2)
 @pytest.mark.parametrize("terminated,done,adv", ENDS)
 def test_gae_by_hand(terminated, done, adv):
     actual, ret = gae(REW, VAL, NEXT_VAL, terminated, done, 0.5, 0.5)
@@ -63,7 +62,6 @@ def test_gae_by_hand(terminated, done, adv):
     close(ret, column(*adv) + VAL)
 
 
-@pytest.mark.eq("ppo", 1)
 @pytest.mark.parametrize("terminated,done,delta", [
     (NO_END, NO_END, (-1, 0, -2, -2.5)),
     (NO_END, column(1, 1, 1, 1), (-1, 0, -2, -2.5)),
@@ -73,7 +71,6 @@ def test_gae_with_lam_0_is_the_one_step_error(terminated, done, delta):
     close(gae(REW, VAL, NEXT_VAL, terminated, done, 0.5, 0.0)[0], column(*delta))
 
 
-@pytest.mark.eq("ppo", 1, 2)
 @pytest.mark.parametrize("terminated,done,by_rew,by_next_val", [
     (column(0, 0, 0), column(0, 0, 0), [(1, .25, .0625), (0, 1, .25), (0, 0, 1)],
      [(.5, .125, .03125), (0, .5, .125), (0, 0, .5)]),
@@ -180,7 +177,6 @@ def test_log_prob_of_a_standard_normal_at_its_mean():
     close(ppo.log_prob(vec((0,)), vec(0), vec((0,))), vec(-0.9189385))
 
 
-@pytest.mark.eq("ppo", 3)
 def test_log_prob_of_a_normal_by_hand():
     log_std = vec(0, math.log(2))
     act = vec((1, 5))  # 1 and 2 deviations off
@@ -191,7 +187,6 @@ def test_log_prob_of_a_normal_by_hand():
     close(by_log_std, vec(0, 3))  # z^2 - 1
 
 
-@pytest.mark.eq("ppo", 3)
 def test_log_prob_of_a_categorical_by_hand():
     out, act = vec((0, math.log(3)), (0, math.log(3))), torch.tensor([1, 0])
     close(ppo.log_prob(out, None, act), vec(math.log(0.75), math.log(0.25)))
@@ -199,7 +194,6 @@ def test_log_prob_of_a_categorical_by_hand():
     close(by_out, vec((-0.25, 0.25), (0.75, -0.75)))  # 1 where drawn, less the probability
 
 
-@pytest.mark.eq("ppo", 4)
 def test_entropy_of_a_normal_by_hand():
     out, log_std = vec((5, -5), (1, 2), (0, 0)), vec(0, math.log(2)).requires_grad_()
     bonus = ppo.entropy(out, log_std)
@@ -207,7 +201,6 @@ def test_entropy_of_a_normal_by_hand():
     close(torch.autograd.grad(bonus, log_std)[0], vec(1, 1))
 
 
-@pytest.mark.eq("ppo", 4)
 def test_entropy_of_a_categorical_by_hand():
     bonus, by_out = gradients(lambda x: ppo.entropy(x, None), vec((7, 7), (0, math.log(3))))
     close(bonus, (math.log(2) + 2 * math.log(2) - 0.75 * math.log(3)) / 2)
@@ -234,44 +227,12 @@ def test_log_prob_and_entropy_are_those_of_the_library(kind, num_rows):
 
 # ---- Equations (5) to (8): value loss, running statistics, advantages
 
-@pytest.mark.eq("ppo", 5)
 def test_value_loss_by_hand():
     loss, by_val = gradients(lambda val: ppo.value_loss(val, vec(1, 4, 0)), vec(1, 2, 3))
     close(loss, 13 / 3)
     close(by_val, vec(0, -4 / 3, 2))
 
 
-@pytest.mark.eq("ppo", 6)
-@pytest.mark.parametrize("value,mean,var,expected,slope", [
-    (5, 2, 4, 1.5, 0.5),
-    (-1, 2, 4, -1.5, 0.5),
-    (1e-4, 0, 0, 1, 1e4),  # the 1e-8 stands under the root
-    (21, 0, 4, 10, 0),
-    (-1e9, 0, 4, -10, 0),
-])
-def test_normalize_by_hand(value, mean, var, expected, slope):
-    mean, var = vec(mean), vec(var)
-    actual, by_value = gradients(lambda x: ppo.standardize(x, mean, var).sum(), vec(value))
-    close(actual, expected)
-    close(by_value, vec(slope))
-
-
-def test_normalize_subtracts_before_it_rounds():
-    mean = torch.tensor(1e6 + 0.02, dtype=torch.float64)  # float32 would make it 1e6
-    close(ppo.standardize(torch.tensor(1e6), mean, torch.tensor(4e-4)), -1.0, rtol=1e-3)
-
-
-def test_normalize_takes_what_is_N_5_2_to_N_0_1_in_float32():
-    rows = torch.randn(20000, 3) * torch.tensor([2.0, 2e-3, 2e3]) + torch.tensor([5.0, 5e2, 5e-3])
-    stats = mpi.RunningStats((3,))
-    stats.update(rows)
-    actual = ppo.standardize(rows, stats.mean, stats.var)
-    assert actual.dtype == torch.float32
-    close(actual.mean(0), torch.zeros(3), atol=1e-3)
-    close(actual.std(0), torch.ones(3), rtol=1e-2)
-
-
-@pytest.mark.eq("ppo", 7)
 @pytest.mark.parametrize("done,sums,goes_on", [
     ((0, 0, 0), (3, 3.5, 4.75), 4.75),
     ((0, 1, 0), (3, 3.5, 3), 3),  # an episode's last reward counts, and then no more
@@ -283,7 +244,6 @@ def test_reward_sums_by_hand(done, sums, goes_on):
     close(last, vec(goes_on))
 
 
-@pytest.mark.eq("ppo", 7)
 def test_what_each_reward_sum_depends_on():
     rew, done = column(1, 2, 3, 4), column(0, 0, 1, 0)
     (by_rew,) = jacobian(lambda x: reward_sums(x, done, vec(4), 0.5)[0], rew)
@@ -303,19 +263,16 @@ def test_reward_sums_go_on_over_rollouts(cuts):
         assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.eq("ppo", 8)
 def test_normalize_adv_by_hand():
     adv = vec((1, 2, 3), (10, 30, 20), (5, 5, 5))  # three minibatches, each by its own statistics
     high = math.sqrt(1.5)  # 1 / sqrt(2/3): the variance divides by n
     close(ppo.normalize_advantages(adv), vec((-high, 0, high), (-high, high, 0), (0, 0, 0)))
 
 
-@pytest.mark.eq("ppo", 8)
 def test_normalize_adv_adds_its_epsilon_outside_the_root():
     close(ppo.normalize_advantages(vec((0, 2e-8))), vec((-0.5, 0.5)))
 
 
-@pytest.mark.eq("ppo", 8)
 def test_what_a_normalized_advantage_depends_on():
     rows = vec((1, 2, 3), (4, 5, 9))
     _, by_adv = gradients(lambda adv: ppo.normalize_advantages(adv)[0, 1], rows)
@@ -336,14 +293,12 @@ def clip_loss(ratio, adv, clip=0.2):
                      logp_old + vec(*ratio).log())
 
 
-@pytest.mark.eq("ppo", 9, 10)
 def test_clip_loss_by_hand():
     loss, by_logp = clip_loss((1.5, .5, 1.5, .5), (1, 1, -1, -1))
     close(loss, 0.15)
     close(by_logp, vec(0, -0.125, 0.375, 0))
 
 
-@pytest.mark.eq("ppo", 9, 10)
 @pytest.mark.parametrize("ratio,adv,clip,loss,slope", [
     (1, 2, .2, -2, -2), (1, -2, .2, 2, 2),
     (1.1, 2, .2, -2.2, -2.2), (.9, 2, .2, -1.8, -1.8),  # inside, it pays
@@ -377,7 +332,6 @@ def loss_and_gradients(agent, *columns):
     return loss.detach(), metrics, dict(zip(names, torch.autograd.grad(loss, params)))
 
 
-@pytest.mark.eq("ppo", 11)
 def test_whole_loss_by_hand():
     agent = tiny_agent(mu=1, log_std=math.log(2), val=2, vf_coef=0.5, ent_coef=0.1)
     act = vec((1,), (5,))  # 0 and 2 deviations off
@@ -402,7 +356,6 @@ def test_entropy_bonus_widens_the_policy():
     close(grads["log_std"], vec(-0.3))
 
 
-@pytest.mark.eq("ppo", 12)
 def test_approx_kl_by_hand():
     logp_old = vec(-1, 2)
     kl, by_logp = gradients(lambda logp: ppo.approx_kl(logp, logp_old).mean(),

@@ -318,6 +318,7 @@ def test_every_process_takes_its_share_of_each_count(algo, monkeypatch):
         return update(*args, **kwargs)
 
     monkeypatch.setattr(utils.run, "share", lambda total, name: total // 2)
+    monkeypatch.setattr(mpi, "share", lambda total: total // 2)
     monkeypatch.setattr(algo, "make_envs", lambda cfg, n: made.append(n) or make_envs(cfg, n))
     monkeypatch.setattr(algo, "update", noting)
     algo.train(counting(algo, num_envs=4, buffer_size=40, batch_size=6))

@@ -23,7 +23,7 @@ from tests.helpers import (
     make_rollout,
     moved,
     onpolicy_agent as make_agent,
-    onpolicy_optimizer,
+    onpolicy_optimizers,
     parameters,
     targets,
     values,
@@ -37,7 +37,6 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 # ---- Equation (8)
 
 
-@pytest.mark.eq("vpg", 8)
 def test_policy_loss_by_hand():
     loss, by_logp, by_adv = gradients(vpg.policy_loss, vec(-1, -2, -0.5), vec(3, -1, 2))
     close(loss, (3 - 2 + 1) / 3)
@@ -96,16 +95,16 @@ def chain_rollout(first, second):
 class Kept(Descent):
     """Stands still, and keeps the gradients that it was given."""
 
-    def step(self, lr):
+    def move(self, lr):
         self.kept = [*getattr(self, "kept", []), self.grad.clone()]
 
 
 def estimated(agent, rollout):
     """The gradient of the expected return [state, action], as `update` estimates it."""
     agent = copy.deepcopy(agent)
-    optimizers = onpolicy_optimizer(vpg, agent, Kept)
-    vpg.update(agent, optimizers, rollout, 0.0)
-    (grad,) = optimizers.policy.kept
+    optimizers = onpolicy_optimizers(vpg, agent, Kept)
+    vpg.update(agent, *optimizers, rollout, 0.0)
+    (grad,) = optimizers[0].kept
     weight = agent.actor[-1].weight
     return -2 * grad[:weight.numel()].view_as(weight).T  # the loss is a mean over two steps
 
@@ -165,9 +164,9 @@ class Watched(mpi.Adam):
 
     log, agent = [], None
 
-    def step(self, lr):
+    def move(self, lr):
         before = copies(self.agent)
-        super().step(lr)
+        super().move(lr)
         self.log.append((self, moved(before, self.agent)))
 
 
@@ -175,16 +174,16 @@ class Watched(mpi.Adam):
 def test_one_policy_step_moves_the_policy_and_then_value_steps_the_critic(kind):
     """In the second and third update too, when both remember gradients of before."""
     agent = make_agent(vpg, kind, v_steps=3)
-    optimizers = onpolicy_optimizer(vpg, agent, Watched)
+    optimizers = onpolicy_optimizers(vpg, agent, Watched)
     Watched.log, Watched.agent = [], agent
     for seed in range(3):
         learn_with(vpg, agent, optimizers, make_rollout(vpg, agent, seed), lr=1e-2)
     critic = {name for name, _ in agent.named_parameters() if name.startswith("critic")}
     policy = {name for name, _ in agent.named_parameters()} - critic
-    is_policy = [who is optimizers.policy for who, _ in Watched.log]
+    is_policy = [who is optimizers[0] for who, _ in Watched.log]
     assert is_policy == [True, False, False, False] * 3
     for who, changed in Watched.log:
-        assert changed == (policy if who is optimizers.policy else critic)
+        assert changed == (policy if who is optimizers[0] else critic)
 
 
 @every_kind
@@ -267,20 +266,20 @@ def test_value_steps_fit_the_returns():
 
 
 def test_the_lr_of_the_policy_alone_falls_to_zero(monkeypatch):
-    given, plain = [], mpi.Adam.step
+    given, plain = [], mpi.Adam.move
 
-    def step(optimizer, lr):
-        given.append((optimizer.label, lr))
+    def move(optimizer, lr):
+        given.append((len(optimizer.params), lr))
         plain(optimizer, lr)
 
-    monkeypatch.setattr(mpi.Adam, "step", step)
+    monkeypatch.setattr(mpi.Adam, "move", move)
     for anneal in (True, False):
-        vpg.train(vpg.Config("CartPole-v1", total_steps=96, num_envs=2, rollout_steps=24,
-                             minibatch_size=24, v_steps=1, lr=0.1, v_lr=0.2, anneal_lr=anneal,
-                             run_dir=f"run{anneal}"))
-    lrs = [lr for label, lr in given if label == "policy_grad_norm"]
-    close(lrs, [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])
-    assert [lr for label, lr in given if label == "critic_grad_norm"] == [0.2] * 8
+        vpg.train(vpg.Config(
+            "CartPole-v1", total_steps=96, num_envs=2, rollout_steps=24, minibatch_size=24,
+            v_steps=2, lr=0.1, v_lr=0.2, anneal_lr=anneal, run_dir=f"run{anneal}"))
+    lrs = [lr for _, lr in given]
+    close(lrs[::3], [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])  # then two of the critic's
+    assert lrs[1::3] == lrs[2::3] == [0.2] * 8
 
 
 @pytest.mark.parametrize("settings", [{"minibatch_size": 4096}, {"minibatch_size": 200},
@@ -297,6 +296,7 @@ def test_gae_of_the_chain():
     agent = chain_agent()
     rollout = chain_rollout(torch.tensor([1]), torch.tensor([1]))
     with torch.no_grad():
-        _, adv, ret = vpg.compute_targets(agent, rollout)
+        obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
+        _, adv, ret = vpg.compute_targets(agent, rollout, obs)
     close(adv, column(4, 3))
     close(ret, column(4, 3))

@@ -1,6 +1,7 @@
 """Optimizers against PyTorch's, `--compile`, averages against NumPy, ranks that end together."""
 import copy
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -101,20 +102,22 @@ broadcast(net)
 out["weights"] = net(torch.ones(3)).tolist()
 before = net.weight.detach().clone()
 
-def loss_fn(net, x):
-    loss = net(x).sum()
-    return loss, {"loss": loss}
-
 class Descent(mpi.Optimizer):
-    def step(self, lr):
+    def move(self, lr):
         self.flat.sub_(self.grad, alpha=lr)
 
 optimizer = Descent(net)
-metrics = optimizer.minimize(loss_fn, net, torch.full((3,), float(rank)), lr=1.0)
+
+def step(**settings):
+    optimizer.zero_grad()
+    net(torch.full((3,), float(rank))).sum().backward()
+    return optimizer.step(1.0, **settings)
+
+norm = step()
 out["grad"] = (before - net.weight.detach()).tolist()
-out["norm"] = metrics["grad_norm"].item()
+out["norm"] = norm.item()
 before = net.weight.detach().clone()
-optimizer.minimize(loss_fn, net, torch.full((3,), float(rank)), lr=1.0, max_grad_norm=0.5)
+step(max_grad_norm=0.5)
 out["clipped"] = (before - net.weight.detach()).tolist()
 mpi.check_equal(optimizer.flat)
 if rank == 2:
@@ -149,13 +152,24 @@ def square_loss(net, x, target=0.0):
     """A loss with the metrics of one, as algorithm files write them."""
     out = net(x)
     loss = (out - target).square().mean()
-    return loss, {"loss": loss, "out": out}
+    return loss, {"loss": loss.detach(), "out": out.detach()}
+
+
+def take_step(optimizer, loss_fn, *args, lr, inputs=None, **settings):
+    """Take a step as algorithm files do. Return the metrics."""
+    loss, metrics = compiled(loss_fn)(*args)
+    optimizer.zero_grad()
+    loss.backward(inputs=inputs)
+    return metrics | {"grad_norm": optimizer.step(lr, **settings)}
+
+
+compiled = functools.cache(mpi.compilable)                      # one decorated loss per loss
 
 
 class Descent(mpi.Optimizer):
     """Parameters move by the gradient, times the learning rate."""
 
-    def step(self, lr):
+    def move(self, lr):
         self.flat.sub_(self.grad, alpha=lr)
 
 
@@ -187,7 +201,7 @@ def test_making_an_optimizer_changes_no_value():
 def test_a_step_goes_down_the_gradient(compiling):
     net, x = small_net(), torch.randn(5, 3)
     before, expected = params(net), gradient_of(net, x)
-    metrics = Descent(net).minimize(square_loss, net, x, lr=0.5)
+    metrics = take_step(Descent(net), square_loss, net, x, lr=0.5)
     torch.testing.assert_close(params(net), before - 0.5 * expected)
     torch.testing.assert_close(metrics["grad_norm"], expected.norm())
 
@@ -198,14 +212,14 @@ def test_a_gradient_is_of_its_own_call_alone(compiling):
     optimizer = Descent(net)
     for x in torch.randn(3, 5, 3):
         before, expected = params(net), gradient_of(net, x)
-        optimizer.minimize(square_loss, net, x, lr=0.1)
+        take_step(optimizer, square_loss, net, x, lr=0.1)
         torch.testing.assert_close(params(net), before - 0.1 * expected)
 
 
 def test_metrics_are_those_of_the_loss_and_hold_no_graph(compiling):
     net, x = small_net(), torch.randn(5, 3)
     expected = net(x).detach()
-    metrics = Descent(net).minimize(square_loss, net, x, lr=0.5)
+    metrics = take_step(Descent(net), square_loss, net, x, lr=0.5)
     assert list(metrics) == ["loss", "out", "grad_norm"]
     torch.testing.assert_close(metrics["out"], expected)        # before the step
     torch.testing.assert_close(metrics["loss"], expected.square().mean())
@@ -214,31 +228,25 @@ def test_metrics_are_those_of_the_loss_and_hold_no_graph(compiling):
 
 def test_only_its_own_parameters_change(compiling):
     """Though the loss depends on others: an actor's loss cannot train the critic."""
-    actor, critic, x = small_net(0), nn.Linear(2, 1), torch.randn(5, 3)
-    optimizers = mpi.Optimizers(actor=mpi.Adam(actor), critic=mpi.Adam(critic))
-    before = params(actor), params(critic)
+    agent, x = nn.ModuleDict({"actor": small_net(0), "critic": nn.Linear(2, 1)}), torch.randn(5, 3)
+    actor_opt, critic_opt = mpi.Adam(agent["actor"]), mpi.Adam(agent["critic"])
+    learn = list(agent["actor"].parameters())
 
-    def actor_loss(actor, critic, x):
-        loss = -critic(actor(x)).mean()
-        return loss, {}
+    def actor_loss(agent, x):
+        return -agent["critic"](agent["actor"](x)).mean(), {}
 
-    optimizers.actor.minimize(actor_loss, actor, critic, x, lr=0.1)
-    assert not torch.equal(params(actor), before[0]) and torch.equal(params(critic), before[1])
-    assert not optimizers.critic.grad.any()                     # nor is time spent on others'
-    after = params(actor)
-    optimizers.critic.minimize(square_loss, critic, actor(x).detach(), lr=0.1)
-    assert torch.equal(params(actor), after) and not torch.equal(params(critic), before[1])
-    # Nothing of the other loss is left over either.
-    twin = nn.Linear(2, 1)
-    nn.utils.vector_to_parameters(before[1], twin.parameters())
-    mpi.Adam(twin).minimize(square_loss, twin, nn.Sequential(actor)(x).detach(), lr=0.1)
-    assert torch.equal(params(twin), params(critic))
+    for _ in range(3):                                          # the first call differs
+        before = params(agent["actor"]), params(agent["critic"])
+        take_step(actor_opt, actor_loss, agent, x, lr=0.1, inputs=learn)
+        assert not torch.equal(params(agent["actor"]), before[0])
+        assert torch.equal(params(agent["critic"]), before[1])
+        assert not critic_opt.grad.any()                        # nor is time spent on others'
 
 
 def test_parameters_that_have_no_part_in_the_loss_stay(compiling):
     net, x = small_net(), torch.randn(5, 3)
     before = params(net)
-    Descent(net).minimize(square_loss, net[:2], x, lr=0.1)      # 16 of 26, as they come
+    take_step(Descent(net), square_loss, net[:2], x, lr=0.1)      # 16 of 26, as they come
     assert (params(net) != before)[:16].any() and torch.equal(params(net)[16:], before[16:])
 
 
@@ -246,11 +254,13 @@ def test_what_is_optimized_may_be_a_module_a_parameter_or_several():
     net, x = small_net(), torch.randn(5, 3)
     one = nn.Parameter(torch.tensor(2.0))
     optimizer = Descent(one)
-    optimizer.minimize(lambda x: (x.square(), {}), one, lr=0.25)
+    optimizer.zero_grad()
+    one.square().backward()
+    optimizer.step(0.25)
     assert one.item() == 1.0 and optimizer.flat.shape == (1,)
     before = params(net)
     some = Descent([net[0].weight, net[2].bias])
-    some.minimize(square_loss, net, x, lr=0.1)
+    take_step(some, square_loss, net, x, lr=0.1)
     changed = params(net) != before
     assert changed[:12].any() and not changed[12:24].any() and changed[24:].any()
 
@@ -259,11 +269,16 @@ def test_what_is_optimized_may_be_a_module_a_parameter_or_several():
                                    lambda net: [net[2].bias]])
 def test_a_parameter_belongs_to_one_optimizer_only(again):
     """Two would take turns to tear it out of each other's vector."""
-    net = small_net()
-    mpi.Adam(net)
+    net, x = small_net(), torch.randn(5, 3)
+    first = mpi.Adam(net)
+    take_step(first, square_loss, net, x, lr=0.1)
     with pytest.raises(ValueError, match="one optimizer only"):
         mpi.Adam(again(net))
     mpi.Adam(copy.deepcopy(net))                                # its parameters are its own
+    del first
+    before = params(net)
+    take_step(mpi.Adam(again(net)), square_loss, net, x, lr=0.1)    # nobody else has it now
+    assert not torch.equal(params(net), before)
 
 
 @pytest.mark.parametrize("limit,scale", [(0.0, 1.0), (0.25, None), (1e9, 1.0)])
@@ -272,7 +287,7 @@ def test_a_long_gradient_is_clipped(compiling, limit, scale):
     before, expected = params(net), gradient_of(net, x)
     scale = scale or limit / expected.norm()
     assert expected.norm() > 0.25
-    metrics = Descent(net).minimize(square_loss, net, x, lr=1.0, max_grad_norm=limit)
+    metrics = take_step(Descent(net), square_loss, net, x, lr=1.0, max_grad_norm=limit)
     torch.testing.assert_close(before - params(net), scale * expected, rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(metrics["grad_norm"], expected.norm())   # as it was before
 
@@ -295,23 +310,6 @@ def test_both_ways_of_clipping_give_the_same_bits(longest):
                                    equal_nan=True)
 
 
-def test_gradient_norms_of_several_optimizers_have_names_of_their_own():
-    net, other, x = small_net(), nn.Linear(3, 1), torch.randn(5, 3)
-    optimizers = mpi.Optimizers(actor=Descent(net), q=Descent(other))
-    assert "actor_grad_norm" in optimizers.actor.minimize(square_loss, net, x, lr=0.0)
-    metrics = optimizers.q.minimize(square_loss, other, x, lr=0.0)
-    torch.testing.assert_close(metrics["q_grad_norm"], gradient_of(other, x).norm())
-
-
-def test_steps_are_taken_where_gradients_are_off(compiling):
-    net, x = small_net(), torch.randn(5, 3)
-    before, expected = params(net), gradient_of(net, x)
-    with torch.no_grad():
-        Descent(net).minimize(square_loss, net, x, lr=0.5)
-        assert not torch.is_grad_enabled()
-    torch.testing.assert_close(params(net), before - 0.5 * expected)
-
-
 @pytest.mark.parametrize("scale", [1.0, 1e-5])  # of the loss: where it is small, eps decides
 def test_adam_is_pytorchs(scale):
     net, twin, x = small_net(), small_net(), torch.ones(3)
@@ -325,7 +323,7 @@ def test_adam_is_pytorchs(scale):
         loss_fn(twin)[0].backward()
         theirs.param_groups[0]["lr"] = lr
         theirs.step()
-        ours.minimize(loss_fn, net, lr=lr)
+        take_step(ours, loss_fn, net, lr=lr)
     torch.testing.assert_close(net(x), twin(x))
     assert not torch.allclose(net(x), small_net()(x))
 
@@ -350,7 +348,9 @@ def test_rmsprop_by_both_rules(tf_style, scale, eps):
         else:
             theirs.step()
             flat = params(twin)
-        optimizer.minimize(lambda: (scale * net(x).square().sum(), {}), lr=0.01)
+        optimizer.zero_grad()
+        (scale * net(x).square().sum()).backward()
+        optimizer.step(0.01)
     torch.testing.assert_close(params(net), flat)
     assert (params(net) - params(small_net())).abs().max() > 1e-5
 
@@ -359,19 +359,17 @@ def test_rmsprop_by_both_rules(tf_style, scale, eps):
 def test_an_optimizer_goes_on_from_its_state(make):
     """What is saved is all that it needs, and what is loaded is a copy."""
     nets, inputs = [small_net(), small_net()], torch.randn(6, 5, 3)
-    whole, saved = (mpi.Optimizers(one=make(net)) for net in nets)
+    whole, saved = (make(net) for net in nets)
     for i, x in enumerate(inputs):
         if i == 3:
             state = saved.state_dict()
             nets[1] = copy.deepcopy(nets[1])
-            saved = mpi.Optimizers(one=make(nets[1]))
+            saved = make(nets[1])
             saved.load_state_dict(state)
-            state["one"]["square"].fill_(math.nan)
+            state["square"].fill_(math.nan)
         for net, optimizer in zip(nets, (whole, saved)):
-            optimizer.one.minimize(square_loss, net, x, lr=0.1)
+            take_step(optimizer, square_loss, net, x, lr=0.1)
     assert torch.equal(params(nets[0]), params(nets[1]))
-    with pytest.raises(KeyError):
-        saved.load_state_dict({"one": {}})
     with pytest.raises(KeyError):
         saved.load_state_dict({})
 
@@ -382,7 +380,7 @@ def test_a_module_that_is_loaded_is_still_the_optimizers():
     net.load_state_dict(other.state_dict())
     assert torch.equal(optimizer.flat, params(other))
     before, expected = params(net), gradient_of(other, x)
-    optimizer.minimize(square_loss, net, x, lr=0.1)
+    take_step(optimizer, square_loss, net, x, lr=0.1)
     torch.testing.assert_close(params(net), before - 0.1 * expected)
 
 
@@ -391,7 +389,7 @@ def test_a_parameter_used_twice_stands_in_the_vector_once():
     net[1].weight = net[0].weight
     expected, before = gradient_of(net, x), params(net)
     optimizer = Descent(net)
-    optimizer.minimize(square_loss, net, x, lr=0.1)
+    take_step(optimizer, square_loss, net, x, lr=0.1)
     assert optimizer.flat.shape == (15,)
     torch.testing.assert_close(params(net), before - 0.1 * expected)
 
@@ -401,7 +399,7 @@ def test_a_copy_has_parameters_of_its_own():
     optimizer = Descent(net)
     target = copy.deepcopy(net)
     before = target(x)
-    optimizer.minimize(square_loss, net, x, lr=0.1)
+    take_step(optimizer, square_loss, net, x, lr=0.1)
     assert torch.equal(target(x), before) and not torch.equal(net(x), before)
 
 
@@ -440,7 +438,8 @@ launch(Config)
 net = torch.nn.Linear(3, 2)
 broadcast(net)
 optimizer = mpi.Adam(net)
-optimizer.minimize(lambda: (net(torch.ones(3)).sum(), {}), lr=0.1)
+net(torch.ones(3)).sum().backward()
+optimizer.step(0.1)
 mpi.check_equal(optimizer.flat)
 mpi.barrier()
 print(mpi.rank(), mpi.size(), mpi.average(torch.ones(2)).sum().item(), mpi.gather(5), mpi.bcast(6),
@@ -502,6 +501,24 @@ def test_running_statistics_of_one_row(shape):
     stats.update(torch.full((1, *shape), 3.0))
     close(stats.mean, torch.full(shape, 3.0))
     close(stats.var, torch.zeros(shape))
+
+
+@pytest.mark.parametrize("value,mean,var,normal,scaled", [
+    (5, 2, 4, 1.5, 2.5), (1e-4, 0, 0, 1, 1), (21, 0, 4, 10, 10), (-1e9, 1, 4, -10, -10)])
+def test_normalize_and_scale_by_hand(value, mean, var, normal, scaled):
+    """The 1e-8 stands in the root."""
+    stats = mpi.RunningStats((1,))
+    stats.mean.fill_(mean), stats.var.fill_(var)
+    value = torch.tensor([float(value)])
+    close(stats.normalize(value), [normal])
+    close(stats.scale(value), [scaled])
+    assert stats.normalize(value).dtype == stats.scale(value).dtype == torch.float32
+
+
+def test_normalize_subtracts_before_it_rounds():
+    stats = mpi.RunningStats((1,))
+    stats.mean.fill_(1e6 + 0.02), stats.var.fill_(4e-4)         # float32 would make it 1e6
+    close(stats.normalize(torch.tensor([1e6])), [-1.0], rtol=1e-3)
 
 
 # ------------------------------------------------------------------------------- the settings
@@ -598,7 +615,7 @@ def trained(steps=3, optimizer=mpi.Adam):
     net = small_net()
     optimizer = optimizer(net)
     torch.manual_seed(1)
-    metrics = [optimizer.minimize(noisy_loss, net, x, lr=0.1, max_grad_norm=0.5)
+    metrics = [take_step(optimizer, noisy_loss, net, x, lr=0.1, max_grad_norm=0.5)
                for x in torch.randn(steps, 5, 3)]
     metrics = {name: torch.stack([row[name] for row in metrics]) for name in metrics[0]}
     return params(net), metrics, torch.get_rng_state()
@@ -660,7 +677,7 @@ def test_what_is_compiled_is_called_from_the_first_call_on(monkeypatch):
     assert_same_training(trained(), eager) or calls == []       # --compile was not given
     monkeypatch.setattr(mpi, "COMPILE", True)
     assert_same_training(trained(), eager, exact=False)
-    assert calls == ["compiled", "called", "called", "called"]  # once for a loss
+    assert calls == ["compiled", "called", "called"]  # the first step is eager
 
 
 def test_an_optimizer_that_was_compiled_goes_on_eagerly(monkeypatch):
@@ -671,7 +688,7 @@ def test_an_optimizer_that_was_compiled_goes_on_eagerly(monkeypatch):
     for compiling, x in zip((True, False, True, False), torch.randn(4, 5, 3)):
         monkeypatch.setattr(mpi, "COMPILE", compiling)
         before, expected = params(net), gradient_of(net, x)
-        optimizer.minimize(square_loss, net, x, lr=0.1)
+        take_step(optimizer, square_loss, net, x, lr=0.1)
         torch.testing.assert_close(params(net), before - 0.1 * expected)
 
 
@@ -695,10 +712,10 @@ def test_an_error_of_the_loss_is_its_own(monkeypatch, calls_before):
     monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     optimizer = Descent(net)
     for _ in range(calls_before):
-        optimizer.minimize(wrong, net, torch.ones(3), lr=0.1)
+        take_step(optimizer, wrong, net, torch.ones(3), lr=0.1)
     before = params(net)
     with pytest.raises(ZeroDivisionError, match="mine"):
-        optimizer.minimize(wrong, net, torch.ones(3), lr=0.1)
+        take_step(optimizer, wrong, net, torch.ones(3), lr=0.1)
     assert torch.equal(params(net), before)
 
 
