@@ -170,8 +170,8 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_q_targ = agent.critic_targ(batch.next_obs)
-        judge = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
-        next_val = q_of(next_q_targ, judge.argmax(-1))
+        next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
+        next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
