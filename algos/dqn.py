@@ -14,8 +14,8 @@ computes the target. One step of `train`:
 
     interact    a = argmax_a Q(s, a), or with probability eps a random action; store
                 (s, a, r, s', terminated) in the buffer
-    update      every `update_every` steps, one Adam step on dqn_loss
-    (copy)      every `target_every` steps, Q_targ <- Q
+    update      once per `update_every` steps, one Adam step on dqn_loss
+    (copy)      once per `target_every` steps, Q_targ <- Q
 
 Departures from the paper. Double DQN (see dqn_loss) and the dueling network (dueling_q)
 came later; --no-double --no-dueling turns them off. Adam with an annealed learning rate
@@ -261,9 +261,9 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N]: argmax_a Q(s, a), but each with
-        probability eps any action. A greedy agent may never find out that it
-        underestimates one."""
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best

@@ -12,8 +12,8 @@ samples a batch. The rest is algos/dqn.py with a CNN and other settings. One ste
 
     interact    a = argmax_a Q(s, a), or with probability eps a random action; store
                 (a, r, terminated) and the new frame in the buffer
-    update      every `update_every` steps, one Adam step on dqn_loss
-    (copy)      every `target_every` steps, Q_targ <- Q
+    update      once per `update_every` steps, one Adam step on dqn_loss
+    (copy)      once per `target_every` steps, Q_targ <- Q
 
 Preprocessing, in make_envs. An environment step repeats an action for 4 screens of the
 game. The frame is the pixelwise maximum of the last two, since some games draw some
@@ -258,9 +258,9 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N]: argmax_a Q(s, a), but each with
-        probability eps any action. A greedy agent may never find out that it
-        underestimates one."""
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best
