@@ -14,8 +14,8 @@ computes the target. One step of `train`:
 
     interact    a = argmax_a Q(s, a), or with probability eps a random action; store
                 (s, a, r, s', terminated) in the buffer
-    update      every `update_every` steps, one Adam step on dqn_loss
-    (copy)      every `target_every` steps, Q_targ <- Q
+    update      once per `update_every` steps, one Adam step on dqn_loss
+    (copy)      once per `target_every` steps, Q_targ <- Q
 
 Departures from the paper. Double DQN (see dqn_loss) and the dueling network (dueling_q)
 came later; --no-double --no-dueling turns them off. Adam with an annealed learning rate
@@ -170,8 +170,8 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_q_targ = agent.critic_targ(batch.next_obs)
-        judge = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
-        next_val = q_of(next_q_targ, judge.argmax(-1))
+        next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
+        next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
@@ -261,9 +261,9 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N]: argmax_a Q(s, a), but each with
-        probability eps any action. A greedy agent may never find out that it
-        underestimates one."""
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best

@@ -12,8 +12,8 @@ samples a batch. The rest is algos/dqn.py with a CNN and other settings. One ste
 
     interact    a = argmax_a Q(s, a), or with probability eps a random action; store
                 (a, r, terminated) and the new frame in the buffer
-    update      every `update_every` steps, one Adam step on dqn_loss
-    (copy)      every `target_every` steps, Q_targ <- Q
+    update      once per `update_every` steps, one Adam step on dqn_loss
+    (copy)      once per `target_every` steps, Q_targ <- Q
 
 Preprocessing, in make_envs. An environment step repeats an action for 4 screens of the
 game. The frame is the pixelwise maximum of the last two, since some games draw some
@@ -172,8 +172,8 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_q_targ = agent.critic_targ(batch.next_obs)
-        judge = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
-        next_val = q_of(next_q_targ, judge.argmax(-1))
+        next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
+        next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     loss = huber(q, target).mean()
@@ -258,9 +258,9 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N]: argmax_a Q(s, a), but each with
-        probability eps any action. A greedy agent may never find out that it
-        underestimates one."""
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best

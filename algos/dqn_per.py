@@ -10,16 +10,16 @@ fully at the end. The rest is algos/dqn.py. One step of `train`:
 
     interact          act and store, as DQN does; a new transition has no error yet and
                       gets the highest p so far
-    sample            every `update_every` steps, a batch by p, with the weights w
+    sample            once per `update_every` steps, a batch by p, with the weights w
     update            one Adam step on per_loss, which multiplies each loss by its w
     set_priorities    the p of the batch, by priority_of the errors that per_loss saw
-    (copy)            every `target_every` steps, Q_targ <- Q
+    (copy)            once per `target_every` steps, Q_targ <- Q
 
 A weakness remains. A large error may be noise of the environment. Then it stays large,
 and PER replays the transition again and again for nothing.
 
 Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
-rate by four, and clips rewards and errors to [-1, 1]. Here the Huber loss only limits
+rate by four, and clips rewards and errors to [-1, 1]. Here the Huber loss bounds only
 the gradient. In our runs PER was not clearly better than DQN (benchmarks/README.md).
 
 Healthy values. On CartPole `q` ends above 65, `td_error` (Q - y) between 0.5 and 5, and
@@ -114,7 +114,7 @@ def train(cfg: Config) -> Agent:
             eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
             agent.eps.fill_(eps)
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            # The bias matters near the end. Early on, Q and y change fast anyway.
+            # w corrects more and more of the bias, which matters once Q changes slowly.
             beta = cfg.beta_start + (1 - cfg.beta_start) * step / cfg.total_steps
             obs = interact(agent, envs, buffer, obs, agent.act(obs))
             updates_before = updates_due(step, cfg)
@@ -178,8 +178,8 @@ def per_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_q_targ = agent.critic_targ(batch.next_obs)
-        judge = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
-        next_val = q_of(next_q_targ, judge.argmax(-1))
+        next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
+        next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
         target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
     q = q_of(agent.critic(batch.obs), batch.act)
     assert q.shape == batch.weight.shape
@@ -281,9 +281,9 @@ class Agent(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N]: argmax_a Q(s, a), but each with
-        probability eps any action. A greedy agent may never find out that it
-        underestimates one."""
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:
             return best

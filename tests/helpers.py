@@ -478,24 +478,22 @@ def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
 
 
 def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
-    """Return random transitions, of which some terminate."""
+    """Return random transitions, of which some terminate. Those of dqn_per have random weights."""
     torch.manual_seed(seed)
     kind = dqn_kind(algo, kind)
     shape = (size, *DQN_SPACES[kind].shape)
     obs, next_obs = (torch.randn(shape, dtype=dtype) if kind == "vector"
                      else torch.randint(256, shape, dtype=torch.uint8) for _ in range(2))
     rew, ends = torch.randn(size, dtype=dtype), torch.rand(size) < 0.3
-    return algo.Transitions(obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype))
+    parts = obs, torch.randint(4, (size,)), rew, next_obs, ends.to(dtype)
+    if name_of(algo) == "dqn_per":
+        parts += np.arange(size), torch.rand(size)
+    return algo.Transitions(*parts)
 
 
 def dqn_loss(algo):
     """Return the loss function of the file."""
     return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
-
-
-def dqn_interact(algo):
-    """The function of the file that steps the environments."""
-    return algo.step_envs if name_of(algo) == "dqn_atari" else algo.interact
 
 
 class Film(gym.Env):
@@ -560,7 +558,7 @@ def film_logs(algo, buffer, steps, num_envs, kind):
     """Fill a buffer with steps of new environments. Return the log of each environment."""
     agent, envs, plain, obs = film_envs(algo, num_envs, kind)
     for _ in range(steps):
-        obs = dqn_interact(algo)(agent, envs, buffer, obs, agent.act(obs))
+        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
     return [env.log for env in plain]
 
 

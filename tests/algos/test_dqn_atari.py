@@ -62,7 +62,6 @@ def check(buffer, logs):
 
 # ---- The equation
 
-@pytest.mark.eq("dqn_atari", 7)
 def test_stacks_are_put_together_by_hand():
     """The docstring's example: an episode a to f of two steps, after one that ended with x."""
     buffer = dqn_atari.FrameBuffer(20, 1, 4, (4, 36, 36), CPU)
@@ -72,8 +71,8 @@ def test_stacks_are_put_together_by_hand():
     two_steps = (([a, b, c, d], 1, [b, c, d, e], False), ([b, c, d, e], 2, [c, d, e, f], True))
     for obs, rew, next_obs, terminated in two_steps:
         buffer.add(obs=np.concatenate(obs)[None], act=np.array([rew]), rew=np.array([rew]),
-                   next_obs=np.concatenate(next_obs)[None], terminated=np.array([terminated]))
-        buffer.starts = np.array([False])
+                   next_obs=np.concatenate(next_obs)[None], terminated=np.array([terminated]),
+                   done=np.array([terminated]))
     assert np.flatnonzero(buffer.columns["live"][:, 0]).tolist() == [15, 16]
     assert buffer.columns["frame"][11:18, 0, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5, 6]
     batch = buffer.gather(np.array([15, 16]), np.array([0, 0]))
@@ -93,7 +92,7 @@ def test_every_transition_is_as_it_was(kind, black, num_envs, rows):
     buffer = new_buffer(kind, num_envs, rows)
     agent, envs, plain, obs = film_envs(dqn_atari, num_envs, kind, black)
     for _ in range(30):
-        obs = dqn_atari.step_envs(agent, envs, buffer, obs, agent.act(obs))
+        obs = dqn_atari.interact(agent, envs, buffer, obs, agent.act(obs))
         check(buffer, [env.log for env in plain])
     assert rows == 100 or buffer.num_written.min() >= 30
     assert {step[4] for env in plain for step in env.log} == {0, 1}

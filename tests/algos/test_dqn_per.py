@@ -8,7 +8,7 @@ from scipy import stats
 
 from algos import dqn, dqn_per
 from tests import probe
-from tests.algos.test_dqn import ACT, CPU, check
+from tests.algos.test_dqn import CPU, check, part
 from tests.helpers import (
     DQN_SPACES as SPACES,
     close,
@@ -25,8 +25,7 @@ from utils.mpi import UsageError
 
 
 def new_buffer(kind="vector", size=60):
-    dtype = np.float32 if kind == "vector" else np.uint8
-    return dqn_per.PrioritizedBuffer(size, np.zeros(SPACES[kind].shape, dtype), ACT, CPU)
+    return dqn_per.PrioritizedBuffer(size, SPACES[kind], CPU)
 
 
 def fill(buffer, steps, num_envs=3, kind="vector"):
@@ -45,27 +44,13 @@ def rate(buffer, rng):
     return at
 
 
-def weighted(seed=0, size=32):
-    """A batch of random numbers, weights too."""
-    batch = make_batch(dqn_per, seed=seed, size=size)
-    generator = torch.Generator().manual_seed(seed)
-    return dqn_per.WeightedTransitions(**vars(batch), rows=np.arange(size),
-                                       weight=torch.rand(size, generator=generator))
-
-
-def part(batch, rows):
-    return type(batch)(*(column[rows] for column in vars(batch).values()))
-
-
 # ---- Equations
 
-@pytest.mark.eq("dqn_per", 7)
 def test_priority_by_hand():
     close(dqn_per.priority_of(vec(4, -9, 0), 0.5), vec(2, 3, 1e-3))
     close(dqn_per.priority_of(vec(4, -9, 1), 0.0), vec(1, 1, 1))
 
 
-@pytest.mark.eq("dqn_per", 8)
 def test_rows_are_found_by_hand():
     """Laid end to end 1, 0, 3, 0, 4: row 0 to 1, row 2 from there to 4, row 4 from there to 8."""
     tree = dqn_per.SumTree(5)
@@ -76,31 +61,16 @@ def test_rows_are_found_by_hand():
     assert tree.get(np.array([4, 0, 3])).tolist() == [4, 1, 0]
 
 
-@pytest.mark.eq("dqn_per", 9)
-def test_weights_by_hand():
-    """Of four transitions, two in the batch: (4/2)^-1 and (4/8)^-1, by the larger of the two."""
-    prob = torch.tensor([1 / 2, 1 / 8], dtype=torch.float64)
-    close(dqn_per.importance_weight(prob, 1 / 8, 1.0), [(1 / 2) / 2, 1])
-    close(dqn_per.importance_weight(prob, 1 / 8, 0.5), [1 / 2, 1])
-    close(dqn_per.importance_weight(prob, 1 / 8, 0.0), [1, 1])
-
-
-@pytest.mark.eq("dqn_per", 10)
-def test_beta_by_hand():
-    assert [dqn_per.anneal_beta(step, 0.4, 100) for step in (0, 50, 100, 120)] == [0.4, 0.7, 1, 1]
-
-
-@pytest.mark.eq("dqn_per", 3)
 def test_the_loss_is_weighted():
     """The gradient is that of DQN for each sample alone, by its weight; with weights 1 the same."""
-    agent, batch = make_agent(dqn_per), weighted()
+    agent, batch = make_agent(dqn_per), make_batch(dqn_per)
     net, losses, grads, errors = agent.critic, [], [], []
     for k in range(32):
         one = part(batch, slice(k, k + 1))
         one.weight.fill_(1)
         loss, metrics, grad = gradient_in(net, dqn_per.per_loss, agent, one)
         losses.append(loss), grads.append(grad), errors.append(metrics["td_error"])
-    batch = weighted()
+    batch = make_batch(dqn_per)
     loss, metrics, grad = gradient_in(net, dqn_per.per_loss, agent, batch)
     close(loss, (batch.weight * torch.stack(losses)).mean())
     close(grad, (batch.weight[:, None] * torch.stack(grads)).mean(0))
@@ -118,10 +88,9 @@ def test_the_error_is_that_of_the_target_by_hand():
     for net, bias in ((agent.critic, (3, 2)), (agent.critic_targ, (1, 5))):
         net.head[0].weight.data.zero_(), net.head[0].bias.data.copy_(vec(*bias))
     obs, act = torch.zeros(2, 3), torch.tensor([1, 0])
-    batch = dqn_per.WeightedTransitions(obs, act, vec(1, 1), obs, vec(0, 1),
-                                        rows=np.arange(2), weight=vec(1, 0.5))
+    batch = dqn_per.Transitions(obs, act, vec(1, 1), obs, vec(0, 1), np.arange(2), vec(1, 0.5))
     _, metrics = dqn_per.per_loss(agent, batch)
-    close(metrics["td_error"].detach(), vec(2 - (1 + 0.5 * 1), 3 - 1))
+    close(metrics["td_error"], vec(2 - (1 + 0.5 * 1), 3 - 1))
 
 
 # ---- The tree
@@ -188,7 +157,7 @@ def test_transitions_are_those_of_the_parent(kind):
     buffer = new_buffer(kind, 20)
     check(buffer, fill(buffer, 30, 3, kind))
     batch = buffer.sample(16, 0.5)
-    for field in fields(dqn_per.Transitions):
+    for field in fields(dqn.Transitions):
         assert np.array_equal(getattr(batch, field.name),
                               buffer.columns[field.name][batch.rows])
 
@@ -291,7 +260,7 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
         return sample(buffer, batch_size, beta)
 
     def noting_update(agent, optimizer, batch, lr):
-        error = dqn_per.per_loss(agent, batch)[1]["td_error"].detach()
+        error = dqn_per.per_loss(agent, batch)[1]["td_error"]
         learned.append([batch.rows, (error.abs() + 1e-6) ** agent.cfg.omega])
         return update(agent, optimizer, batch, lr)
 
