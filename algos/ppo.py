@@ -20,7 +20,7 @@ hundreds of gradient steps. An iteration of `train`:
 Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
 A and R anew. From OpenAI Baselines (Huang et al. 2022) come norm_obs, scale_rew,
 norm_adv, max_grad_norm and orthogonal initial weights. Only norm_obs clearly helped
-(benchmarks/README.md, ablation).
+(benchmarks/decisions.md, ablation).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
