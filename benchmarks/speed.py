@@ -82,9 +82,9 @@ def count_steps(library: str, env: str) -> dict[str, int]:
     counts = {"env": 0, "optimizer": 0}
 
     def counted(name, step):
-        def wrapper(*inputs):
+        def wrapper(*inputs, **settings):
             counts[name] += 1
-            return step(*inputs)
+            return step(*inputs, **settings)
         return wrapper
 
     env_class.step = counted("env", env_class.step)

@@ -138,6 +138,13 @@ def parameters(agent):
     return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
 
+def descend(optimizer, loss, lr):
+    """Take a step down the gradient of a loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step(lr)
+
+
 class Descent(mpi.Adam):
     """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
 

@@ -21,6 +21,7 @@ from tests.helpers import (
     Nowhere,
     bare,
     close,
+    descend,
     gradients,
     learn,
     learn_with,
@@ -109,7 +110,7 @@ def steps_of(tf, grads, lr=1.0, eps=0.03):
     optimizer, moves = mpi.RMSProp(param, eps, tf), []
     for grad in grads:
         before = param.detach().clone()
-        optimizer.minimize(lambda grad=grad: ((vec(*grad) * param).sum(), {}), lr=lr)
+        descend(optimizer, (vec(*grad) * param).sum(), lr)
         moves.append(before - param.detach())
     return torch.stack(moves)
 
@@ -141,7 +142,7 @@ def test_rmsprop_is_that_of_the_library(tf, library):
     reference = library([theirs], lr=1e-2, eps=1e-5, alpha=0.99)
     for _ in range(200):
         grad = torch.randn(50) * torch.logspace(-5, 1, 50)
-        optimizer.minimize(lambda grad=grad: ((grad * ours).sum(), {}), lr=1e-2)
+        descend(optimizer, (grad * ours).sum(), 1e-2)
         theirs.grad = grad.clone()
         reference.step()
     assert (ours - 1).abs().max() > 0.1

@@ -30,6 +30,7 @@ from tests.helpers import (
     Descent,
     Nowhere,
     close,
+    descend,
     distribution,
     noted,
     onpolicy_agent,
@@ -323,7 +324,7 @@ def test_the_optimizer_moves_what_acts(loaded):
     if loaded:
         agent.load_state_dict(make_agent(seed=1).state_dict())
     before = agent.act(obs, deterministic=True)
-    optimizer.minimize(lambda: (agent.actor(obs).sum(), {}), lr=0.1)
+    descend(optimizer, agent.actor(obs).sum(), 0.1)
     assert not torch.equal(agent.act(obs, deterministic=True), before)
 
 
@@ -672,7 +673,7 @@ def test_training_steps_as_the_optimizer_of_stable_baselines3(monkeypatch):
     theirs = type(their)([flat], **their.defaults | {"lr": 0.1})
     ours = type(ours)(start, eps=ours.eps)
     for _ in range(3):
-        ours.minimize(lambda: ((start * slope).sum(), {}), lr=0.1)
+        descend(ours, (start * slope).sum(), 0.1)
         flat.grad = slope.clone()
         theirs.step()
     close(start.detach(), flat, rtol=1e-4)

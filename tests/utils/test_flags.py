@@ -39,7 +39,7 @@ ALGOS = [vpg, a2c, acer, acktr, ppo, ppo_popart, ppo_lstm, gail, bc, trpo, ddpg,
          sac_her, dqn, dqn_atari, dqn_per]
 MODULES = ["algos.ppo", "utils.play", "utils.sweep", "tests.probe", "tests.mutants"]
 SCRIPTS = ["plot.py", *(f"benchmarks/{name}.py" for name in
-                        ("sb3", "scaling", "speed", "table"))]
+                        ("sb3", "speed", "table"))]
 PROGRAMS = {f"python -m {name}": ["-m", name] for name in MODULES} | {
     f"python {name}": [ROOT / name] for name in SCRIPTS}
 
