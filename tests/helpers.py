@@ -208,8 +208,7 @@ def onpolicy_agent(algo, kind="box", seed=0, **settings):
         stats = agent.reward_sum_stats
         stats.count.fill_(50), stats.mean.fill_(1.0), stats.var.fill_(9.0)
     else:
-        critic = agent.critic
-        critic.count.fill_(5), critic.loc.fill_(2.0), critic.square.fill_(13.0)     # scale 3
+        agent.num_rollouts.fill_(5), agent.loc.fill_(2.0), agent.square.fill_(13.0)     # scale 3
     return agent
 
 
