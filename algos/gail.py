@@ -406,7 +406,7 @@ class Agent(nn.Module):
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         num_features = 512 if self.images else obs_space.shape[0]
-        self.disc = nn.ModuleDict({  # shares nothing with the policy
+        self.disc = nn.ModuleDict({  # shares no weights; PyTorch's initial ones
             "encoder": nature_cnn(obs_space) if self.images else nn.Identity(),
             "net": mlp(num_features + num_outputs, *cfg.hidden, 1)})
         self.obs_stats = mpi.RunningStats(obs_space.shape)

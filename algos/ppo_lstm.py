@@ -17,9 +17,9 @@ pi(a|s) and V(s) are functions of h. An iteration of `train`:
 Breaking one of four rules raises no error; the agent just learns worse.
 
     1. An episode starts with m = 0, both in acting and in learning.
-    2. A minibatch has all T steps of its environments, since h depends on all of them.
+    2. A minibatch has all T steps of its environments, since h depends on earlier ones.
     3. A rollout may start within an episode, so learning starts from the m0 of acting.
-    4. A gradient step changes the LSTM, so every pass computes all h and c anew.
+    4. A gradient step changes the LSTM, so every pass computes h and c anew, from m0.
 
 Departures, besides those of ppo.py. m0 comes from older weights and statistics, and
 stays fixed for all epochs, as is common. log pi_old is exact: acting used this m0.
@@ -64,7 +64,7 @@ Memory = Float32[Tensor, "2 N size"]  # m: memory[0] is h, memory[1] is c
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it
+    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it (T >= 2)
     minibatch_envs: int = 2  # n, environments per gradient step; it has to divide N
     epochs: int = 10  # passes over each rollout (3 to 20)
     lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
@@ -204,7 +204,7 @@ def recurrent_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "T N 
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
-    # One more step of the LSTM, which forgets nothing and whose memory is dropped.
+    # One more step of the LSTM, from the memory before any reset.
     h, _ = agent.remember(agent.encoder(next_obs)[None], memories[:, ends])
     next_val[ends] = agent.value(h[0])
     adv = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
@@ -239,7 +239,6 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
-@mpi.compilable  # with --compile
 def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
@@ -345,7 +344,7 @@ class Agent(nn.Module):
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
         self.encoder = nature_cnn(obs_space) if self.images else (
             nn.Sequential(mlp(*sizes), nn.Tanh()))
-        self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # shared by actor and critic
+        self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # PyTorch's initial weights
         self.actor = mlp(cfg.lstm_size, *cfg.hidden, num_outputs)
         self.critic = mlp(cfg.lstm_size, *cfg.hidden, 1)
         for layer in self.modules():
@@ -408,7 +407,7 @@ class Agent(nn.Module):
         for piece, ended in zip(features.tensor_split(cuts), done.tensor_split(cuts)):
             h, memory = self.remember(piece, memory)
             hidden.append(h)
-            # It is m only in the last row of the piece. No other is used.
+            # Right only in the last row of the piece; no other is used.
             memories.append(memory.unsqueeze(1).expand(-1, len(piece), -1, -1))
             memory = memory * (1 - ended[-1])[:, None]  # rule 1
         return torch.cat(hidden).flatten(0, 1), torch.cat(memories, dim=1)
@@ -434,7 +433,7 @@ class Agent(nn.Module):
         return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw obs -> the deterministic action. `forget()` before each episode."""
+        """One raw obs -> the deterministic action. `forget()` starts a new episode."""
         return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: Rollout) -> None:

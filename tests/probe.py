@@ -106,7 +106,7 @@ def value(agent, obs):
         features = h[0]
     if hasattr(agent, "policy_avg"):  # ACER: V is the mean of Q under the policy
         return (agent.actor(features).softmax(-1) * agent.critic(features)).sum().item()
-    return agent.critic(features).item()
+    return (agent.value if hasattr(agent, "value") else agent.critic)(features).item()
 
 
 def passed(rows):

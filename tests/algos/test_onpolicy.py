@@ -171,8 +171,7 @@ def test_every_row_is_as_scripted(name, obs, act):
 def test_the_first_policy_prefers_nothing(name, kind):
     """Weights keep the length of what passes through, but for the last ones of the policy."""
     agent = ALGOS[name].Agent(*SPACES[kind], config(ALGOS[name]))
-    last = (agent.critic.net if ALGOS[name] is ppo_popart else agent.critic)[-1]
-    gains = {agent.actor[-1]: 0.01, last: 0.0 if ALGOS[name] is ppo_popart else 1.0}
+    gains = {agent.actor[-1]: 0.01, agent.critic[-1]: 0.0 if ALGOS[name] is ppo_popart else 1.0}
     layers = [layer for name, layer in agent.named_modules()
               if hasattr(layer, "weight") and not name.startswith("disc.")]
     for layer in layers:
@@ -293,7 +292,7 @@ def test_update_moves_every_parameter_and_leaves_statistics_alone(name, kind):
     kept, before = statistics(agent), copy.deepcopy(agent)
     flat, metrics = learn(algo, agent, make_rollout(algo, agent), lr=0.1)
     changed = {each for each, now in statistics(agent).items() if not torch.equal(now, kept[each])}
-    own = {"critic.count", "critic.loc", "critic.square"}       # of PopArt's targets
+    own = {"num_rollouts", "loc", "square"}                     # of PopArt's targets
     assert changed == (own if algo is ppo_popart else set())
     for (param_name, param), old in zip(agent.named_parameters(), before.parameters()):
         stays = param_name.startswith("disc.")                  # the discriminator has its own step
@@ -402,7 +401,7 @@ def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeyp
 WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no action was better
     "vpg": {"critic"}, "trpo": {"critic"},
     "a2c": {"critic", "encoder"}, "acktr": {"critic", "encoder"}, "ppo": {"critic", "encoder"},
-    "ppo_popart": {"critic", "encoder"},
+    "ppo_popart": {"critic", "encoder", "num_rollouts", "loc", "square"},
     "ppo_lstm": {"critic", "lstm", "encoder"}, "gail": {"critic", "encoder"},
 }
 
@@ -411,13 +410,14 @@ WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no acti
 def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
     """With images, the encoder is the policy's in vpg and trpo, and shared in the others."""
     algo = ALGOS[name]
-    plain = algo.compute_targets
+    targets = "recurrent_targets" if name == "ppo_lstm" else "compute_targets"
+    plain = getattr(algo, targets)
 
     def no_advantage(*args):
         val, adv, ret = plain(*args)
         return val, torch.zeros_like(adv), ret
 
-    monkeypatch.setattr(algo, "compute_targets", no_advantage)
+    monkeypatch.setattr(algo, targets, no_advantage)
     agent = make_agent(algo, "images", norm_adv=False, ent_coef=0.0)
     before = copies(agent)
     learn(algo, agent, make_rollout(algo, agent), lr=1e-2)
@@ -639,6 +639,7 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     algo, taken = ALGOS[name], []
     has_minibatches = hasattr(algo, "Minibatch")
     loss = "ppo_loss" if has_minibatches else "critic_value_loss"
+    loss = "popart_loss" if algo is ppo_popart else loss
     plain = getattr(algo, loss)
 
     def note(agent, first, *rest):
