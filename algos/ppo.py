@@ -179,7 +179,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 @torch.no_grad()
 def compute_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "TN *obs"]
                     ) -> tuple[PerStep, PerStep, PerStep]:
-    """V(s), advantages A, returns R = A + V(s); `obs` are the rollout's, normalised."""
+    """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
@@ -283,7 +283,7 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
-    grows with sigma even where tanh saturates. There, keep ent_coef small."""
+    grows with sigma even where tanh saturates."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
