@@ -3,6 +3,7 @@ import copy
 import functools
 import itertools
 import json
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -14,6 +15,7 @@ from algos import ppo
 from tests import envs as scripted
 from tests.envs import HIGH, LOW, Counter
 from tests.helpers import (
+    bare,
     rows,
     script,
 )
@@ -181,7 +183,7 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
         obs, act, logp_old = minibatch.obs, minibatch.act, minibatch.logp_old
         if acted:                                               # the first since the rollout
             with torch.no_grad():
-                now = ppo.log_prob(agent(obs)[0], agent.log_std, act)
+                now = ppo.log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
             updates.append((torch.cat(acted), logp_old, now, act))
             acted.clear()
         else:                                                   # of the second epoch
@@ -190,7 +192,7 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
 
     monkeypatch.setattr(ppo.Agent, "act", act_and_note)
     monkeypatch.setattr(ppo, "ppo_loss", loss_and_note)
-    ppo.train(config(env_kwargs={"act": act}, lr=0.01, orthogonal_init=False))
+    ppo.train(config(env_kwargs={"act": act}, lr=0.01))
     assert len(updates) == 4
     for logp, logp_old, now, acts in updates:
         assert len(logp) == 18 and logp.std() > 0.01
@@ -218,11 +220,12 @@ def test_true_next_obs_in_both_formats(form):
     if form == "objects":
         final_obs = np.array([final_obs[0], None, final_obs[2], None], dtype=object)[:3]
     infos, before = {"final_obs": final_obs, "_final_obs": done}, next_obs.copy()
-    true = ppo.true_next_obs(next_obs, done, infos)
-    assert true.tolist() == [[10, 11], [2, 3], [14, 15]] and true.dtype == np.float32
-    assert np.array_equal(next_obs, before)                     # it goes on from there
-    none = ppo.true_next_obs(next_obs, np.zeros(3, bool), {})
-    assert np.array_equal(none, before) and none is not next_obs
+    results = next_obs, np.zeros(3), done, np.zeros(3, bool), infos
+    agent = SimpleNamespace(act=lambda obs: torch.zeros(3), env_act=lambda act: act)
+    envs = SimpleNamespace(step=lambda act: results)
+    rollout, obs = bare(ppo).collect(agent, envs, np.zeros((3, 2), np.float32), 1)
+    assert rollout.next_obs[0].tolist() == [[10, 11], [2, 3], [14, 15]]
+    assert np.array_equal(obs, before)                          # it goes on from there
 
 
 class Kept(gym.vector.VectorWrapper):

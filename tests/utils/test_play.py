@@ -118,7 +118,7 @@ OFF_POLICY = {"total_steps": 200, "report_every": 100, "start_steps": 50, "batch
 SETTINGS = [                                        # all that may change how an agent acts
     *[(ppo, env, more) for env in ("Pendulum-v1", "CartPole-v1")
       for more in ({}, {"norm_obs": False}, {"hidden": ()}, {"hidden": (64, 64), "std_init": 0.3},
-                   {"orthogonal_init": False, "scale_rew": False})],
+                   {"std_init": 0.5, "scale_rew": False})],
     *[(sac, "Pendulum-v1", more)
       for more in ({}, {"hidden": (64, 64)}, {"learn_alpha": False}, {"target_entropy": -3.0})],
     *[(dqn, "CartPole-v1", more)
