@@ -192,7 +192,7 @@ def test_update_starts_from_the_probabilities_of_acting(act, monkeypatch):
 
     monkeypatch.setattr(ppo.Agent, "act", act_and_note)
     monkeypatch.setattr(ppo, "ppo_loss", loss_and_note)
-    ppo.train(config(env_kwargs={"act": act}, lr=0.01))
+    ppo.train(config(env_kwargs={"act": act}, lr=0.1))
     assert len(updates) == 4
     for logp, logp_old, now, acts in updates:
         assert len(logp) == 18 and logp.std() > 0.01
