@@ -166,7 +166,7 @@ class Algorithm:
     def bugs(self) -> list[Bug]:
         """Return the bugs that the tests plant in this file and whose text stands in it."""
         found = []
-        for path in sorted(ROOT.glob("tests/mutants/**/*.toml")):
+        for path in sorted(ROOT.glob("tests/mutants/*.toml")):
             for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
                 here = self.name in (path.stem, *entry.get("also", []))
                 if here and entry["old"] in self.text:

@@ -1,11 +1,9 @@
 """Do the tests catch bugs that a learning curve hides? Plant bugs and look.
 
     python -m tests.mutants                           the whole catalogue
-    python -m tests.mutants --algo ppo logger         only these modules
+    python -m tests.mutants --algo ppo mpi            only these modules
     python -m tests.mutants --sample 20 --jobs 2      20 bugs, two at a time
     python -m tests.mutants --id ppo-time-limit@a2c   only this bug
-    python -m tests.mutants --second                  bugs by an author who had
-                                                      not seen the tests
     python -m tests.mutants --check --algo ppo        plant nothing: no test may
                                                       fail
 
@@ -171,7 +169,7 @@ def verdict(said, status, mutant=None):
 
 def chosen(args):
     """Return the plantings that the command line asks for, in the catalogue's order."""
-    found = list(plantings(read(args.second)))
+    found = list(plantings(read()))
     if args.check:
         found = [Planting(name, name, (), None) for name in dict.fromkeys(p.module for p in found)]
     found = [p for p in found if not args.algo or p.module in args.algo]
@@ -210,7 +208,6 @@ def main(argv=None):
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
     parser.add_argument("--sample", type=int, default=0,
                         help="only this many, always the same ones; 0: all")
-    parser.add_argument("--second", action="store_true", help="plant the second catalogue")
     parser.add_argument("--check", action="store_true",
                         help="plant nothing: no test may fail")
     parser.add_argument("--out", default="", help="write the table to this .csv file")
