@@ -1,7 +1,6 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG waits for 512 samples before the policy takes a step, and it trains
-actor and critic apart.
+The problem. VPG waits for 512 samples before the policy takes a step.
 
 The idea. Take a step every few environment steps, and train both at once. T = 10 steps
 in each of N = 16 environments are enough: the environments differ, so even a small
@@ -22,8 +21,8 @@ RMSProp comes in two versions that share a name. With g the gradient of a weight
     w <- w - lr g / sqrt(m + eps),    m = 1 at first    --rmsprop tf, as in the paper
 
 Departures from the paper. A2C is synchronous; the threads of the paper's A3C don't wait
-for each other. GAE replaces n-step returns (its case lam = 1). sigma does not depend on
-s. tanh squashes actions. norm_obs, scale_rew and max_grad_norm as in OpenAI Baselines.
+for each other. GAE replaces n-step returns (its case lam = 1). norm_obs, scale_rew and
+max_grad_norm as in OpenAI Baselines. tanh squashes actions; sigma is the same in all s.
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5, `entropy` falls, and
 `explained_variance` rises above 0.5 (it is noisy, with so few samples).

@@ -20,9 +20,8 @@ critics do not chase their own changes. One step of `train`:
                   time one of pi on actor_loss, and the target networks follow
 
 Departures from the paper, as in the authors' later code (github.com/sfujim/TD3): layers
-of 256 and 256 units (paper: 400 and 300), batches of 256 (100), actions clipped to
-[-1, 1], noise in units of half the action range, no updates during the random actions
-at the start. We take a tenth of total_steps for these, at most 10,000.
+of 256 units (paper: 400, 300), batches of 256 (100), actions clipped to [-1, 1], noise
+in units of half the action range, no updates during the random actions at the start.
 
 Healthy values. `q1` and `q2` stay close together. If they keep growing while the return
 does not, the critics overestimate. `critic_loss` grows with Q, so it need not fall.

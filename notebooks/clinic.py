@@ -33,18 +33,23 @@ BUGS = {
     "A": Bug("ppo", ((
         'steps.append({"obs": obs,', 'steps.append({"obs": next_obs,'),)),
     "B": Bug("ppo", ((
-        "        return self.actor(features), self.critic(features).squeeze(-1)",
-        "        return self.actor(features), self.critic(features)"), (
+        "    val = agent.value(features)\n", "    val = agent.critic(features)\n"), (
         "    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]\n", ""))),
     "C": Bug("ddpg", ((
-        "def update(agent: Agent,",
-        "def joint_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:\n"
-        "    q_part, metrics = critic_loss(agent, batch)\n"
-        "    pi_part, more = actor_loss(agent, batch)\n"
-        "    return q_part + pi_part, metrics | more\n\n\n"
-        "def update(agent: Agent,"), (
-        "optimizers.critic.minimize(critic_loss,", "optimizers.critic.minimize(joint_loss,"), (
-        "optimizers.actor.minimize(actor_loss,", "optimizers.actor.minimize(joint_loss,"))),
+        '''    critic_opt.zero_grad()
+    loss.backward()
+    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
+
+    loss, actor_metrics = actor_loss(agent, batch)
+    actor_opt.zero_grad()
+    # The gradient goes through Q, but only the actor's weights receive it.
+    loss.backward(inputs=list(agent.actor.parameters()))
+''', '''    more, actor_metrics = actor_loss(agent, batch)
+    critic_opt.zero_grad()
+    actor_opt.zero_grad()
+    (loss + more).backward()
+    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
+'''),)),
     "D": Bug("a2c", ((
         "        self.square = torch.full_like(self.flat, float(tf_style))\n",
         "        self.square = torch.zeros_like(self.flat)\n"), (

@@ -49,8 +49,7 @@ def advantages(answer):
           "With lam = 1 and done all 0, a delta k steps later counts gamma ** k times.")
     zeros, column = torch.zeros(5, 1), done[:, None]
     # With values of 0, delta is the reward.
-    rollout = vpg.Rollout(zeros, zeros, delta[:, None], zeros, terminated=column, done=column)
-    want, _ = vpg.compute_advantages(rollout, zeros, zeros, 0.8, 0.5)
+    want = vpg.gae(delta[:, None], zeros, zeros, column, column, 0.8, 0.5)
     close(answer(delta, done, 0.8, 0.5), want[:, 0],
           "A delta k steps later counts (gamma lam) ** k times, but only within the episode.")
 

@@ -54,18 +54,14 @@ def in_step(answer):
         true(not yes(answer(shifted)), f"It accepts rows that lead {where}.")
 
 
-def scaled(weight, grad):
-    """A loss with this gradient."""
-    return grad * weight.sum(), {}
-
-
 @exercise
 def first_step(answer):
     for grad, eps in ((1.0, 1e-5), (-0.5, 0.1), (1e-3, 1e-5), (0.2, 0.1)):
         for tf_style in (True, False):
             weight = torch.nn.Parameter(torch.zeros(1))
             optimizer = mpi.RMSProp(weight, eps=eps, tf_style=tf_style)
-            optimizer.minimize(scaled, weight, grad, lr=0.02)
+            (grad * weight.sum()).backward()
+            optimizer.step(lr=0.02)
             start = "TensorFlow's rule starts with m = 1" if tf_style else (
                 "PyTorch's rule starts with m = 0")
             close(answer(grad, 0.02, eps, tf_style), -weight.item(),

@@ -52,7 +52,7 @@ def stored(env, algo, suite="results", library="plainrl"):
 
 # ---- The diff of two files
 
-SECTIONS = ["config", "agent", "data", "mathematics", "update", "train"]
+SECTIONS = ["config", "data types", "train", "losses", "agent", "buffer"]
 
 
 def sections(algo):
@@ -68,14 +68,16 @@ def sections(algo):
 
 def difference(parent, child, section):
     """Print the lines that only the parent (-) or only the child (+) has, block by block."""
-    lines = list(difflib.unified_diff(sections(parent)[section], sections(child)[section], n=0))
-    lines = ["" if line.startswith("@@") else line for line in lines[2:]]  # no names, no numbers
+    lines = ["" if line[:2] == "@@" else line for line in diff(parent, child, section)]
     print("\n".join(lines[1:]) if lines else "no difference")
 
 
 def count_new(parent, child):
     """Return {section: number of lines that the child adds}."""
-    lines = {name: difflib.unified_diff(sections(parent)[name], sections(child)[name], n=0)
-             for name in SECTIONS}
-    return {name: sum(line[0] == "+" and line[:3] != "+++" for line in diff)
-            for name, diff in lines.items()}
+    return {name: sum(line[0] == "+" for line in diff(parent, child, name)) for name in SECTIONS}
+
+
+def diff(parent, child, section):
+    """Return the lines of `diff -U0`, without the names of the files."""
+    parts = [sections(algo).get(section, []) for algo in (parent, child)]
+    return list(difflib.unified_diff(*parts, n=0))[2:]
