@@ -24,8 +24,7 @@ Departures from the paper. A2C is synchronous; the threads of the paper's A3C do
 for each other. GAE replaces n-step returns (its case lam = 1). norm_obs, scale_rew and
 max_grad_norm as in OpenAI Baselines. tanh squashes actions; sigma is the same in all s.
 
-Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5, `entropy` falls, and
-`explained_variance` rises above 0.5 (it is noisy, with so few samples).
+Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
 
 Run   python -m algos.a2c --env CartPole-v1 --total-steps 2e5
 Diff  diff algos/vpg.py algos/a2c.py    (next: ppo.py, acer.py, acktr.py)
