@@ -187,7 +187,16 @@ def test_a_refused_buffer_leaves_nothing_behind(algo, elsewhere, capsys):
 def test_the_size_is_a_total_over_processes(algo, monkeypatch):
     monkeypatch.setattr(launch, "_size", 4)
     monkeypatch.setattr(utils.run, "launch", lambda cfg: None, raising=False)   # no others start
-    assert Run(quick(algo, buffer_size=1000, num_envs=4)).buffer_size == 250
+    made = []
+
+    def note(capacity, *rest):
+        made.append(capacity)
+        raise KeyboardInterrupt                                 # no process would answer
+
+    monkeypatch.setattr(algo, "ReplayBuffer", note)
+    with pytest.raises(KeyboardInterrupt):
+        algo.train(quick(algo, buffer_size=1000, num_envs=4, batch_size=8))
+    assert made == [250]
     with pytest.raises(UsageError):
         Run(quick(algo, buffer_size=1001, num_envs=4))
 
