@@ -46,21 +46,14 @@ from torch import Tensor, nn
 #               and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import (
-    check_memory,
-    image_to_float,
-    is_image,
-    make_envs,
-    nature_cnn,
-    stack_steps,
-)
+from utils.envs import check_memory, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_spaces, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
-Inputs = Float32[Tensor, "B *obs"]  # normalised observations: what the networks take
+Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
 
@@ -190,7 +183,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
 # ======================================= losses =======================================
 @torch.no_grad()
 def compute_q_targets(agent: Agent, rollout: ReplayRollout,
-                      obs: Float32[Tensor, "TN *obs"]) -> tuple[PerStep, PerStep]:
+                      obs: Shaped[Tensor, "TN *obs"]) -> tuple[PerStep, PerStep]:
     """Q(s, a) of the actions taken and its targets R; `obs` are normalised."""
     cfg = agent.cfg
     rew = rollout.rew
@@ -391,7 +384,7 @@ class Agent(nn.Module):
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return image_to_float(obs)
+            return obs  # bytes, which the encoder scales
         if not self.cfg.norm_obs:
             return obs.float()
         return self.obs_stats.normalize(obs.float())

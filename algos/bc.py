@@ -46,12 +46,12 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import image_to_float, is_image, make_envs, nature_cnn
+from utils.envs import is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_range, check_spaces, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Float32[Tensor, "B *obs"]  # normalised observations: what the networks take
+Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
@@ -221,7 +221,7 @@ class Agent(nn.Module):
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return image_to_float(obs)
+            return obs  # bytes, which the encoder scales
         if not self.cfg.norm_obs:
             return obs.float()
         return self.obs_stats.normalize(obs.float())

@@ -48,7 +48,7 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import check_memory, image_to_float, is_image, make_envs, nature_cnn
+from utils.envs import check_memory, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, check_spaces, main
 
 # Shapes, which the tests check at every call.
@@ -230,7 +230,7 @@ class QNetwork(nn.Module):
 
     def forward(self, obs: Observations) -> PerAction:
         if self.images:
-            obs = self.encoder(image_to_float(obs))
+            obs = self.encoder(obs)
         out = self.head(obs.float())
         return dueling_q(out[:, :1], out[:, 1:]) if self.dueling else out
 

@@ -47,13 +47,13 @@ from torch import Tensor, nn
 #               returns the gradient's norm
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import image_to_float, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_spaces, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Float32[Tensor, "B *obs"]  # normalised observations: what the networks take
+Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
@@ -171,7 +171,7 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "TN *obs"]
+def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
                     ) -> tuple[PerStep, PerStep, PerStep]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
@@ -309,7 +309,7 @@ class Agent(nn.Module):
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return image_to_float(obs)
+            return obs  # bytes, which the encoder scales
         if not self.cfg.norm_obs:
             return obs.float()
         return self.obs_stats.normalize(obs.float())

