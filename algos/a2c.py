@@ -1,12 +1,12 @@
 """Advantage Actor-Critic (A2C).  Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. VPG waits for 512 samples before the policy takes a step.
+The problem. VPG's policy learns once from 512 samples: its updates are far apart.
 
-The idea. Take a step every few environment steps, and train both at once. T = 10 steps
-in each of N = 16 environments are enough: the environments differ, so even a small
-batch is diverse. Short rollouts are biased, since V replaces all later rewards, but the
-same data give three times as many steps. One loss trains actor and critic, and with
-images the encoder that they share. An iteration of `train`:
+The idea. Update the policy (the actor) and V (the critic) every few time steps. T = 10
+steps in N = 16 copies of the environment are enough: the copies are in different
+states, so even a small batch is diverse. The price is bias, since V replaces all
+rewards after a rollout. One loss trains both networks, and with images the encoder that
+they share. An iteration of `train`:
 
     collect            act for T steps in N parallel environments
     update
@@ -14,15 +14,14 @@ images the encoder that they share. An iteration of `train`:
       a2c_loss           one RMSProp step on the whole rollout
     update_stats       running statistics that normalise observations and rewards
 
-RMSProp comes in two versions that share a name. With g the gradient of a weight w:
-
-    m <- 0.99 m + 0.01 g^2
-    w <- w - lr g / (sqrt(m) + eps),  m = 0 at first    --rmsprop torch, the default
-    w <- w - lr g / sqrt(m + eps),    m = 1 at first    --rmsprop tf, as in the paper
-
 Departures from the paper. A2C is synchronous; the threads of the paper's A3C don't wait
-for each other. GAE replaces n-step returns (its case lam = 1). norm_obs, scale_rew and
-max_grad_norm as in OpenAI Baselines. tanh squashes actions; sigma is the same in all s.
+for each other. GAE replaces the paper's n-step returns, which are lam = 1. There is no
+entropy bonus by default. norm_obs, scale_rew and max_grad_norm as in OpenAI Baselines.
+tanh squashes actions; sigma is the same in all states. RMSProp, with g the gradient of
+a weight w, is PyTorch's by default, which learns more on MuJoCo (benchmarks/):
+
+    w <- w - lr g / (sqrt(m) + eps),  m <- 0.99 m + 0.01 g^2,  m = 0 at first
+    w <- w - lr g / sqrt(m + eps)     with --rmsprop tf, TensorFlow's; m = 1 at first
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
 
@@ -148,7 +147,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
     val, adv, ret = compute_targets(agent, rollout, obs)
     batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
                   ret=ret.flatten())
-    loss, metrics = a2c_loss(agent, batch)
+    loss, metrics = a2c_loss(agent, batch)  # V again, now with its gradient
     optimizer.zero_grad()
     loss.backward()
     metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
@@ -183,14 +182,14 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
 
     delta says how much better one step went than the critic expected. lam = 0 trusts
-    V(s') after one reward (bias); lam = 1 waits for all rewards (variance). Only a
+    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
     terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
     decay = gamma * lam * (1 - done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # nothing is known beyond the rollout
+    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
     for t in reversed(range(len(delta))):
         adv[t] = next_adv = delta[t] + decay[t] * next_adv
     return torch.as_tensor(adv, device=val.device)
@@ -251,7 +250,7 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     grows with sigma even where tanh saturates."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
 
 
 # ======================================= agent ========================================

@@ -233,7 +233,7 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     trace = ratio.clamp(max=1).cpu().numpy()
     error = np.zeros_like(delta)
-    next_error = np.zeros_like(delta[0])  # nothing is known beyond the rollout
+    next_error = np.zeros_like(delta[0])  # beyond the rollout, only V is known
     for t in reversed(range(len(delta))):
         error[t] = delta[t] + decay[t] * next_error
         next_error = trace[t] * error[t]  # min(1, rho_t) E_t, for step t - 1

@@ -222,7 +222,7 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     decay = gamma * lam * (1 - done)
     delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
     adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # nothing is known beyond the rollout
+    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
     for t in reversed(range(len(delta))):
         adv[t] = next_adv = delta[t] + decay[t] * next_adv
     return torch.as_tensor(adv, device=val.device)
@@ -293,7 +293,7 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     grows with sigma even where tanh saturates."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
 
 
 @torch.no_grad()
