@@ -12,8 +12,8 @@ The idea. A remedy for each. A replay buffer gives random batches, which mix old
 transitions. A target network Q_targ, an older copy of Q that is frozen between copies,
 computes the target. One step of `train`:
 
-    interact    a = argmax_a Q(s, a), or with probability eps a random action; store
-                (s, a, r, s', terminated) in the buffer
+    agent.act   a = argmax_a Q(s, a), or with probability eps a random action
+    interact    take a; store (s, a, r, s', terminated) in the buffer
     update      once per `update_every` steps, one Adam step on dqn_loss
     (copy)      once per `target_every` steps, Q_targ <- Q
 
@@ -107,7 +107,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            # At first Q is no better than a guess, so all actions are random.
+            # At first Q is no better than a guess, so eps falls from 1.
             eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
             agent.eps.fill_(eps)
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr

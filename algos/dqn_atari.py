@@ -10,8 +10,8 @@ of next_obs. FrameBuffer stores it once, in 7 GB, and rebuilds the stacks when i
 samples a batch. The rest is algos/dqn.py with a CNN and other settings. One step of
 `train`:
 
-    interact    a = argmax_a Q(s, a), or with probability eps a random action; store
-                (a, r, terminated) and the new frame in the buffer
+    agent.act   a = argmax_a Q(s, a), or with probability eps a random action
+    interact    take a; store (a, r, terminated) and the new frame in the buffer
     update      once per `update_every` steps, one Adam step on dqn_loss
     (copy)      once per `target_every` steps, Q_targ <- Q
 
@@ -109,7 +109,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            # At first Q is no better than a guess, so all actions are random.
+            # At first Q is no better than a guess, so eps falls from 1.
             eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
             agent.eps.fill_(eps)
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr

@@ -268,10 +268,10 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
         Lagrangian    max over pi, min over alpha >= 0, of return + alpha (H - H_0)
         so            alpha H is the bonus of pi; alpha falls if H > H_0, else it rises
 
-    The entropy of a density may be negative: H_0 = -1 per dimension is that of a uniform
-    distribution over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha
-    stays positive. With log alpha as first factor, the derivative in log alpha is H -
-    H_0. With alpha it would be alpha (H - H_0): the sign and the zero are the same.
+    The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
+    actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
+    positive. With log alpha as first factor, the derivative in log alpha is H - H_0.
+    With alpha it would be alpha (H - H_0): the sign and the zero are the same.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

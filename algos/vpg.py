@@ -1,17 +1,16 @@
-"""Vanilla Policy Gradient (VPG): REINFORCE (Williams 1992, doi:10.1007/BF00992696) with
-a learned baseline.
+"""Vanilla Policy Gradient (VPG): REINFORCE (Williams 1992, doi:10.1007/BF00992696).
 
 The problem. The weights of a policy pi(a|s) should maximise the expected return, the
 sum of an episode's rewards. Its gradient seems to need a model of the environment.
 
-The idea. It does not: grad E[return] = E[return x grad log pi(a|s)], summed over the
-steps, since the environment's probabilities do not depend on the weights. (notebooks/1
-derives this.) So we sample actions and make each more likely in proportion to what
-followed. The return is noisy: in a good state, most actions are followed by a high one.
-A second network, the critic, learns V(s), the discounted return to expect from s. What
-is left is the advantage A: how much better an action was than the policy's average.
-Subtracting V(s) changes no mean, because it does not depend on the action.
-An iteration of `train`:
+The idea. It does not, since the environment's probabilities do not depend on the
+weights: grad E[return] = E[sum_t grad log pi(a_t|s_t) return] (notebooks/1 derives it).
+So we sample actions and make each more likely in proportion to the return. That is
+noisy. Only rewards after a_t depend on a_t, so the others are left out. A second
+network, the critic, learns a baseline: V(s), the discounted sum of rewards to expect
+from s. It does not depend on a_t, so subtracting it changes no mean. What is left is
+the advantage A: how much better a_t was than the policy's average. And `gae` replaces
+late rewards by V, which is a bias as far as V is wrong. An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update
@@ -20,8 +19,8 @@ An iteration of `train`:
       critic_value_loss    `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Rollouts start and end in the middle of episodes; V replaces the rewards after the end.
-As in nearly all implementations, gamma discounts rewards but does not weight states.
+Rollouts start and end in the middle of episodes; V replaces the rewards beyond. As in
+nearly all implementations, gamma discounts rewards but does not weight states.
 
 Healthy values. On MuJoCo, `explained_variance` rises above 0.8 within 200,000 steps,
 `policy_grad_norm` stays between 0.03 and 0.4, and `entropy` falls slowly.
