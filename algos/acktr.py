@@ -25,7 +25,7 @@ start as plain means, as in K-FAC.
 Healthy values. On CartPole `step_size` is 0.01 to 0.23, `kl` below 0.0006 (max_kl is
 0.001), `explained_variance` above 0.6. A `kl` far above max_kl: F is estimated badly.
 
-Run   python -m algos.acktr --env CartPole-v1 --damping 0.1
+Run   python -m algos.acktr --env CartPole-v1 --total-steps 1e5
 Diff  diff algos/a2c.py algos/acktr.py
 """
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
     v_max_kl: float = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in the mean step (0 to 0.95)
-    damping: float = 0.01  # lambda, added to the Fisher matrix F (0.001 to 0.1)
+    damping: float | None = None  # lambda, added to F; default: see KFAC.__init__
     decay: float = 0.95  # weight of the old X and S in their averages (0.9 to 0.99)
     inverse_every: int = 5  # updates between inversions of X_d and S_d (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -277,6 +277,11 @@ class KFAC(mpi.Optimizer):
     def __init__(self, agent: Agent):
         super().__init__(agent)
         self.cfg = agent.cfg
+        self.damping = agent.cfg.damping
+        # F of a softmax nearly vanishes where pi is sure of its action, so that F^-1
+        # amplifies noise more. F of a Gaussian, about 1 / sigma^2, does not vanish.
+        if self.damping is None:
+            self.damping = 0.1 if agent.discrete else 0.01
         num = len(list(agent.critic.parameters()))  # they come last
         self.policy_params = self.params[:-num]  # with images the encoder's, too
         self.critic_params = self.params[-num:]
@@ -296,7 +301,7 @@ class KFAC(mpi.Optimizer):
             hook.remove()
             fisher.update(w=max(1 - self.cfg.decay, 1 / self.k.item()))
             if self.k <= every or self.k % every == 0:
-                fisher.invert(self.cfg.damping)
+                fisher.invert(self.damping)
 
     @torch.no_grad()
     def step(self, lr: float) -> dict:
@@ -306,7 +311,7 @@ class KFAC(mpi.Optimizer):
         """
         cfg = self.cfg
         mpi.average(self.grad)
-        D = {param: param.grad / (2 + cfg.damping) for param in self.params}
+        D = {param: param.grad / (2 + self.damping) for param in self.params}
         for layer, fisher in zip(self.layers, self.fishers):
             D |= fisher.solve(layer)  # replaces all D but log sigma's
         eta = step_size(self.policy_params, D, lr, cfg.max_kl)
