@@ -13,18 +13,15 @@ n counts the steps of all episodes, one episode after the other:
     env, env_kwargs           the environment's id and its keyword arguments (JSON), two texts
 """
 
-import copy
-import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import files, mpi
-from utils.envs import forget, make_envs, stack_steps
+from utils import mpi
+from utils.checkpoint import whole
+from utils.envs import evaluate, make_envs, stack_steps
 from utils.mpi import UsageError
 
 PER_STEP = ("obs", "act", "rew", "terminated", "truncated")
@@ -48,49 +45,37 @@ class Demos:
 # ---- writing
 
 
-def prepare_record(file: str, overwrite: bool) -> None:
-    """UsageError if no demonstrations can be written to `file`."""
-    folder = Path(file).parent
-    if not file.endswith(".npz"):
-        raise UsageError(f"--record {file}: the name must end in .npz")
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--record {file}: {folder} is no directory to write in")
-    if os.path.isdir(file):
-        raise UsageError(f"--record {file}: this is a directory; it takes a file")
-    if os.path.exists(file) and not overwrite:
-        raise UsageError(f"--record {file}: this file exists; --overwrite replaces it")
+class Recorder(gym.vector.VectorWrapper):
+    """Keep every step of a vector of environments: its row in each array of PER_STEP."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__(envs)
+        self.steps = []
+
+    def reset(self, **kwargs):
+        obs, infos = self.env.reset(**kwargs)
+        self.obs = np.copy(obs)  # Atari overwrites the array
+        return obs, infos
+
+    def step(self, act):
+        obs, rew, terminated, truncated, infos = self.env.step(act)
+        self.steps.append((self.obs, act, rew, terminated, truncated))
+        self.obs = np.copy(obs)
+        return obs, rew, terminated, truncated, infos
 
 
 def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic: bool = True,
-                 max_steps: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
-    """Play as `evaluate` does, write the episodes to `file`, and return (returns, lengths).
-
-    UsageError: an episode exceeds `max_steps`.
-    """
-    agent = copy.deepcopy(agent)
-    forget(agent)
+                 max_steps: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
+    """Call `evaluate`, write the episodes to `file`, and return (returns, lengths)."""
     envs = make_envs(cfg, episodes)
     envs.clip_rewards = False  # only a learner needs clipped ones
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # the initial states of `evaluate`
-    steps = []
-    returns, lengths = np.zeros(episodes), np.zeros(episodes, int)
-    while not lengths.all():
-        if len(steps) >= max_steps:
-            raise UsageError(f"--max-steps is {max_steps}, but {sum(lengths == 0)} of {episodes} "
-                             f"episodes of {cfg.env} did not end within it")
-        before = np.copy(obs)  # Atari overwrites the array
-        act = agent.env_act(agent.act(obs, deterministic))
-        obs, rew, terminated, truncated, infos = envs.step(act)
-        steps.append((before, act, rew, terminated, truncated))
-        first = (terminated | truncated) & (lengths == 0)  # later episodes are not kept
-        if first.any():
-            returns[first] = infos["episode"]["r"][first]
-            lengths[first] = len(steps)
-    envs.close()
-    columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
+    envs = Recorder(envs)
+    returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic,
+                                max_steps=max_steps, envs=envs)
+    columns = dict(zip(PER_STEP, map(np.stack, zip(*envs.steps))))  # [steps, episodes, ...]
     arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])
               for name, column in columns.items()}
-    with files.whole(file) as target:
+    with whole(file) as target:
         np.savez_compressed(target, **arrays, ret=returns, env=cfg.env, env_kwargs=cfg.env_kwargs)
     return returns, lengths
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils import files, launch
-from utils.launch import UsageError
+from utils.checkpoint import write_text
+from utils.mpi import UsageError
 
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
@@ -72,9 +72,10 @@ class Logger:
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
-        file = launch.bar_file()
+        rank_on_terminal = "PLAINRL_TERMINAL" in os.environ  # its own streams are pipes
+        file = sys.stdout if rank_on_terminal else sys.stderr  # in one pipe with the table
         self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", file=file,
-                        disable=file is None)
+                        disable=not (rank_on_terminal or file.isatty()))
         for part in (self.progress, self.episodes, self.board, self.bar):
             stack.callback(part.close)
 
@@ -187,7 +188,7 @@ class Table:
 
     def rewrite(self, rows):
         text = "".join(",".join(row) + "\n" for row in [self.columns, *rows])
-        files.write_text(self.path, text)
+        write_text(self.path, text)
         self.file = open(self.path, "ab", buffering=0)
 
     def write(self, rows):
