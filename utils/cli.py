@@ -23,47 +23,27 @@ from utils.mpi import UsageError, cores
 
 # What other libraries and earlier versions call a setting.
 OTHERS_SAY = {
-    "lr": "learning_rate actor_lr policy_lr pi_lr q_lr",
-    "v_lr": "critic_lr value_lr vf_lr",
+    "lr": "learning_rate actor_lr policy_lr pi_lr q_lr", "v_lr": "critic_lr value_lr vf_lr",
     "total_steps": "timesteps total_timesteps num_timesteps n_timesteps steps frames",
-    "num_envs": "n_envs nenvs",
+    "num_envs": "n_envs nenvs", "num_procs": "num_cpu n_cpu num_workers processes",
     "rollout_steps": "n_steps nsteps num_steps steps_per_epoch horizon batch",
     "minibatch_size": "batch_size num_minibatches nminibatches minibatch",
-    "batch_size": "minibatch_size batch",
-    "epochs": "n_epochs update_epochs noptepochs",
-    "gamma": "discount discount_factor",
-    "lam": "gae_lambda lambda",
-    "clip_ratio": "clip_range clip_coef clip_eps",
-    "max_kl": "target_kl delta",
-    "ent_coef": "entropy_coef entropy_coeff",
-    "alpha": "ent_coef entropy_coef temperature",
-    "learn_alpha": "autotune",
-    "vf_coef": "value_coef",
-    "norm_adv": "normalize_advantage",
-    "norm_obs": "normalize normalize_obs",
+    "batch_size": "minibatch_size batch", "epochs": "n_epochs update_epochs noptepochs",
+    "gamma": "discount discount_factor", "lam": "gae_lambda lambda", "tau": "polyak",
+    "clip_ratio": "clip_range clip_coef clip_eps", "max_kl": "target_kl delta",
+    "ent_coef": "entropy_coef entropy_coeff", "alpha": "ent_coef entropy_coef temperature",
+    "learn_alpha": "autotune", "vf_coef": "value_coef", "hidden": "hidden_sizes hid net_arch",
+    "norm_obs": "normalize normalize_obs", "norm_adv": "normalize_advantage",
     "scale_rew": "normalize_reward norm_reward reward_scale",
-    "hidden": "hidden_sizes hid net_arch layers",
-    "buffer_size": "replay_size memory_size",
+    "buffer_size": "replay_size memory_size", "update_every": "train_freq train_frequency",
     "start_steps": "learning_starts update_after warmup_steps",
-    "update_every": "train_freq train_frequency",
     "target_every": "target_update_interval target_network_frequency",
-    "tau": "polyak",
-    "policy_delay": "policy_frequency",
-    "act_noise": "exploration_noise noise",
-    "target_noise": "policy_noise",
-    "eps_end": "exploration_final_eps end_e",
-    "eps_steps": "exploration_fraction",
-    "env": "env_id env_name",
-    "env_kwargs": "max_episode_steps max_ep_len",
-    "run_dir": "log_dir logdir save_path save_dir exp_name out",
-    "init_from": "load load_path pretrained",
-    "eval_every": "eval_freq",
-    "report_every": "log_interval",
-    "num_procs": "num_cpu n_cpu num_workers processes",
-    "device": "cuda gpu",
-    "wandb": "track use_wandb wandb_project",
-    "jobs": "n_jobs workers num_workers",
-    "video": "render",
+    "policy_delay": "policy_frequency", "act_noise": "exploration_noise noise",
+    "eps_steps": "exploration_fraction", "eps_end": "exploration_final_eps end_e",
+    "env": "env_id env_name", "env_kwargs": "max_episode_steps max_ep_len",
+    "run_dir": "log_dir logdir save_path save_dir exp_name out", "eval_every": "eval_freq",
+    "init_from": "load load_path pretrained", "report_every": "log_interval",
+    "device": "cuda gpu", "wandb": "track use_wandb", "jobs": "n_jobs workers", "video": "render",
 }
 # Where the other name means something else.
 REMARKS = {
@@ -335,7 +315,8 @@ def check_settings(cfg):
     check_range(cfg, there(FRACTIONS), low=0, high=1)
     check_range(cfg, there(POSITIVE), above=0)
     check_range(cfg, " ".join(known))
-    for name in there(f"{COUNTS} eval_every start_steps hidden her_k").split():
+    whole = [field.name for field in fields(cfg) if "int" in str(field.type)]
+    for name in {"total_steps", *whole} & {*known} - {"seed"}:
         check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
     if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
         raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 1 to {cores()}, the "

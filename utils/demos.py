@@ -115,46 +115,47 @@ def load_demos(cfg, envs: gym.vector.VectorEnv) -> Demos:
 
 def read_demos(file: str) -> dict[str, np.ndarray]:
     """Return the arrays of a file. UsageError: it is not what `record_demos` writes."""
+    how = "python -m utils.play RUN --record demos.npz"
     if not file:
-        raise UsageError("--demos needs a file: python -m utils.play RUN --record demos.npz "
-                         "writes one")
+        raise UsageError(f"--demos needs a file: {how} writes one")
     try:
         with np.load(file, allow_pickle=False) as opened:
-            missing = [name for name in ARRAYS if name not in opened]
-            if missing:
-                raise UsageError(f"--demos {file} lacks the arrays {', '.join(missing)}")
-            arrays = {name: opened[name] for name in ARRAYS}
+            arrays = {name: opened[name] for name in ARRAYS if name in opened}
     except FileNotFoundError:
-        raise UsageError(f"--demos: there is no {file}; to record a run: python -m utils.play RUN "
-                         "--record demos.npz") from None
+        raise UsageError(f"--demos: there is no {file}; to record a run: {how}") from None
     except Exception as error:  # a damaged file can fail in any way; so does one that holds code
         raise UsageError(f"--demos {file} is no .npz file of plain arrays, or damaged: "
                          f"{error}") from None
-    check_arrays(file, arrays)
+    wrong = mistake(arrays)
+    if wrong:
+        raise UsageError(f"--demos {file}: {wrong}")
     return arrays
 
 
-def check_arrays(file: str, arrays: dict[str, np.ndarray]) -> None:
-    """UsageError unless the arrays of a file fit together."""
+def mistake(arrays: dict[str, np.ndarray]) -> str:
+    """Return "" if the arrays of a file fit together, or else what is wrong with them."""
+    missing = [name for name in ARRAYS if name not in arrays]
+    if missing:
+        return f"it lacks the arrays {', '.join(missing)}"
     lengths = {name: arrays[name].shape[:1] for name in PER_STEP}
     if len(set(lengths.values())) > 1 or lengths["rew"] != arrays["rew"].shape:
-        raise UsageError(f"--demos {file}: arrays differ in length: {lengths}")
+        return f"arrays differ in length: {lengths}"
     if not arrays["rew"].size:
-        raise UsageError(f"--demos {file} is empty: it has no steps")
+        return "it is empty: it has no steps"
     ends = [arrays[name] for name in ("terminated", "truncated")]
     if any(end.dtype != bool or end.ndim != 1 for end in ends):
-        raise UsageError(f"--demos {file}: terminated and truncated must be arrays [n] of bool")
+        return "terminated and truncated must be arrays [n] of bool"
     done = ends[0] | ends[1]
     if not done[-1]:
-        raise UsageError(f"--demos {file}: the last step does not end an episode")
+        return "the last step does not end an episode"
     if arrays["ret"].shape != (done.sum(),):
-        raise UsageError(f"--demos {file}: {done.sum()} episodes end, but ret has the shape "
-                         f"{list(arrays['ret'].shape)}")
+        return f"{done.sum()} episodes end, but ret has the shape {list(arrays['ret'].shape)}"
     for name in ("obs", "act", "rew", "ret"):
         if arrays[name].dtype.kind not in "buif":
-            raise UsageError(f"--demos {file}: {name} is {arrays[name].dtype}, not numbers")
+            return f"{name} is {arrays[name].dtype}, not numbers"
         if not np.isfinite(arrays[name]).all():
-            raise UsageError(f"--demos {file}: {name} holds NaN or infinity")
+            return f"{name} holds NaN or infinity"
+    return ""
 
 
 def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:

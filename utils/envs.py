@@ -8,7 +8,6 @@ also records its episodes, with the environment's own rewards, for `Run.log`.
 
 import contextlib
 import copy
-import difflib
 import functools
 import importlib
 import io
@@ -106,10 +105,7 @@ class OwnStep(gym.Wrapper):
 
 
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
-    """Return the first environment without its wrappers, for its rewards of other goals.
-
-    UsageError: it lacks `compute_reward` or `compute_terminated`.
-    """
+    """Return the first environment without its wrappers, for its rewards of other goals."""
     env = envs.unwrapped.envs[0].unwrapped
     for name in ("compute_reward", "compute_terminated"):
         if not hasattr(env, name):
@@ -388,9 +384,9 @@ def refusing_bad_env(cfg):
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
-        fact, near = str(error).partition(" Did you mean")[0], nearest_envs(cfg.env)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"--env is {cfg.env}: {fact}{hint}") from None
+        unknown = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        games = " Atari games have names such as ALE/Pong-v5" * unknown
+        raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
     except TypeError as error:
         if cfg.env_kwargs == "{}":  # then the error is the environment's own
             raise
@@ -400,27 +396,6 @@ def refusing_bad_env(cfg):
         raise UsageError(f"{wrong}: {fact}") from None
 
 
-def nearest_envs(env):
-    """Return ids of at most three environments that `env` may mean: the namespace may be missing.
-
-    Of several versions, the one that `env` names counts, or else the latest.
-    """
-    with contextlib.suppress(ImportError):
-        importlib.import_module("ale_py")  # registers Atari games, if it is installed
-    module, colon, wanted = env.rpartition(":")
-    versions = {}  # name in lower case -> {version: id}
-    for spec in gym.registry.values():
-        raw = "ale_py" in str(spec.entry_point) and spec.namespace != "ALE"  # such as Pong-v4
-        if not raw and spec.namespace not in ("phys2d", "tabular"):  # these need JAX
-            versions.setdefault(spec.name.lower(), {})[spec.version or 0] = spec.id
-    name, _, version = wanted.rpartition("/")[2].partition("-v")
-    name = re.sub("noframeskip|deterministic", "", name.lower())  # of Atari's older ids
-    near = [name] if name in versions else difflib.get_close_matches(name, versions, 3)
-    given = int(version) if version.isdecimal() else -1
-    return [module + colon + versions[name].get(given, versions[name][max(versions[name])])
-            for name in near]
-
-
 def register_robotics():
     """Register the environments of gymnasium-robotics, without the notes that it prints."""
     import mujoco
@@ -428,7 +403,7 @@ def register_robotics():
     with contextlib.redirect_stderr(io.StringIO()):
         importlib.import_module("gymnasium_robotics")
     # From MuJoCo 3.14 on, a joint type no longer equals the NumPy integer of a model, which the
-    # Fetch and Hand environments compare it with. Compared as numbers, they are equal as before.
+    # Fetch and Hand environments compare it with.
     mujoco.mjtJoint.__eq__ = lambda joint, other: int(joint) == other
 
 

@@ -45,16 +45,6 @@ def start_wandb(run_dir, settings, stack):
     stack.callback(run.finish)
 
 
-def heads(titles):
-    """Cut titles to 9 letters. If two are then alike, the longer one shows its last word."""
-    cut = []
-    for title in titles:
-        first, _, last = title.rpartition("_")
-        alike = any(title[:9] == other[:9] and len(title) > len(other) for other in titles)
-        cut.append(f"{first[:3]}_{last[:5]}" if alike and first else title[:9])
-    return cut
-
-
 class Logger:
     """Collects metrics on every rank and writes them to a run directory on rank 0."""
 
@@ -121,7 +111,7 @@ class Logger:
         names = ["ep_ret_mean", "ep_len_mean", *names][:9]
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
-            tqdm.write(" ".join(f"{head:>9}" for head in heads(titles)))
+            tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles))
         self.shown = names
         self.reports += 1
         cells = [f"{self.known[name]:.4g}" if name in self.known else "-" for name in names]

@@ -52,11 +52,6 @@ class UsageError(ValueError):
 class Optimizer:
     """Takes gradient steps, the same on all ranks.
 
-        loss, metrics = loss_fn(agent, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        grad_norm = optimizer.step(lr, max_grad_norm=0.5)
-
     of    what it optimizes: a module, a parameter, or an iterable of parameters
 
     Subclasses define the rule of the step. The parameters become views of one vector, and their

@@ -13,7 +13,6 @@ interrupted ones. On several machines, give each its own --first-seed.
 
 import itertools
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -31,7 +30,7 @@ from utils.cli import check_range, flag, nearest, program, read_command
 from utils.envs import make_envs
 from utils.mpi import UsageError
 from utils.results import OURS, has_result, headline, make_results
-from utils.run import RunConfig, as_folder, parse
+from utils.run import as_folder, parse
 
 
 @dataclass(frozen=True)
@@ -248,13 +247,9 @@ def hint(name: str) -> str:
     told = {"resume": "the same command again resumes runs that are not finished",
             "seed": "--seeds is the number of seeds, --first-seed the first of them",
             "env": "did you mean --envs?", "run_dir": "did you mean --out?"}
-    if name in told:
-        return told[name]
-    algos = Path(__file__).parents[1].glob("algos/*.py")
-    settings = {field.name for field in fields(RunConfig)}.union(
-        *(re.findall(r"^    (\w+): .*# ", path.read_text("utf-8"), re.M) for path in algos))
-    near = [] if nearest(name, [field.name for field in fields(Sweep)]) else nearest(name, settings)
-    return f"a setting of the algorithm is given by --set {near[0]}=..." if near else ""
+    if nearest(name, [field.name for field in fields(Sweep)]):
+        return told.get(name, "")
+    return told.get(name, f"a setting of the algorithm is given by --set {name}=...")
 
 
 def main(sweep: Sweep) -> int:
