@@ -18,7 +18,6 @@ import pickle
 import re
 import shutil
 import sys
-import types
 import zipfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -238,19 +237,3 @@ def spoken(path) -> str:
         if documented and ast.get_docstring(node) is not None:
             node.body = node.body[1:]
     return ast.dump(tree)
-
-
-def run_code(run_dir) -> types.ModuleType:
-    """Run the code that a run keeps, and return it as a module. UsageError: there is none, or it
-    fails."""
-    kept = Path(run_dir, "algo.py")
-    if not kept.exists():
-        raise UsageError(f"--as-trained: {run_dir} keeps no code: there is no {kept}")
-    module = types.ModuleType(f"algo.py of {run_dir}")
-    sys.modules[module.__name__] = module  # dataclasses look it up
-    try:
-        exec(compile(kept.read_bytes(), kept, "exec"), vars(module))
-        _ = module.Config, module.Agent  # every algorithm has them
-    except Exception as error:  # code of another version can fail in any way
-        raise UsageError(f"--as-trained: {kept} fails: {type(error).__name__} {error}") from None
-    return module

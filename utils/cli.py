@@ -86,7 +86,8 @@ def program():
         yield
     except UsageError as error:
         if mpi.rank() == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            lines = [f"error: {error}", *getattr(error, "__notes__", [])]
+            print("\n".join(lines), file=sys.stderr, flush=True)
         if mpi.size() > 1:
             mpi.leave(f"error: {error}", 2)
         sys.exit(2)

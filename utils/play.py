@@ -51,7 +51,6 @@ class Play:
     overwrite: bool = False  # --record replaces a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
-    as_trained: bool = False  # run the run's own algo.py, which may do anything; do you trust it?
     seed: int | None = None  # seed of the episodes (default: the run's own)
     max_steps: int = 100_000  # stop with an error if an episode is longer than this
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # where the networks run
@@ -75,60 +74,52 @@ HINTS = {"run": "the run directory stands alone: python -m utils.play RUN",
          "algo": "the run directory says which algorithm"}
 
 
-def find_module(algo: str, asked: str, hint: str = ""):
-    """Import algos/<algo>.py. UsageError says what `asked` for it, and ends in a `hint`."""
+def find_module(algo: str, asked: str):
+    """Import algos/<algo>.py. UsageError says what `asked` for it."""
     folder = importlib.import_module("algos").__path__
     names = [module.name for module in pkgutil.iter_modules(folder)]
     stem = Path(algo).stem
     if algo not in names and stem in names:
-        raise UsageError(f"{asked}: name it {stem}{hint}")
+        raise UsageError(f"{asked}: name it {stem}")
     if algo not in names:
-        raise UsageError(f"{asked}: there is no algos/{algo}.py, only {', '.join(names)}{hint}")
+        raise UsageError(f"{asked}: there is no algos/{algo}.py, only {', '.join(names)}")
     return importlib.import_module(f"algos.{algo}")
 
 
-def read_run(run, best: bool = False, as_trained: bool = False):
+def read_run(run, best: bool = False):
     """Return a run's algorithm module, its Config and the contents of its policy.pt (best.pt).
 
-    The module is the code that the run keeps if `as_trained`, else the present file in algos/.
     UsageError: there is no run or no policy, something is damaged, or the algorithm is unknown.
     """
     path = Path(run, "best.pt" if best else "policy.pt")
     config = read_config(run)
     package, _, algo = str(config["module"]).rpartition(".")
-    kept = not as_trained and Path(run, "algo.py").exists()
-    hint = "; --as-trained runs the code that the run keeps" if kept else ""
-    if as_trained:
-        module = checkpoint.run_code(run)
-    elif package == "algos":
-        module = find_module(algo, str(run), hint)
-    else:  # a stranger's run must not name code of theirs to import
-        raise UsageError(f"{run} was made by {config['module']}; only files in algos/ are "
-                         f"loaded{hint}")
+    if package != "algos":  # a stranger's run must not name code of theirs to import
+        raise UsageError(f"{run} was made by {config['module']}; only files in algos/ are loaded")
+    module = find_module(algo, str(run))
     try:
         cfg = module.Config(**config["settings"])
     except TypeError as error:
-        raise UsageError(f"another version made {run}/config.json: {error}{hint}") from None
+        raise UsageError(f"another version made {run}/config.json: {error}") from None
     if best and not path.exists():
         raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
     return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 
-def load_agent(run, best: bool = False, device: str = "cpu", as_trained: bool = False):
+def load_agent(run, best: bool = False, device: str = "cpu"):
     """Return the trained Agent of a run, with its statistics.
 
-    run           the run directory; the run need not be finished
-    best          load the policy of the best evaluation instead of the last checkpoint
-    device        cpu, cuda, or auto, which takes CUDA if there is one
-    as_trained    run the code that the run keeps, instead of the present file in algos/
+    run       the run directory; the run need not be finished
+    best      load the policy of the best evaluation instead of the last checkpoint
+    device    cpu, cuda, or auto, which takes CUDA if there is one
 
     Warns if the present code is not that of the run.
     UsageError: as in `read_run`, or the policy has other sizes than the settings say.
     """
-    module, cfg, policy = read_run(run, best, as_trained)
-    if not as_trained and checkpoint.has_changed(module.Config, run):
+    module, cfg, policy = read_run(run, best)
+    if checkpoint.has_changed(module.Config, run):
         warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
-                      "differently; --as-trained plays the code of the run", stacklevel=2)
+                      f"differently; {run}/algo.py is the code of the run", stacklevel=2)
     gpu = torch.cuda.is_available()
     if device == "cuda" and not gpu:
         raise UsageError("--device is cuda, but PyTorch finds no GPU here; it takes auto or cpu")
@@ -277,9 +268,9 @@ def main(play: Play) -> np.ndarray:
         choose_renderer()
     if play.record:
         check_target("--record", play.record, (".npz",), play.overwrite)
-    _, cfg, policy = read_run(play.run, play.best, play.as_trained)
+    _, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(cfg.torch_threads)
-    agent = load_agent(play.run, play.best, play.device, play.as_trained)
+    agent = load_agent(play.run, play.best, play.device)
     film = make_film(cfg) if play.video else None
     seed = cfg.seed if play.seed is None else play.seed
     if play.stochastic:

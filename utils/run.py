@@ -289,9 +289,9 @@ class Run:
         every = self.cfg.eval_every
         at_end = step >= self.cfg.total_steps
         if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
-            returns, _ = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
-                                  lambda: self.signal > 0)
-            if not self.signal:  # else it has ended early
+            returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
+                                        lambda: self.signal > 0)
+            if lengths.all():  # else a signal has ended it
                 self.store(eval_ret=returns)
 
     def log(self, step: int, envs, **metrics) -> None:

@@ -1,6 +1,5 @@
 """What a run keeps: whole checkpoints, and its code. Nothing in a stranger's file is run."""
 import errno
-import json
 import os
 import pickle
 import random
@@ -21,7 +20,6 @@ from algos import ppo
 from tests import toy
 from tests.helpers import refused as refusal, rows, steps
 from utils import checkpoint, mpi, play, run as run_module
-from utils.envs import evaluate
 from utils.mpi import UsageError
 from utils.run import open_run, read_config
 
@@ -285,11 +283,6 @@ def edit(monkeypatch):
     return replace
 
 
-def edit_kept(old, new):
-    assert old in KEPT.read_text()
-    KEPT.write_text(KEPT.read_text().replace(old, new))
-
-
 # ---- What is kept, and what counts as changed
 
 def test_a_run_keeps_the_file_that_made_it():
@@ -327,51 +320,8 @@ def test_play_warns_if_the_code_has_changed(edit):
         warnings.simplefilter("error")
         play.load_agent("run")
         edit(TANH, RELU)
-        play.load_agent("run", as_trained=True)
-    with pytest.warns(UserWarning, match="algos.ppo has changed since run .*--as-trained"):
+    with pytest.warns(UserWarning, match="algos.ppo has changed since run .*run/algo.py"):
         play.load_agent("run")
-
-
-@pytest.mark.filterwarnings("ignore:algos.ppo has changed")
-def test_as_trained_plays_the_code_of_the_run():
-    """The kept code has ReLU, as if algos/ppo.py had been changed to tanh since."""
-    trained = train()
-    edit_kept(TANH, RELU)
-    present, kept = (play.main(play.Play("run", 3, as_trained=flag)) for flag in (False, True))
-    assert not np.allclose(present, kept)
-    agents = [play.load_agent("run", as_trained=flag) for flag in (False, True)]
-    for agent, returns, layer in zip(agents, (present, kept), ("Tanh", "ReLU")):
-        assert np.array_equal(returns, evaluate(agent, ppo.Config(**SMALL), 3, seed=1)[0])
-        assert layer in str(agent.actor)
-        assert same(dict(agent.state_dict()), dict(trained.state_dict()))
-    assert [path.name for path in Path("run").iterdir() if path.is_dir()] == ["resume-128"]
-
-
-@pytest.mark.parametrize("module, message", [("algos.my_ppo", "there is no algos/my_ppo.py"),
-                                             ("mine.ppo", "only files in algos/ are loaded")])
-def test_a_run_whose_file_is_gone_plays_if_asked_to(module, message):
-    train()
-    config = json.loads(Path("run/config.json").read_text())
-    Path("run/config.json").write_text(json.dumps(config | {"module": module}))
-    said = refusal(play.load_agent, "run")
-    assert message in said and "--as-trained" in said
-    assert play.load_agent("run", as_trained=True).actor
-    KEPT.unlink()
-    assert "--as-trained" not in refusal(play.load_agent, "run")
-
-
-@pytest.mark.parametrize("text", ["def f(:\n", "from utils.gone import x\n", "", "1 / 0\n"])
-def test_kept_code_that_fails_is_refusal(text):
-    train()
-    KEPT.write_text(text)
-    assert "run/algo.py" in refusal(lambda: play.load_agent("run", as_trained=True))
-
-
-def test_a_run_without_code_plays_the_present_one():
-    train()
-    KEPT.unlink()
-    assert play.load_agent("run").actor
-    assert "keeps no code" in refusal(lambda: play.load_agent("run", as_trained=True))
 
 
 # ---- --resume

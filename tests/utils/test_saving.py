@@ -149,7 +149,7 @@ def test_evaluation_is_due(every, report_every, expected, monkeypatch):
 
     def evaluate(agent, cfg, episodes, seed, *rest):
         calls.append((agent.weight.tolist(), cfg.env, episodes, seed))
-        return np.array([1.0, 3.0]), None
+        return np.array([1.0, 3.0]), np.ones(2)
 
     monkeypatch.setattr(run_module, "evaluate", evaluate)
     agent = torch.nn.Linear(3, 2)
