@@ -86,23 +86,41 @@ def save_file(path, payload):
         with whole(path) as file:
             torch.save(payload, file)
             file.flush()
-            read(file.name, mmap=True)
+            load_file(file.name, mmap=True)
     except (OSError, RuntimeError, ValueError) as error:
         cause = error.__context__ if isinstance(error, RuntimeError) else error
         reason = getattr(cause, "strerror", None) or str(cause or error).partition("\n")[0]
         raise OSError(f"cannot write {path}: {reason}; the old checkpoint is intact") from error
 
 
-def load_file(path, *keys, flag=""):
+def load_file(path, *keys, flag="", mmap=False):
     """Return the dict that `save_file` wrote to `path`, with tensors on the CPU.
 
     UsageError, which begins with the `flag` that named the file, says what is wrong: one of `keys`
     is missing, a bit was flipped, it holds code, ...
     """
     try:
-        return read(path, *keys)
-    except ValueError as error:
-        raise UsageError(f"{flag}{flag and ': '}{error}") from None
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch loads a flipped bit silently
+        if damaged:
+            raise ValueError(f"{damaged} fails its checksum")
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        missing = [key for key in keys if key not in payload]
+        if missing or not isinstance(payload, dict):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return payload
+    except FileNotFoundError:
+        wrong = f"there is no {path}"
+    except OSError as error:
+        wrong = f"{path} cannot be read: {error.strerror or error}"
+    except pickle.UnpicklingError as error:
+        asks = re.search(r"GLOBAL (\S+)", str(error))
+        wrong = (f"{path} was refused and nothing in it was run: it holds "
+                 f"{asks[1] if asks else 'something'}, which is no tensor or plain value")
+    except Exception as error:  # a damaged file can fail in any way
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        wrong = f"{path} is damaged or no checkpoint: {reason}"
+    raise UsageError(f"{flag}{flag and ': '}{wrong}")
 
 
 def load_into(module, state, source):
@@ -162,32 +180,6 @@ def resume_folders(run_dir):
     """Return {step: folder} for a run's whole checkpoints: usually one, after a kill maybe two."""
     names = glob.glob("resume-*", root_dir=run_dir)
     return {int(name[7:]): Path(run_dir, name) for name in names if name[7:].isdecimal()}
-
-
-def read(path, *keys, mmap=False):
-    """Return the dict in a file, which must have `keys`. ValueError says what is wrong."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch loads a flipped bit silently
-        if damaged:
-            raise ValueError(f"{damaged} fails its checksum")
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        missing = [key for key in keys if key not in payload]
-        if missing or not isinstance(payload, dict):
-            raise ValueError(f"it lacks {', '.join(missing)}")
-        return payload
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except pickle.UnpicklingError as error:
-        asks = re.search(r"GLOBAL (\S+)", str(error))
-        raise ValueError(f"{path} was refused and nothing in it was run: it holds "
-                         f"{asks[1] if asks else 'something'}, which is no tensor or plain value"
-                         ) from error
-    except Exception as error:  # a damaged file can fail in any way
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
 
 
 # ---- code

@@ -223,7 +223,8 @@ def make_film(cfg) -> Film:
         film.reset(seed=cfg.seed)
         return film
     except Exception as error:
-        hint = f". {NO_DISPLAY}" if "mujoco" in str(gym.spec(cfg.env).entry_point) else ""
+        spec = gym.registry.get(cfg.env.rpartition(":")[2])
+        hint = f". {NO_DISPLAY}" if spec and "mujoco" in str(spec.entry_point) else ""
         raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
 
 
