@@ -48,8 +48,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, ScalarFormatter
 from scipy.stats import bootstrap, trim_mean
 
+from utils.cli import program, read_command
 from utils.curves import RunData, differing, load, note, spell
-from utils.flags import read_command
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -771,4 +771,5 @@ def parse(args: list[str]) -> Plot:
 
 
 if __name__ == "__main__":
-    main(parse(sys.argv[1:]))
+    with program():
+        main(parse(sys.argv[1:]))

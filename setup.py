@@ -27,8 +27,9 @@ CORE = [
 
 ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
-# imageio-ffmpeg brings FFmpeg, which writes .mp4 and .gif files; pygame draws classic control.
-VIDEO = ["imageio-ffmpeg", "pygame"]
+# imageio writes .mp4 files by an FFmpeg that it brings, and .gif files, so no pipe of ours has to.
+# pygame draws classic control.
+VIDEO = ["imageio[ffmpeg]", "pygame"]
 ROBOTICS = ["gymnasium-robotics"]       # FetchReach, PointMaze and other environments with goals
 # The reading site: python -m docs
 DOCS = [

@@ -169,7 +169,7 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     if library == "plainrl":
         command += ["--compile"] * args.compile + ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
-            from utils.launch import find_mpiexec
+            from utils.mpi import find_mpiexec
 
             command = [find_mpiexec(), "-n", str(args.num_procs), *command]
     start = time.perf_counter()

@@ -19,8 +19,8 @@ import tempfile
 import torch
 
 from tests.envs import Probe
+from utils.cli import flags_of, nearest, program
 from utils.envs import forget
-from utils.flags import flags_of, nearest
 from utils.mpi import UsageError
 from utils.play import find_module
 
@@ -143,14 +143,13 @@ def read_set(algo, pair):
 def quiet_probe(algo, case, box, settings):
     """Return the rows of `probe`, or the reason for which it was skipped."""
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # a UsageError prints its message
-            return probe(algo, case, box, **settings), ""
+        return probe(algo, case, box, **settings), ""
     except FloatingPointError as error:
         return [(str(error), 0.0, float("nan"), 0.0)], ""
     except UsageError as error:
         if "the action space" in str(error):
             return [], "skipped: continuous actions" if box else "skipped: discrete actions"
-        raise UsageError(str(error)) from None
+        raise
 
 
 def main(argv=None):
@@ -179,4 +178,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with program():
+        sys.exit(main())

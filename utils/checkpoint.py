@@ -1,60 +1,126 @@
-"""Save checkpoints that survive a kill, a power cut or a full disk, and load them safely.
+"""What a run keeps: checkpoints that survive a kill, and the code that made them.
 
-A checkpoint is written under a temporary name (utils/files.py) and read back before it gets its
-own. It holds only tensors and plain values, so it opens with `weights_only=True` and a stranger's
-file runs no code.
+A file is written under a temporary name, flushed to the disk and then renamed, so a kill or a
+power cut leaves it whole or leaves the old one. A checkpoint is also read back before the rename.
+It holds only tensors and plain values, so it opens with `weights_only=True` and a stranger's file
+runs no code.
 
     policy.pt                   weights and statistics: all that acting needs
     resume-<step>/rank<k>.pt    what rank k needs to continue; one such folder is always whole
+    algo.py                     the algorithm file. A later edit would make the same weights act
+                                differently, or continue the run with another algorithm
 """
 
+import ast
 import glob
 import os
 import pickle
 import re
 import shutil
+import sys
 import zipfile
-from collections import OrderedDict
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from utils import mpi
-from utils.files import sync_folder, whole
 from utils.mpi import UsageError, together
 
-PLAIN = (int, float, bool, str, bytes, type(None))
+# ---- files
+
+
+@contextmanager
+def whole(path):
+    """Yield an open file that becomes `path` after the block, or vanishes if the block fails."""
+    tmp = Path(f"{path}.tmp")
+    try:
+        with open(tmp, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(tmp, path)
+    except BaseException:
+        tmp.unlink(missing_ok=True)
+        raise
+    sync_folder(tmp.parent)
+
+
+def write_text(path, text):
+    """Write text to a file, whole or not at all."""
+    with whole(path) as file:
+        file.write(text.encode())
+
+
+def sync_folder(folder):
+    """Flush a folder's names to the disk. Otherwise a power cut may undo a rename."""
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def check_target(flag, file, suffixes, overwrite=True):
+    """UsageError if no file with one of these suffixes can be written to `file`."""
+    folder = Path(file).parent
+    if not file.endswith(suffixes):
+        raise UsageError(f"{flag} {file}: the name must end in {' or '.join(suffixes)}")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {file}: {folder} is no directory to write in")
+    if os.path.isdir(file):
+        raise UsageError(f"{flag} {file}: this is a directory; it takes a file")
+    if os.path.exists(file) and not overwrite:
+        raise UsageError(f"{flag} {file}: this file exists; --overwrite replaces it")
+
+
+# ---- checkpoints
 
 
 def save_file(path, payload):
     """Write `payload`, a dict of state dicts and plain values, to the file `path`.
 
-    TypeError names a value that could not be loaded again, such as a NumPy array or a deque.
-    OSError: for example, the disk is full. After either error an older file at `path` is intact.
+    OSError: the disk is full, or a value is neither a tensor nor plain, such as a NumPy array.
+    After an error an older file at `path` is intact.
     """
-    refuse_foreign(payload, "checkpoint")
     try:
         with whole(path) as file:
             torch.save(payload, file)
             file.flush()
-            read(file.name, mmap=True)
+            load_file(file.name, mmap=True)
     except (OSError, RuntimeError, ValueError) as error:
-        cause = error.__context__ or error  # torch hides that the disk is full
-        reason = getattr(cause, "strerror", None) or str(cause).partition("\n")[0]
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        reason = getattr(cause, "strerror", None) or str(cause or error).partition("\n")[0]
         raise OSError(f"cannot write {path}: {reason}; the old checkpoint is intact") from error
 
 
-def load_file(path, *keys, flag=""):
+def load_file(path, *keys, flag="", mmap=False):
     """Return the dict that `save_file` wrote to `path`, with tensors on the CPU.
 
-    flag    the flag that named the file, to begin the message of a UsageError
-
-    UsageError says what is wrong: one of `keys` is missing, a bit was flipped, it holds code, ...
+    UsageError, which begins with the `flag` that named the file, says what is wrong: one of `keys`
+    is missing, a bit was flipped, it holds code, ...
     """
     try:
-        return read(path, *keys)
-    except ValueError as error:
-        raise UsageError(f"{flag}{flag and ': '}{error}") from None
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch loads a flipped bit silently
+        if damaged:
+            raise ValueError(f"{damaged} fails its checksum")
+        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        missing = [key for key in keys if key not in payload]
+        if missing or not isinstance(payload, dict):
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        return payload
+    except FileNotFoundError:
+        wrong = f"there is no {path}"
+    except OSError as error:
+        wrong = f"{path} cannot be read: {error.strerror or error}"
+    except pickle.UnpicklingError as error:
+        asks = re.search(r"GLOBAL (\S+)", str(error))
+        wrong = (f"{path} was refused and nothing in it was run: it holds "
+                 f"{asks[1] if asks else 'something'}, which is no tensor or plain value")
+    except Exception as error:  # a damaged file can fail in any way
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        wrong = f"{path} is damaged or no checkpoint: {reason}"
+    raise UsageError(f"{flag}{flag and ': '}{wrong}")
 
 
 def load_into(module, state, source):
@@ -116,42 +182,50 @@ def resume_folders(run_dir):
     return {int(name[7:]): Path(run_dir, name) for name in names if name[7:].isdecimal()}
 
 
-def read(path, *keys, mmap=False):
-    """Return the dict in a file, which must have `keys`. ValueError says what is wrong."""
+# ---- code
+
+
+def file_of(config_class) -> Path | None:
+    """Return the file that defines a Config, or None if it is a notebook's."""
+    path = getattr(sys.modules.get(config_class.__module__), "__file__", None)
+    return Path(path) if path and os.path.isfile(path) else None
+
+
+def keep_code(config_class, run_dir, step: int) -> None:
+    """Copy the algorithm file into a run that starts or continues at `step`.
+
+    Other code that the run had until now is renamed, to algo-until-<step>.py.
+    """
+    file, kept = file_of(config_class), Path(run_dir, "algo.py")
+    if file is None or (kept.exists() and not has_changed(config_class, run_dir)):
+        return
+    if kept.exists() and step > 0:
+        os.replace(kept, kept.with_name(f"algo-until-{step}.py"))
+    with whole(kept) as copy:
+        copy.write(file.read_bytes())
+
+
+def has_changed(config_class, run_dir) -> bool:
+    """Return whether a run keeps other code than the file of `config_class` has now.
+
+    Comments, docstrings and layout do not count. UsageError: the run's copy is unreadable.
+    """
+    file, kept = file_of(config_class), Path(run_dir, "algo.py")
+    if file is None or not kept.exists():
+        return False
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch loads a flipped bit silently
-        if damaged:
-            raise ValueError(f"{damaged} fails its checksum")
-        payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        missing = [key for key in keys if key not in payload]
-        if missing or not isinstance(payload, dict):
-            raise ValueError(f"it lacks {', '.join(missing)}")
-        return payload
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}") from None
+        return spoken(kept) != spoken(file)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except pickle.UnpicklingError as error:
-        asks = re.search(r"GLOBAL (\S+)", str(error))
-        raise ValueError(f"{path} was refused and nothing in it was run: it holds "
-                         f"{asks[1] if asks else 'something'}, which is no tensor or plain value"
-                         ) from error
-    except Exception as error:  # a damaged file can fail in any way
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(f"{path} is damaged or no checkpoint: {reason}") from error
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError):  # one of them is damaged
+        return True
 
 
-def refuse_foreign(value, name):
-    """TypeError names a value that `weights_only=True` would refuse to load: too late by then."""
-    kind, parts = type(value), ()  # not isinstance: np.float64 is a float, and refused at load
-    if kind in (dict, OrderedDict):
-        parts = value.items()
-    elif kind in (list, tuple):
-        parts = enumerate(value)
-    elif kind not in PLAIN and not isinstance(value, torch.Tensor):
-        raise TypeError(f"{name} is a {kind.__module__}.{kind.__qualname__}, but a checkpoint "
-                        "may hold only tensors and plain values")
-    for key, item in parts:
-        refuse_foreign(key, f"a key of {name}")
-        refuse_foreign(item, f"{name}.{key}")
+def spoken(path) -> str:
+    """Return the code of a file without its comments, docstrings and layout."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)

@@ -13,18 +13,15 @@ n counts the steps of all episodes, one episode after the other:
     env, env_kwargs           the environment's id and its keyword arguments (JSON), two texts
 """
 
-import copy
-import math
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import files, mpi
-from utils.envs import forget, make_envs, stack_steps
+from utils import mpi
+from utils.checkpoint import whole
+from utils.envs import evaluate, make_envs, stack_steps
 from utils.mpi import UsageError
 
 PER_STEP = ("obs", "act", "rew", "terminated", "truncated")
@@ -48,49 +45,37 @@ class Demos:
 # ---- writing
 
 
-def prepare_record(file: str, overwrite: bool) -> None:
-    """UsageError if no demonstrations can be written to `file`."""
-    folder = Path(file).parent
-    if not file.endswith(".npz"):
-        raise UsageError(f"--record {file}: the name must end in .npz")
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"--record {file}: {folder} is no directory to write in")
-    if os.path.isdir(file):
-        raise UsageError(f"--record {file}: this is a directory; it takes a file")
-    if os.path.exists(file) and not overwrite:
-        raise UsageError(f"--record {file}: this file exists; --overwrite replaces it")
+class Recorder(gym.vector.VectorWrapper):
+    """Keep every step of a vector of environments: its row in each array of PER_STEP."""
+
+    def __init__(self, envs: gym.vector.VectorEnv):
+        super().__init__(envs)
+        self.steps = []
+
+    def reset(self, **kwargs):
+        obs, infos = self.env.reset(**kwargs)
+        self.obs = np.copy(obs)  # Atari overwrites the array
+        return obs, infos
+
+    def step(self, act):
+        obs, rew, terminated, truncated, infos = self.env.step(act)
+        self.steps.append((self.obs, act, rew, terminated, truncated))
+        self.obs = np.copy(obs)
+        return obs, rew, terminated, truncated, infos
 
 
 def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic: bool = True,
-                 max_steps: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
-    """Play as `evaluate` does, write the episodes to `file`, and return (returns, lengths).
-
-    UsageError: an episode exceeds `max_steps`.
-    """
-    agent = copy.deepcopy(agent)
-    forget(agent)
+                 max_steps: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
+    """Call `evaluate`, write the episodes to `file`, and return (returns, lengths)."""
     envs = make_envs(cfg, episodes)
     envs.clip_rewards = False  # only a learner needs clipped ones
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # the initial states of `evaluate`
-    steps = []
-    returns, lengths = np.zeros(episodes), np.zeros(episodes, int)
-    while not lengths.all():
-        if len(steps) >= max_steps:
-            raise UsageError(f"--max-steps is {max_steps}, but {sum(lengths == 0)} of {episodes} "
-                             f"episodes of {cfg.env} did not end within it")
-        before = np.copy(obs)  # Atari overwrites the array
-        act = agent.env_act(agent.act(obs, deterministic))
-        obs, rew, terminated, truncated, infos = envs.step(act)
-        steps.append((before, act, rew, terminated, truncated))
-        first = (terminated | truncated) & (lengths == 0)  # later episodes are not kept
-        if first.any():
-            returns[first] = infos["episode"]["r"][first]
-            lengths[first] = len(steps)
-    envs.close()
-    columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
+    envs = Recorder(envs)
+    returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic,
+                                max_steps=max_steps, envs=envs)
+    columns = dict(zip(PER_STEP, map(np.stack, zip(*envs.steps))))  # [steps, episodes, ...]
     arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])
               for name, column in columns.items()}
-    with files.whole(file) as target:
+    with whole(file) as target:
         np.savez_compressed(target, **arrays, ret=returns, env=cfg.env, env_kwargs=cfg.env_kwargs)
     return returns, lengths
 
@@ -130,46 +115,47 @@ def load_demos(cfg, envs: gym.vector.VectorEnv) -> Demos:
 
 def read_demos(file: str) -> dict[str, np.ndarray]:
     """Return the arrays of a file. UsageError: it is not what `record_demos` writes."""
+    how = "python -m utils.play RUN --record demos.npz"
     if not file:
-        raise UsageError("--demos needs a file: python -m utils.play RUN --record demos.npz "
-                         "writes one")
+        raise UsageError(f"--demos needs a file: {how} writes one")
     try:
         with np.load(file, allow_pickle=False) as opened:
-            missing = [name for name in ARRAYS if name not in opened]
-            if missing:
-                raise UsageError(f"--demos {file} lacks the arrays {', '.join(missing)}")
-            arrays = {name: opened[name] for name in ARRAYS}
+            arrays = {name: opened[name] for name in ARRAYS if name in opened}
     except FileNotFoundError:
-        raise UsageError(f"--demos: there is no {file}; to record a run: python -m utils.play RUN "
-                         "--record demos.npz") from None
+        raise UsageError(f"--demos: there is no {file}; to record a run: {how}") from None
     except Exception as error:  # a damaged file can fail in any way; so does one that holds code
         raise UsageError(f"--demos {file} is no .npz file of plain arrays, or damaged: "
                          f"{error}") from None
-    check_arrays(file, arrays)
+    wrong = mistake(arrays)
+    if wrong:
+        raise UsageError(f"--demos {file}: {wrong}")
     return arrays
 
 
-def check_arrays(file: str, arrays: dict[str, np.ndarray]) -> None:
-    """UsageError unless the arrays of a file fit together."""
+def mistake(arrays: dict[str, np.ndarray]) -> str:
+    """Return "" if the arrays of a file fit together, or else what is wrong with them."""
+    missing = [name for name in ARRAYS if name not in arrays]
+    if missing:
+        return f"it lacks the arrays {', '.join(missing)}"
     lengths = {name: arrays[name].shape[:1] for name in PER_STEP}
     if len(set(lengths.values())) > 1 or lengths["rew"] != arrays["rew"].shape:
-        raise UsageError(f"--demos {file}: arrays differ in length: {lengths}")
+        return f"arrays differ in length: {lengths}"
     if not arrays["rew"].size:
-        raise UsageError(f"--demos {file} is empty: it has no steps")
+        return "it is empty: it has no steps"
     ends = [arrays[name] for name in ("terminated", "truncated")]
     if any(end.dtype != bool or end.ndim != 1 for end in ends):
-        raise UsageError(f"--demos {file}: terminated and truncated must be arrays [n] of bool")
+        return "terminated and truncated must be arrays [n] of bool"
     done = ends[0] | ends[1]
     if not done[-1]:
-        raise UsageError(f"--demos {file}: the last step does not end an episode")
+        return "the last step does not end an episode"
     if arrays["ret"].shape != (done.sum(),):
-        raise UsageError(f"--demos {file}: {done.sum()} episodes end, but ret has the shape "
-                         f"{list(arrays['ret'].shape)}")
+        return f"{done.sum()} episodes end, but ret has the shape {list(arrays['ret'].shape)}"
     for name in ("obs", "act", "rew", "ret"):
         if arrays[name].dtype.kind not in "buif":
-            raise UsageError(f"--demos {file}: {name} is {arrays[name].dtype}, not numbers")
+            return f"{name} is {arrays[name].dtype}, not numbers"
         if not np.isfinite(arrays[name]).all():
-            raise UsageError(f"--demos {file}: {name} holds NaN or infinity")
+            return f"{name} holds NaN or infinity"
+    return ""
 
 
 def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:

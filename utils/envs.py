@@ -3,7 +3,7 @@
 Algorithm files get vector environments from `make_envs`. Every one of them restarts an environment
 in the same step in which its episode ends ("same-step autoreset"), so `next_obs` then holds the
 first observation of the next episode, and `infos["final_obs"]` the last one of the old. Every one
-also records its episodes, with the environment's own rewards, for `Run.report`.
+also records its episodes, with the environment's own rewards, for `Run.log`.
 """
 
 import contextlib
@@ -14,8 +14,10 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -23,11 +25,7 @@ import torch
 from torch import nn
 
 from utils import mpi
-from utils.checks import nearest_envs, obs_kind, unknown_keyword
 from utils.mpi import UsageError
-
-__all__ = ["check_memory", "evaluate", "forget", "goal_env", "is_image", "make_envs",
-            "nature_cnn", "stack_steps"]
 
 # How the names of the environments of gymnasium-robotics begin.
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
@@ -107,10 +105,7 @@ class OwnStep(gym.Wrapper):
 
 
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
-    """Return the first environment without its wrappers, for its rewards of other goals.
-
-    UsageError: it lacks `compute_reward` or `compute_terminated`.
-    """
+    """Return the first environment without its wrappers, for its rewards of other goals."""
     env = envs.unwrapped.envs[0].unwrapped
     for name in ("compute_reward", "compute_terminated"):
         if not hasattr(env, name):
@@ -179,8 +174,12 @@ def success(infos: dict, i: int) -> list[float]:
 
 
 def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
-             max_steps: float = math.inf) -> tuple[np.ndarray, np.ndarray]:
+             stop=lambda: False, max_steps: int = 100_000,
+             envs: gym.vector.VectorEnv | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
+
+    stop    asked before every step: whether to end at once, with lengths of 0 where it did
+    envs    the environments to play in (default: new ones, by `make_envs`)
 
     The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
     A copy of the agent acts. So a memory of the training environments stays as it is, and `play`
@@ -189,15 +188,16 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     """
     agent = copy.deepcopy(agent)
     forget(agent)
-    envs = make_envs(cfg, episodes)
+    envs = envs or make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # streams 0 and 1 belong to training
     returns = np.zeros(episodes)
     lengths = np.zeros(episodes, int)
     step = 0
-    while not lengths.all():
+    while not (lengths.all() or stop()):
         if step >= max_steps:
-            raise UsageError(f"--max-steps is {max_steps}, but {sum(lengths == 0)} of {episodes} "
-                             f"episodes of {cfg.env} did not end within it")
+            raise UsageError(f"{sum(lengths == 0)} of {episodes} evaluated episodes of {cfg.env} "
+                             f"did not end within {max_steps:,} steps (play: --max-steps); "
+                             """--env-kwargs '{"max_episode_steps": N}' ends them after N""")
         act = agent.env_act(agent.act(obs, deterministic))
         obs, _, terminated, truncated, infos = envs.step(act)
         forget(agent, terminated | truncated)
@@ -270,15 +270,89 @@ def check_memory(setting: str, count: int, num_bytes: int) -> None:
 
     setting    the flag that decides the size, such as "--buffer-size"
     """
-    need = num_bytes * mpi.size()
-    have = math.inf  # unknown on Windows
-    if hasattr(os, "sysconf"):
-        have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    need, have = num_bytes * mpi.size(), memory()
     total = count * mpi.size()
     mpi.say(f"replay buffer: {total:,} transitions, {need / 1e9:.2f} GB when full")
     if need > have:
         raise UsageError(f"{setting} is {total}, which takes {need / 1e9:.2f} GB; "
                          f"there are {have / 1e9:.2f} GB of memory")
+
+
+def memory() -> float:
+    """Return how many bytes the ranks may use: of the machine, their cgroup or `ulimit -v`."""
+    if os.name != "posix":
+        return math.inf  # unknown on Windows
+    import resource
+
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)  # of one process
+    if most != resource.RLIM_INFINITY:
+        limits.append(most * mpi.size())
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        _, kinds, group = line.split(":", 2)  # version 2 has one line, without kinds
+        root = Path("/sys/fs/cgroup", "memory" if kinds else "")
+        name = "memory.limit_in_bytes" if kinds else "memory.max"
+        if kinds in ("", "memory"):
+            inner = root / group.strip("/")
+            files = [folder / name for folder in (inner, *inner.parents)
+                     if folder.is_relative_to(root)]
+            texts = [file.read_text().strip() for file in files if file.exists()]
+            limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
+    return min(limits)
+
+
+# ---- spaces
+
+KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
+         "goal": "goals (Dict of vectors observation, achieved_goal, desired_goal)",
+         "discrete": "Discrete from 0",
+         "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
+         "box": "Box of floats with finite bounds"}
+
+
+def check_spaces(obs_space, act_space, obs, act):
+    """UsageError unless the spaces are of one of the KINDS in `obs` and one of those in `act`."""
+    kinds = obs_kind(obs_space), act_kind(act_space)
+    sides = ("observation", obs_space, kinds[0], obs), ("action", act_space, kinds[1], act)
+    for side, space, kind, takes in sides:
+        if not fits(kind, takes):
+            fit = ", ".join(fitting_algos(*kinds))
+            raise UsageError(f"--env has the {side} space {space}; this algorithm takes "
+                             f"{' or '.join(KINDS[name] for name in takes.split())}"
+                             f"{fit and f'; algorithms for this one: {fit}'}")
+
+
+def fits(kind, takes):
+    """Return whether `kind` is one of those in the text `takes`. Goals are vectors, too."""
+    return kind in takes.split() or (kind == "goal" and "vector" in takes.split())
+
+
+def obs_kind(space):
+    """Return "image", "goal", "vector" or "other" for an observation space."""
+    if getattr(space, "has_goals", False):  # see FlatDict
+        return "goal"
+    box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
+    sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames
+    if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 36:
+        return "image"
+    return "vector" if box and len(shape) == 1 else "other"
+
+
+def act_kind(space):
+    """Return "discrete", "box" or "other" for an action space."""
+    if isinstance(space, gym.spaces.Discrete):
+        return "discrete" if space.start == 0 else "other"
+    floats = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    return "box" if floats and space.is_bounded() else "other"
+
+
+def fitting_algos(obs, act):
+    """Return the algorithms whose own call of `check_spaces` accepts these kinds of spaces."""
+    call = re.compile(r'check_spaces\(.*obs="(.*)", act="(.*)"\)')
+    files = sorted(Path(__file__).parents[1].glob("algos/*.py"))
+    says = [(path.stem, call.search(path.read_text(encoding="utf-8"))) for path in files]
+    return [name for name, m in says if m and fits(obs, m[1]) and fits(act, m[2])]
 
 
 # ---- what can be wrong with --env and --env-kwargs
@@ -315,17 +389,15 @@ def refusing_bad_env(cfg):
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
-        fact, near = str(error).partition(" Did you mean")[0], nearest_envs(cfg.env)
-        hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        raise UsageError(f"--env is {cfg.env}: {fact}{hint}") from None
+        unknown = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        games = " Atari games have names such as ALE/Pong-v5" * unknown
+        raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
     except TypeError as error:
         if cfg.env_kwargs == "{}":  # then the error is the environment's own
             raise
-        name = unknown_keyword(error)
-        if name:
-            wrong = f"--env-kwargs is {cfg.env_kwargs}; {cfg.env} has no keyword argument {name}"
-            raise UsageError(wrong) from None
         fact = str(error).partition(" was raised from the environment creator")[0]
+        if name := re.search(r"unexpected keyword argument '(\w+)'", fact):
+            fact = f"it has no keyword argument {name[1]}"
         raise UsageError(f"{wrong}: {fact}") from None
 
 
@@ -336,7 +408,7 @@ def register_robotics():
     with contextlib.redirect_stderr(io.StringIO()):
         importlib.import_module("gymnasium_robotics")
     # From MuJoCo 3.14 on, a joint type no longer equals the NumPy integer of a model, which the
-    # Fetch and Hand environments compare it with. Compared as numbers, they are equal as before.
+    # Fetch and Hand environments compare it with.
     mujoco.mjtJoint.__eq__ = lambda joint, other: int(joint) == other
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from utils import files, launch
-from utils.launch import UsageError
+from utils.checkpoint import write_text
+from utils.mpi import UsageError
 
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
@@ -45,16 +45,6 @@ def start_wandb(run_dir, settings, stack):
     stack.callback(run.finish)
 
 
-def heads(titles):
-    """Cut titles to 9 letters. If two are then alike, the longer one shows its last word."""
-    cut = []
-    for title in titles:
-        first, _, last = title.rpartition("_")
-        alike = any(title[:9] == other[:9] and len(title) > len(other) for other in titles)
-        cut.append(f"{first[:3]}_{last[:5]}" if alike and first else title[:9])
-    return cut
-
-
 class Logger:
     """Collects metrics on every rank and writes them to a run directory on rank 0."""
 
@@ -72,9 +62,10 @@ class Logger:
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
-        file = launch.bar_file()
+        rank_on_terminal = "PLAINRL_TERMINAL" in os.environ  # its own streams are pipes
+        file = sys.stdout if rank_on_terminal else sys.stderr  # in one pipe with the table
         self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", file=file,
-                        disable=file is None)
+                        disable=not (rank_on_terminal or file.isatty()))
         for part in (self.progress, self.episodes, self.board, self.bar):
             stack.callback(part.close)
 
@@ -120,7 +111,7 @@ class Logger:
         names = ["ep_ret_mean", "ep_len_mean", *names][:9]
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
-            tqdm.write(" ".join(f"{head:>9}" for head in heads(titles)))
+            tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles))
         self.shown = names
         self.reports += 1
         cells = [f"{self.known[name]:.4g}" if name in self.known else "-" for name in names]
@@ -187,7 +178,7 @@ class Table:
 
     def rewrite(self, rows):
         text = "".join(",".join(row) + "\n" for row in [self.columns, *rows])
-        files.write_text(self.path, text)
+        write_text(self.path, text)
         self.file = open(self.path, "ab", buffering=0)
 
     def write(self, rows):

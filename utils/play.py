@@ -12,30 +12,38 @@ since the run. From Python:
     act = agent.predict(obs)    # one raw observation -> an action for env.step
 """
 
+import ctypes
 import importlib
+import json
+import os
 import pkgutil
 import sys
-from dataclasses import dataclass
+import tempfile
+import warnings
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import gymnasium as gym
 import numpy as np
 import torch
-import tyro
 
-from utils import checkpoint, source
-from utils.checks import check_range
-from utils.demos import prepare_record, record_demos
+from utils import checkpoint
+from utils.checkpoint import check_target
+from utils.cli import check_range, program, read_command
+from utils.demos import record_demos
 from utils.envs import evaluate, make_envs
-from utils.flags import read_command
 from utils.mpi import UsageError
-from utils.rundir import read_config
-from utils.video import make_view, prepare_video, record
+from utils.run import read_config
+
+NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
+              "apt-get install libegl1 libgl1 (Debian, Ubuntu), dnf install mesa-libEGL (Fedora)")
 
 
 @dataclass(frozen=True)
 class Play:
-    run: tyro.conf.Positional[str]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
+    run: Annotated[str, "without a flag"]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
     seconds: float | None = None  # length of the video (default: an episode)
@@ -43,7 +51,6 @@ class Play:
     overwrite: bool = False  # --record replaces a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
-    as_trained: bool = False  # run the run's own algo.py, which may do anything; do you trust it?
     seed: int | None = None  # seed of the episodes (default: the run's own)
     max_steps: int = 100_000  # stop with an error if an episode is longer than this
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # where the networks run
@@ -61,66 +68,58 @@ class Play:
                              "its own, which would not be among the demonstrations")
 
 
+# What to say about flags that do not exist.
 HINTS = {"run": "the run directory stands alone: python -m utils.play RUN",
          "env": "the run directory says which environment", "deterministic": "it is the default",
-         "algo": "the run directory says which algorithm"}  # for flags that do not exist
+         "algo": "the run directory says which algorithm"}
 
 
-def find_module(algo: str, asked: str, hint: str = ""):
-    """Import algos/<algo>.py. UsageError says what `asked` for it, and ends in a `hint`."""
+def find_module(algo: str, asked: str):
+    """Import algos/<algo>.py. UsageError says what `asked` for it."""
     folder = importlib.import_module("algos").__path__
     names = [module.name for module in pkgutil.iter_modules(folder)]
     stem = Path(algo).stem
     if algo not in names and stem in names:
-        raise UsageError(f"{asked}: name it {stem}{hint}")
+        raise UsageError(f"{asked}: name it {stem}")
     if algo not in names:
-        raise UsageError(f"{asked}: there is no algos/{algo}.py, only {', '.join(names)}{hint}")
+        raise UsageError(f"{asked}: there is no algos/{algo}.py, only {', '.join(names)}")
     return importlib.import_module(f"algos.{algo}")
 
 
-def read_run(run, best: bool = False, as_trained: bool = False):
+def read_run(run, best: bool = False):
     """Return a run's algorithm module, its Config and the contents of its policy.pt (best.pt).
 
-    The module is the code that the run keeps if `as_trained`, else the present file in algos/.
     UsageError: there is no run or no policy, something is damaged, or the algorithm is unknown.
     """
     path = Path(run, "best.pt" if best else "policy.pt")
     config = read_config(run)
     package, _, algo = str(config["module"]).rpartition(".")
-    kept = not as_trained and Path(run, source.KEPT).exists()
-    hint = "; --as-trained runs the code that the run keeps" if kept else ""
-    if as_trained:
-        module = source.load(run)
-    elif package == "algos":
-        module = find_module(algo, str(run), hint)
-    else:  # a stranger's run must not name code of theirs to import
-        raise UsageError(f"{run} was made by {config['module']}; only files in algos/ are "
-                         f"loaded{hint}")
+    if package != "algos":  # a stranger's run must not name code of theirs to import
+        raise UsageError(f"{run} was made by {config['module']}; only files in algos/ are loaded")
+    module = find_module(algo, str(run))
     try:
         cfg = module.Config(**config["settings"])
     except TypeError as error:
-        raise UsageError(f"another version made {run}/config.json: {error}{hint}") from None
+        raise UsageError(f"another version made {run}/config.json: {error}") from None
     if best and not path.exists():
         raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
     return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 
-def load_agent(run, best: bool = False, device: str = "cpu", as_trained: bool = False):
+def load_agent(run, best: bool = False, device: str = "cpu"):
     """Return the trained Agent of a run, with its statistics.
 
-    run           the run directory; the run need not be finished
-    best          load the policy of the best evaluation instead of the last checkpoint
-    device        cpu, cuda, or auto, which takes CUDA if there is one
-    as_trained    run the code that the run keeps, instead of the present file in algos/
+    run       the run directory; the run need not be finished
+    best      load the policy of the best evaluation instead of the last checkpoint
+    device    cpu, cuda, or auto, which takes CUDA if there is one
 
-    A warning is printed if the present code is not that of the run.
-
+    Warns if the present code is not that of the run.
     UsageError: as in `read_run`, or the policy has other sizes than the settings say.
     """
-    module, cfg, policy = read_run(run, best, as_trained)
-    if not as_trained and source.has_changed(module.Config, run):
-        print(f"warning: {module.__name__} has changed since {run} was made, so the policy may act "
-              "differently; --as-trained plays the code of the run", file=sys.stderr)
+    module, cfg, policy = read_run(run, best)
+    if checkpoint.has_changed(module.Config, run):
+        warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
+                      f"differently; {run}/algo.py is the code of the run", stacklevel=2)
     gpu = torch.cuda.is_available()
     if device == "cuda" and not gpu:
         raise UsageError("--device is cuda, but PyTorch finds no GPU here; it takes auto or cpu")
@@ -131,41 +130,171 @@ def load_agent(run, best: bool = False, device: str = "cpu", as_trained: bool = 
     return agent.to("cuda" if gpu and device != "cpu" else "cpu").eval()
 
 
+# ---- videos
+
+
+class Film(gym.vector.VectorWrapper):
+    """Write the frames of one environment, without the last of its episode, into an .mp4 or .gif.
+
+    envs       one environment, from `make_envs`; of an Atari game the film shows what the agent
+               sees
+    seconds    the film ends after so many, or with the episode
+    """
+
+    def __init__(self, envs: gym.vector.VectorEnv, atari: bool):
+        super().__init__(envs)
+        self.atari = atari
+        self.fps = 15 if atari else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
+        self.writer = None
+
+    def open(self, file: Path, seconds: float | None) -> None:
+        import imageio.v2 as imageio  # an extra
+
+        self.left = np.inf if seconds is None else seconds * self.fps
+        self.every = self.small = 1
+        if file.suffix == ".gif":  # it compresses badly: 20 frames per second, 240 pixels wide
+            self.every = int(np.ceil(self.fps / 20))
+            self.small = int(np.ceil(self.width / 240))
+            self.writer = imageio.get_writer(file, duration=1000 * self.every / self.fps, loop=0)
+        else:  # the codec takes even sizes only
+            self.writer = imageio.get_writer(file, fps=self.fps, macro_block_size=2,
+                                             ffmpeg_log_level="error")
+        self.frames = 0
+
+    def draw(self, obs: np.ndarray) -> None:
+        if self.atari:
+            frame = np.repeat(obs[0, -1][..., None], 3, axis=2)  # the newest of those stacked
+        else:
+            frame = np.asarray(self.env.render()[0])
+        if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
+            raise TypeError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no RGB "
+                            "image of uint8 [H, W, 3]")
+        self.width = frame.shape[1]
+        if self.writer and self.frames < self.left:
+            if self.frames % self.every == 0:
+                self.writer.append_data(frame[::self.small, ::self.small])
+            self.frames += 1
+
+    def reset(self, **kwargs):
+        obs, infos = self.env.reset(**kwargs)
+        self.draw(obs)
+        return obs, infos
+
+    def step(self, act):
+        obs, rew, terminated, truncated, infos = self.env.step(act)
+        if not (terminated | truncated)[0]:  # else a new episode has begun
+            self.draw(obs)
+        return obs, rew, terminated, truncated, infos
+
+    def close(self, **kwargs):
+        if self.writer:
+            self.writer.close()
+        self.env.close()
+
+
+def choose_renderer() -> None:
+    """Choose how MuJoCo and pygame draw without a display. MuJoCo reads the choice when it is
+    imported, and fails if it is wrong."""
+    if find_spec("imageio") is None:
+        raise UsageError("--video needs imageio: pip install -e '.[video]'")
+    if sys.platform == "linux" and not os.environ.get("DISPLAY"):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains on stderr
+        try:
+            ctypes.CDLL("libEGL.so.1")
+            os.environ.setdefault("MUJOCO_GL", "egl")
+        except OSError:
+            pass  # only MuJoCo's environments need it
+    try:
+        importlib.import_module("mujoco")
+    except Exception as error:  # a graphics library can fail in any way
+        raise UsageError(f"--video: MuJoCo cannot be loaded with MUJOCO_GL="
+                         f"{os.environ.get('MUJOCO_GL')}: {error}. {NO_DISPLAY}") from None
+
+
+def make_film(cfg) -> Film:
+    """Return an environment that can be drawn. UsageError: it cannot be drawn here."""
+    atari = "ALE/" in cfg.env
+    kwargs = json.loads(cfg.env_kwargs) | ({} if atari else {"render_mode": "rgb_array"})
+    try:
+        envs = make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)
+        if not atari:
+            follow_robot(envs.unwrapped.envs[0])
+        film = Film(envs, atari)
+        film.reset(seed=cfg.seed)
+        return film
+    except Exception as error:
+        spec = gym.registry.get(cfg.env.rpartition(":")[2])
+        hint = f". {NO_DISPLAY}" if spec and "mujoco" in str(spec.entry_point) else ""
+        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
+
+
+def follow_robot(env) -> None:
+    """Let a camera of a MuJoCo model that moves with its robot draw, if there is one.
+
+    Gymnasium's default camera stands still, so a robot that runs leaves the picture.
+    """
+    renderer = getattr(env.unwrapped, "mujoco_renderer", None)
+    if renderer and not any("camera" in name for name in env.spec.kwargs):
+        moving = np.flatnonzero(renderer.model.cam_mode)  # 0: it is fixed
+        renderer.camera_id = int(moving[0]) if len(moving) else renderer.camera_id
+
+
+def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: bool = True,
+                seconds: float | None = None, max_steps: int = 100_000) -> tuple[float, int]:
+    """Play one episode in `film` and write it to `file`, whole or not at all.
+
+    Return (return, number of steps). UsageError: the episode exceeds `max_steps`, or the file
+    cannot be written.
+    """
+    with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
+        made = Path(folder, Path(file).name)
+        try:
+            film.open(made, seconds)
+            returns, lengths = evaluate(agent, cfg, 1, seed, deterministic,
+                                        max_steps=max_steps, envs=film)
+            os.replace(made, file)
+        except OSError as error:  # the rest of the message is FFmpeg's command
+            raise UsageError(f"--video {file} cannot be written: "
+                             f"{str(error).partition(chr(10))[0]}") from None
+    return float(returns[0]), int(lengths[0])
+
+
+# ---- the command
+
+
 def main(play: Play) -> np.ndarray:
-    """Evaluate, print the result, record a video if asked, and return the returns [episodes]."""
+    """Evaluate, print the result, write what is asked for, and return the returns [episodes]."""
     if play.video:
-        prepare_video(play.video)
+        check_target("--video", play.video, (".mp4", ".gif"))
+        choose_renderer()
     if play.record:
-        prepare_record(play.record, play.overwrite)
-    _, cfg, policy = read_run(play.run, play.best, play.as_trained)
+        check_target("--record", play.record, (".npz",), play.overwrite)
+    _, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(cfg.torch_threads)
-    agent = load_agent(play.run, play.best, play.device, play.as_trained)
-    view = make_view(cfg) if play.video else None
+    agent = load_agent(play.run, play.best, play.device)
+    film = make_film(cfg) if play.video else None
     seed = cfg.seed if play.seed is None else play.seed
     if play.stochastic:
         torch.manual_seed(seed)
     kind = "stochastic" if play.stochastic else "deterministic"
     print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)
-    how = play.episodes, seed, not play.stochastic, play.max_steps
     if play.record:
-        returns, lengths = record_demos(agent, cfg, play.record, *how)
+        returns, lengths = record_demos(agent, cfg, play.record, play.episodes, seed,
+                                        not play.stochastic, play.max_steps)
     else:
-        returns, lengths = evaluate(agent, cfg, *how)
+        returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
+                                    max_steps=play.max_steps)
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
     if play.record:
         print(f"{play.record}: {lengths.sum():,} steps of {play.episodes} episodes")
-    if play.video:
-        ret, length = record(agent, view, play.video, seed, not play.stochastic, play.seconds,
-                             play.max_steps)
-        shown = "the first" if ret is None else f"return {ret:.2f},"
-        print(f"{play.video}: {shown} {length} steps")
+    if film:
+        ret, length = write_video(agent, cfg, film, play.video, seed, not play.stochastic,
+                                  play.seconds, play.max_steps)
+        print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
     return returns
 
 
 if __name__ == "__main__":
-    try:
+    with program():
         main(read_command(Play, __doc__, "python -m utils.play", hint=HINTS.get))
-    except KeyboardInterrupt:
-        print("stopped by Ctrl-C; no file was written", file=sys.stderr)
-        sys.exit(130)

@@ -16,11 +16,11 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import files, play
+from utils import play
+from utils.checkpoint import write_text
 from utils.envs import evaluate
 from utils.mpi import UsageError
-from utils.rundir import read_config
-from utils.summary import rounded
+from utils.run import read_config, rounded
 
 OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
 BACKEND = {"compile", "device", "torch_threads"}  # they change numbers only by rounding
@@ -57,13 +57,13 @@ def write_suite(suite: Path, found: list[dict]) -> None:
     rows = [{k: x for k, x in result.items() if k not in CURVES} for result in found]
     curves = [{k: result.get(k, []) for k in ("id", *CURVES)} for result in found]
     for path, lines in ((suite, rows), (curves_of(suite), curves)):
-        files.write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_result(run: Path, result: dict) -> None:
     """Write result.json with one line per entry, whole or not at all."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    files.write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
+    write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def headline(run_dir: Path) -> str:
@@ -142,8 +142,9 @@ def make_results(folder: Path) -> int:
             elif not has_result(run, policy["step"]):
                 write_result(run, make_result(run))
                 print(f"{run}: {headline(run)}", flush=True)
-        except UsageError:  # it has printed its message already
+        except UsageError as error:
             failed = 1
+            print(f"error: {error}", file=sys.stderr)
         except (OSError, LookupError, ValueError) as error:
             failed = 1
             print(f"error: {run} is damaged: {error!r}", file=sys.stderr)

@@ -14,44 +14,45 @@
             run.save(step)
 
 The run directory holds config.json, algo.py, progress.csv, episodes.csv, TensorBoard's events,
-policy.pt, best.pt with --eval-every, and resume-<step>/ (see utils/rundir.py, utils/source.py,
-utils/logger.py and utils/checkpoint.py).
-After SIGINT or SIGTERM the next `save` writes a checkpoint and ends the run with status 130 or 143.
+policy.pt, best.pt with --eval-every, and resume-<step>/ (see utils/logger.py, utils/checkpoint.py).
+A resumed run starts its environments anew. After SIGINT or SIGTERM the next `save` writes a
+checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 """
 
+import csv
+import json
 import math
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import gymnasium as gym
+import numpy as np
 import torch
 
 from utils import checkpoint, mpi
-from utils.checks import (
-    SHARED,
-    check_divides,
-    check_range,
-    check_settings,
-    check_spaces,
-    flag,
-    new_name_of,
-)
-from utils.envs import evaluate, is_image, make_envs
-from utils.flags import given_settings, read_command, words_of
-from utils.launch import launch
+from utils.cli import SHARED, check_range, check_settings, flag, program, read_command
+from utils.envs import check_spaces, evaluate, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
-from utils.mpi import UsageError, together
-from utils.rundir import hold, module_name, open_run, plain_settings, write_config
-from utils.summary import summary
+from utils.mpi import UsageError, cores, launch, together
 
-__all__ = ["Run", "RunConfig", "check_divides", "check_range", "check_settings", "check_spaces",
-           "main"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+__all__ = ["Run", "RunConfig", "check_range", "check_spaces", "main"]  # for algorithm files
 
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --video FILE.mp4 records a video",
@@ -60,6 +61,9 @@ HINTS = {"render": "python -m utils.play RUN --video FILE.mp4 records a video",
          "algo": "the module is the algorithm, as in python -m algos.NAME"}
 
 SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
+# Settings that may differ on --resume.
+FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code", "wandb"}
+PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
 @dataclass(frozen=True)
@@ -79,32 +83,36 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
     torch_threads: int = 1  # PyTorch threads per process, at most the number of cores
-    given: ClassVar[frozenset] = frozenset()  # settings on the command line; see rundir.py
+    given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
+
+    def __new__(cls, *args, **kwargs):
+        cfg = super().__new__(cls)
+        names = [field.name for field in fields(cls)][:len(args)]
+        object.__setattr__(cfg, "given", frozenset([*names, *kwargs]))  # it is frozen
+        return cfg
 
     def __post_init__(self):
         check_settings(self)  # raises UsageError
 
 
+class Stopped(KeyboardInterrupt):
+    """Raised after SIGINT or SIGTERM, when the checkpoint is written. `status` is for exit."""
+
+    def __init__(self, number: int):
+        super().__init__(f"signal {number}; the run is saved")
+        self.status = 128 + number
+
+
 def main(train, config_class, doc: str) -> None:
     """Run an algorithm file as a command: parse its flags and train."""
-    train(parse(config_class, doc))
+    with program():
+        train(parse(config_class, doc))
 
 
 def parse(config_class, doc: str, args: list[str] | None = None):
-    """Return the Config of a command line. --help prints `doc` and its own settings first."""
-    args = sys.argv[1:] if args is None else list(args)
-    known = config_class.__dataclass_fields__
-    for given, _ in words_of(args):
-        new = new_name_of(given.removeprefix("--"), known) if given.startswith("--") else None
-        if new:
-            raise UsageError(f"{given} is now called {flag(new)}")
-    shared = {field.name for field in fields(RunConfig)}
-    own = {name: field for name, field in known.items() if name not in shared}
-    config_class.__dataclass_fields__ = own | known  # the order in which tyro lists them
-    prog = f"python -m {module_name(config_class)}"
-    cfg = read_command(config_class, doc, prog, args, HINTS.get)
-    object.__setattr__(cfg, "given", given_settings(config_class, args))  # it is frozen
-    return cfg
+    """Return the Config of a command line. --help prints `doc` and all settings."""
+    return read_command(config_class, doc, f"python -m {module_name(config_class)}", args,
+                        HINTS.get)
 
 
 class Run:
@@ -122,8 +130,10 @@ class Run:
         if cfg.wandb:
             import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
-        for name in SHARED.split():
-            share(getattr(cfg, name, 0), name)  # refuses what the ranks cannot divide
+        for name in SHARED:
+            if getattr(cfg, name, 0) % mpi.size():
+                raise UsageError(f"{flag(name)} is {getattr(cfg, name)}; it takes a multiple of "
+                                 f"the {mpi.size()} processes")
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()
@@ -142,13 +152,8 @@ class Run:
 
     def __enter__(self):
         torch.set_num_threads(self.cfg.torch_threads)
-        # glibc returns freed memory to the system, so the next step waits for every page again.
-        # After a block of this size has been freed once, glibc keeps up to twice as much.
-        torch.empty(30 << 20, dtype=torch.uint8)
         torch.manual_seed(mpi.seed(self.cfg.seed, 0))  # differs between ranks
         mpi.COMPILE = self.cfg.compile
-        if self.cfg.compile:  # a graph that calls its products from C++ takes a fifth less time
-            os.environ.setdefault("TORCHINDUCTOR_CPP_WRAPPER", "1")  # read when inductor is loaded
         return self
 
     def __exit__(self, kind, error, trace):
@@ -166,7 +171,7 @@ class Run:
                 raise
         if self.ended:
             seconds = self.reported - self.started
-            mpi.say(summary(self.cfg, module_name(type(self.cfg)), self.reported_step, seconds))
+            mpi.say(summary(self.cfg, self.reported_step, seconds))
 
     # ---- start
 
@@ -184,8 +189,9 @@ class Run:
     def restore(self) -> int:
         """Open the run directory, load what the run continues from, and return its step.
 
-        --resume loads all that is registered, and the random number generators. --init-from loads
-        the agent alone. Otherwise the run starts at step 0.
+        --resume loads all that is registered, and the random number generators. If the run has
+        all its steps, nothing is written. --init-from loads the agent alone. Otherwise the run
+        starts at step 0.
         """
         cfg = self.cfg
         initial = None
@@ -200,6 +206,10 @@ class Run:
             if resumes:
                 self.reported_step, saved = checkpoint.load_resume(self.run_dir, *SAVED)
                 together(self.load_checkpoint, saved)
+                if self.reported_step >= cfg.total_steps:
+                    mpi.say(f"{self.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
+                            "a larger --total-steps continues it")
+                    return self.reported_step
             elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
                 together(self.load_policy)
             if self.root:
@@ -247,6 +257,8 @@ class Run:
             if self.device.type == "cuda" and saved["cuda_rng"] is not None:
                 torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
             self.seconds, self.best = saved["seconds"], saved["best"]
+        except UsageError:
+            raise
         except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise UsageError(f"{source} is no checkpoint of this program: "
                              f"{type(error).__name__} {error}") from None
@@ -277,8 +289,10 @@ class Run:
         every = self.cfg.eval_every
         at_end = step >= self.cfg.total_steps
         if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
-            returns, _ = evaluate(self.agent, self.cfg, 10, self.cfg.seed)
-            self.store(eval_ret=returns)
+            returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
+                                        lambda: self.signal > 0)
+            if lengths.all():  # else a signal has ended it
+                self.store(eval_ret=returns)
 
     def log(self, step: int, envs, **metrics) -> None:
         """Write a row of progress.csv, and the episodes that ended, if `step` is due.
@@ -328,7 +342,7 @@ class Run:
     def save(self, step: int) -> None:
         """Write best.pt after a best evaluation, and a checkpoint if one is due at `step`.
 
-        After SIGINT or SIGTERM, it ends the run: SystemExit 130 or 143.
+        After SIGINT or SIGTERM, it raises `Stopped`.
         """
         if step != self.reported_step:
             return
@@ -340,7 +354,7 @@ class Run:
             self.save_checkpoint()
         self.ended = step >= self.cfg.total_steps or self.stop > 0
         if self.stop:
-            raise SystemExit(128 + self.stop)
+            raise Stopped(self.stop)
 
     def passes(self, every: int, step: int) -> bool:
         """Return whether a multiple of `every` lies between the last report and `step`."""
@@ -374,14 +388,6 @@ class Run:
                 "agent": state, "step": self.reported_step, "settings": plain_settings(self.cfg)})
 
 
-def share(total: int, name: str) -> int:
-    """Return this rank's part of the setting `name`. UsageError: the ranks cannot divide it."""
-    if total % mpi.size():
-        raise UsageError(f"{flag(name)} is {total}; it takes a multiple of the {mpi.size()} "
-                         "processes")
-    return total // mpi.size()
-
-
 def choose_device(cfg) -> torch.device:
     """Return the device that --device asks for."""
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -401,3 +407,226 @@ def broadcast(agent: torch.nn.Module) -> None:
         return
     for tensor in agent.state_dict().values():
         tensor.copy_(torch.from_numpy(mpi.bcast(tensor.cpu().numpy())))
+
+
+# ---- the run directory
+
+
+def open_run(cfg):
+    """Return `cfg` with the run directory filled in. Every rank calls it; it writes nothing.
+
+    With --resume the settings come from the run. UsageError: the directory holds a run already or
+    cannot be written; --resume names no run of this algorithm, other settings or changed code;
+    --init-from names no policy.
+    """
+    algo = module_name(type(cfg)).rpartition(".")[2]
+    run_dir = Path(cfg.run_dir or Path("runs", as_folder(cfg.env), algo, f"seed{cfg.seed}"))
+    if cfg.resume:
+        return settings_of_run(cfg, algo, run_dir)
+    if cfg.changed_code:
+        raise UsageError("--changed-code is for --resume")
+    refuse_taken(run_dir)
+    if cfg.init_from:
+        checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step", flag="--init-from")
+    there = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.exists(path))
+    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
+        raise UsageError(f"--run-dir is {run_dir}, but {there} is no directory to write in")
+    return replace(cfg, run_dir=str(run_dir))
+
+
+def as_folder(text):
+    """Return a text, such as an environment's id, as a name that every file system can hold."""
+    return re.sub(r"[^\w.,=+-]+", "-", text)
+
+
+def module_name(config_class):
+    """Return the module of a Config, such as "algos.x", even if it is the running program."""
+    name, main = config_class.__module__, sys.modules["__main__"]
+    if name != "__main__":
+        return name
+    if main.__spec__:  # python -m
+        return main.__spec__.name
+    path = Path(getattr(main, "__file__", "notebook")).resolve()
+    package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
+    return package + path.stem
+
+
+def settings_of_run(cfg, algo, run_dir):
+    """Return the Config of the run to resume. Settings that may differ come from `cfg` if given."""
+    config = read_config(run_dir, "--resume: ")
+    if config["algo"] != algo:
+        raise UsageError(f"--resume: {run_dir} is a run of {config['algo']}, not of {algo}")
+    saved = max(checkpoint.resume_folders(run_dir), default=None)
+    if has_rows(run_dir) and saved is None:
+        raise UsageError(f"--resume: there is no checkpoint in {run_dir}; delete it to restart")
+    settings, defaults = config["settings"], vars(type(cfg)())
+    for name in cfg.given:
+        value, known = getattr(cfg, name), settings.get(name, defaults[name])
+        if name not in FREE and value != known:
+            raise UsageError(f"{flag(name)} is {value}, but {known} in {run_dir}: "
+                             "--resume keeps the settings of the run")
+        settings[name] = value
+    try:
+        cfg = type(cfg)(**settings | {"resume": True, "run_dir": str(run_dir)})
+    except TypeError as error:
+        raise UsageError(f"--resume: another version made {run_dir}: {error}") from None
+    finished = saved is not None and saved >= cfg.total_steps
+    if (has_rows(run_dir) and not finished and not cfg.changed_code
+            and checkpoint.has_changed(type(cfg), run_dir)):
+        raise UsageError(f"--resume: {checkpoint.file_of(type(cfg))} has changed since this run, "
+                         f"whose code is {run_dir}/algo.py; --changed-code continues with the "
+                         "changed file")
+    return cfg
+
+
+def read_config(run_dir, prefix=""):
+    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config.
+
+    A run from a machine with more cores gets at most as many torch_threads as there are cores here.
+    """
+    path = Path(run_dir, "config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        settings, _ = config["settings"].items(), (config["algo"], config["module"])
+    except (FileNotFoundError, NotADirectoryError):
+        levels = ("*/" * depth + "config.json" for depth in range(1, 5))  # runs/<env>/<algo>/seed
+        found = [str(file.parent) for level in levels for file in sorted(path.parent.glob(level))]
+        near = f"; there are {len(found)} below: {', '.join(found[:5])}" if found else ""
+        raise UsageError(f"{prefix}{path.parent} holds no run: there is no config.json{near}"
+                         ) from None
+    except OSError as error:
+        raise UsageError(f"{prefix}{path} cannot be read: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
+    # JSON makes lists of tuples, which a frozen dataclass could not hash.
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
+    if isinstance(settings.get("torch_threads"), int):
+        settings["torch_threads"] = min(settings["torch_threads"], cores())
+    return config | {"settings": settings}
+
+
+def has_rows(run_dir):
+    """Return whether a run has reported. One that has not loses nothing by starting again."""
+    path = Path(run_dir, "progress.csv")
+    return path.exists() and path.read_bytes().count(b"\n") > 1  # more than the header
+
+
+def refuse_taken(run_dir):
+    """UsageError if a directory holds any part of a run."""
+    names = ("config.json", "policy.pt", "progress.csv")
+    if any(os.path.exists(run_dir / name) for name in names) or checkpoint.resume_folders(run_dir):
+        empty = "" if has_rows(run_dir) else "; it has not reported yet, so you may remove it"
+        raise UsageError(f"{run_dir} holds a run already: --resume continues it, another --seed or "
+                         f"--run-dir starts a new one{empty}")
+
+
+def hold(cfg):
+    """Make the run directory and lock it. The lock lasts as long as the returned file is open."""
+    try:
+        Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
+        file = open(Path(cfg.run_dir, ".lock"), "w")
+    except OSError as error:
+        raise UsageError(f"--run-dir is {cfg.run_dir}: {error.strerror}") from None
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
+    except OSError:
+        pass  # some network file systems have no locks
+    if not cfg.resume:
+        refuse_taken(Path(cfg.run_dir))  # another run may have used it since `open_run` looked
+    return file
+
+
+def write_config(cfg, step, initial):
+    """Write config.json: settings, command, versions and commit. A resume appends its own.
+
+    The algorithm file is kept beside it.
+    """
+    checkpoint.keep_code(type(cfg), cfg.run_dir, step)
+    file = checkpoint.file_of(type(cfg))
+    if cfg.resume:
+        config = read_config(cfg.run_dir)
+        before = config["settings"]["total_steps"]
+        if before != cfg.total_steps:
+            mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
+                    "runs to the new end")
+        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin(file)}]
+    else:
+        module = module_name(type(cfg))
+        spec = gym.registry.get(cfg.env.rpartition(":")[2])
+        config = {"algo": module.rpartition(".")[2], "module": module, **origin(file),
+                  "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
+    config["settings"] = plain_settings(cfg)
+    checkpoint.write_text(Path(cfg.run_dir, "config.json"),
+                          json.dumps(config, indent=2, default=str) + "\n")
+
+
+def plain_settings(cfg):
+    """Return the settings as plain values, which JSON and a checkpoint can hold."""
+    settings = asdict(cfg) | {"resume": False, "changed_code": False}
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
+
+
+def origin(file):
+    """Return the command, git commit and package versions of this process.
+
+    "-dirty" ends the commit if it lacks the code that runs: a tracked file has changed, or git does
+    not track `file`, which holds the algorithm.
+    """
+    used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
+    versions = {module.__name__: module.__version__ for module in used}
+    commit = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if commit and not commit.endswith("-dirty") and not (file and git("ls-files", file)):
+        commit += "-dirty"
+    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
+            "versions": {"python": sys.version.split()[0], **versions}}
+
+
+def git(*args):
+    """Return what a git command prints in this project: "" if it fails, None without git."""
+    try:
+        done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
+                              text=True)
+    except OSError:
+        return None  # git is not installed
+    return done.stdout.strip()
+
+
+# ---- the last lines
+
+
+def summary(cfg, step: int, seconds: float) -> str:
+    """Return what a run says when it has ended or was stopped: how it went, how to go on."""
+    total, run = cfg.total_steps, shlex.quote(cfg.run_dir)
+    with open(Path(cfg.run_dir, "episodes.csv"), newline="") as file:
+        columns = next(file).strip().split(",")
+        rows = csv.DictReader(deque(file, maxlen=100), columns)
+        returns = [float(row["ep_ret"]) for row in rows]
+    with open(Path(cfg.run_dir, "progress.csv"), newline="") as file:
+        evals = [(float(row["eval_ret_mean"]), int(row["step"])) for row in csv.DictReader(file)
+                 if row.get("eval_ret_mean")]
+    lines = {"done" if step >= total else "stopped":
+             f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
+    lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
+                         f"{len(returns)} training episodes" if returns else
+                         "no episode has ended; the command for play below shows returns")
+    if evals:
+        (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
+        lines["eval"] = (f"{rounded(last)} at step {at:,}; best {rounded(best)} at step "
+                         f"{best_at:,} (play it with --best)")
+    # With --num-procs, config.json knows the number of processes; mpiexec has to be called again.
+    by_user = mpi.size() > 1 and "PLAINRL_PROCS" not in os.environ
+    resume = f"mpiexec -n {mpi.size()} " * by_user
+    resume += f"python -m {module_name(type(cfg))} --run-dir {run} --resume"
+    resume += f" --total-steps {2 * total:.0f}" * (step >= total)
+    lines |= {"files": cfg.run_dir, "play": f"python -m utils.play {run}",
+              "plot": f"python -m plot {run}", "resume": resume}
+    return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
+
+
+def rounded(ret: float) -> str:
+    """Return a mean return as text, with at least three digits and one decimal."""
+    return f"{ret:.1f}" if abs(ret) >= 10 else f"{ret:#.3g}"

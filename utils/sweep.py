@@ -8,35 +8,29 @@
 DIR/<env>/<algo>/<settings>/seed<k>, with its output beside it in seed<k>.log.
 When it ends, result.json in that directory holds all that is needed to publish
 it, in a few kB. The same command again skips finished runs and resumes
-interrupted ones.
-
-On several machines, 8 runs at a time:
-
-    mpiexec -n 9 python -m mpi4py.futures -m utils.sweep ...
-
-The machines must see DIR and this project under the same paths. If one of them
-fails, the whole sweep ends.
+interrupted ones. On several machines, give each its own --first-seed.
 """
 
-import io
 import itertools
-import re
+import os
 import shlex
 import signal
+import subprocess
 import sys
-from contextlib import redirect_stderr
+import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
+
+from tqdm import tqdm
 
 from utils import mpi, play
-from utils.checks import check_range, flag, new_name_of
+from utils.cli import check_range, flag, nearest, program, read_command
 from utils.envs import make_envs
-from utils.flags import nearest, read_command
-from utils.jobs import Crew, Job, run_all, start_or_resume
 from utils.mpi import UsageError
-from utils.results import OURS, has_result, make_results
-from utils.run import RunConfig, parse
-from utils.rundir import as_folder
+from utils.results import OURS, has_result, headline, make_results
+from utils.run import as_folder, parse
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class Sweep:
     seeds: int = 1  # number of seeds, counted from the first
     first_seed: int = 1  # the first seed; 100 with --seeds 3 gives 100, 101, 102
     set: tuple[str, ...] = ()  # settings, each with one or more values: lr=1e-4,3e-4 "hidden=64 64"
-    jobs: int = 1  # runs at a time; under mpiexec the number of workers decides
+    jobs: int = 1  # runs at a time
     out: str = "runs/sweep"  # the folder for all runs
     dry_run: bool = False  # only print the commands
     results: str = ""  # instead of training: write result.json for the runs in this folder
@@ -62,6 +56,14 @@ class Sweep:
 
 
 # ---- which runs
+
+
+class Job(NamedTuple):
+    """One run: its directory, number of steps, and the command that starts it."""
+
+    run_dir: Path
+    total_steps: int
+    command: list[str]
 
 
 def plan(sweep: Sweep) -> list[Job]:
@@ -80,20 +82,19 @@ def plan(sweep: Sweep) -> list[Job]:
         module = play.find_module(algo, f"--algos {algo}")
         for values in itertools.product(*(values for _, values in grid)):
             flags = [word for given in zip(names, values) for word in as_flags(module, *given)]
-            command = [sys.executable, "-m", module.__name__, "--env", env, *flags]
-            flags = command[3:]  # after python -m module
-            cfg = parse(module.Config, module.__doc__, flags)
-            runs.append((algo, module, cfg, command))
-    for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():  # one of each
+            flags = ["--env", env, *flags]
+            runs.append((algo, module, parse(module.Config, module.__doc__, flags), flags))
+    for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
         check_pair(module, cfg)
     jobs = []
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
-    for seed, (algo, _, cfg, command) in itertools.product(seeds, runs):
+    for seed, (algo, module, cfg, flags) in itertools.product(seeds, runs):
         settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in sorted(names))
         settings = as_folder(settings) or "default"
         folder = Path(sweep.out, as_folder(cfg.env), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
-        jobs.append(Job(algo, folder, int(cfg.total_steps), [*command, *place]))
+        command = [sys.executable, "-m", module.__name__, *flags, *place]
+        jobs.append(Job(folder, int(cfg.total_steps), command))
     folders = [job.run_dir for job in jobs]
     if len(set(folders)) < len(folders):
         raise UsageError(f"two runs would share {max(folders, key=folders.count)}")
@@ -103,22 +104,19 @@ def plan(sweep: Sweep) -> list[Job]:
 def check_pair(module, cfg) -> None:
     """UsageError: the environment is unknown, or the algorithm cannot handle it."""
     try:
-        with redirect_stderr(io.StringIO()):  # a UsageError prints its message
-            envs = make_envs(cfg, 1)
-            module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-            envs.close()
+        envs = make_envs(cfg, 1)
+        module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        envs.close()
     except UsageError as error:
         raise UsageError(f"{module.__name__} on {cfg.env}: {error}") from None
 
 
 def parse_set(text: str) -> tuple[str, list[str]]:
     """lr=1e-4,3e-4 -> ("lr", ["1e-4", "3e-4"]). A JSON object is one value."""
-    name, equals, values = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text}: it takes name=value or name=value,value")
+    name, _, values = text.partition("=")
     values = [values] if values.startswith("{") else values.split(",")
     if "" in values:
-        raise UsageError(f"--set {text}: a value is empty; values stand like lr=1e-4,3e-4")
+        raise UsageError(f"--set {text}: it takes name=value or name=value,value")
     return name.replace("-", "_"), values
 
 
@@ -128,8 +126,7 @@ def as_flags(module, name: str, value: str) -> list[str]:
     if name in OURS:
         raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
     if name not in defaults:
-        new = new_name_of(name, defaults)
-        near = [new] if new else nearest(name, defaults)
+        near = nearest(name, defaults)
         meant = f"; did you mean {' or '.join(near)}?" if near else ""
         raise UsageError(f"--set {name}: {module.__name__} has no such setting{meant}")
     default = defaults[name]
@@ -147,31 +144,121 @@ def as_text(value) -> str:
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
+# ---- running them
+
+
+class Crew:
+    """The processes that are running. A signal reaches all of them, and no more are started."""
+
+    def __init__(self):
+        self.processes, self.signal = set(), 0
+
+    def on_signal(self, number, frame):
+        self.signal = number  # after Ctrl-C in a terminal, runs get it twice, which is harmless
+        for process in list(self.processes):
+            process.send_signal(number)
+
+    def call(self, command: list[str], log) -> int:
+        """Run a command, with its output in the open file `log`, and return its exit status."""
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
+                                   stderr=subprocess.STDOUT)
+        self.processes.add(process)
+        if self.signal:  # it came while the process was starting
+            process.send_signal(self.signal)
+        status = process.wait()
+        self.processes.discard(process)
+        return status
+
+    def run(self, job: Job) -> tuple[Job, str, float]:
+        """Start or resume a run, write its result, and return (job, "" or what failed, seconds)."""
+        if self.signal:
+            return job, "stopped", 0.0
+        start, command = time.perf_counter(), start_or_resume(job)
+        job.run_dir.parent.mkdir(parents=True, exist_ok=True)
+        with open(f"{job.run_dir}.log", "a" if "--resume" in command else "w") as log:
+            status = self.call(command, log)
+            if status == 0:
+                command = [sys.executable, "-m", "utils.sweep", "--results", str(job.run_dir)]
+                status = self.call(command, log)
+        trouble = f"exit status {status}" if status else ""
+        if not trouble and not has_result(job.run_dir, job.total_steps):
+            trouble = "it ended before its last step"
+        return job, "stopped" if trouble and self.signal else trouble, time.perf_counter() - start
+
+
+def start_or_resume(job: Job) -> list[str]:
+    """Return the command of a run that is not finished, with --resume if it has begun."""
+    begun = (job.run_dir / "config.json").exists()
+    return [*job.command, "--resume"] if begun else job.command
+
+
+def last_step(run: Path) -> int:
+    """Return the step in the last whole line of progress.csv, or 0 if there is none."""
+    try:
+        with open(run / "progress.csv", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
+            return int(file.read().split(b"\n")[-2].split(b",")[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def print_line(line: str) -> None:
+    """Print above the progress bar."""
+    tqdm.write(line)
+    sys.stdout.flush()
+
+
+def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
+    """Run the jobs that are not finished, print when each ends, and return the exit status.
+
+    A run that fails does not stop the others. On a terminal, a bar counts the steps of all.
+    """
+    todo = [job for job in jobs if not has_result(job.run_dir, job.total_steps)]
+    print_line(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
+    bar = tqdm(unit=" steps", disable=not sys.stderr.isatty(), leave=False,
+               total=sum(job.total_steps for job in todo),
+               initial=sum(last_step(job.run_dir) for job in todo))
+    failed = []
+    with ThreadPoolExecutor(workers) as pool, bar:
+        left = {pool.submit(crew.run, job) for job in todo}
+        while left:
+            ended, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
+            bar.update(sum(last_step(job.run_dir) for job in todo) - bar.n)
+            for job, trouble, seconds in (future.result() for future in ended):
+                if trouble != "stopped":
+                    failed += [(job, trouble)] * bool(trouble)
+                    print_line(f"{'failed' if trouble else 'done  '} {job.run_dir}: "
+                               f"{seconds:.0f} s, {trouble or headline(job.run_dir)}; "
+                               f"{len(left)} to go")
+    for job, trouble in failed:
+        lines = Path(f"{job.run_dir}.log").read_text(errors="replace").splitlines()
+        print(f"\n{job.run_dir}: {trouble}; the end of {job.run_dir}.log:")
+        print("\n".join(f"    {line}" for line in lines[-8:]))
+    if crew.signal:
+        print("stopped; the same command continues from here")
+    return 128 + crew.signal if crew.signal else int(bool(failed))
+
+
 # ---- the command
 
 
 def hint(name: str) -> str:
     """Return what to say about a flag that a sweep does not have."""
-    told = {"collect": "it is now called --results",
-            "resume": "the same command again resumes runs that are not finished",
+    told = {"resume": "the same command again resumes runs that are not finished",
             "seed": "--seeds is the number of seeds, --first-seed the first of them",
             "env": "did you mean --envs?", "run_dir": "did you mean --out?"}
-    if name in told:
-        return told[name]
-    algos = Path(__file__).parents[1].glob("algos/*.py")
-    settings = {field.name for field in fields(RunConfig)}.union(
-        *(re.findall(r"^    (\w+): .*# ", path.read_text("utf-8"), re.M) for path in algos))
-    near = [] if nearest(name, [field.name for field in fields(Sweep)]) else nearest(name, settings)
-    return f"a setting of the algorithm is given by --set {near[0]}=..." if near else ""
+    if nearest(name, [field.name for field in fields(Sweep)]):
+        return told.get(name, "")
+    return told.get(name, f"a setting of the algorithm is given by --set {name}=...")
 
 
 def main(sweep: Sweep) -> int:
     """Return the exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
     if sweep.results:
         return make_results(Path(sweep.results))
-    if mpi.size() > 1 and "mpi4py.futures" not in sys.modules:
-        raise UsageError("mpiexec would run the sweep several times: mpiexec -n W python -m "
-                         "mpi4py.futures -m utils.sweep ...")
+    if mpi.size() > 1:
+        raise UsageError("mpiexec would run the whole sweep several times; --jobs runs several "
+                         "processes at a time")
     jobs = plan(sweep)
     if sweep.dry_run:
         for job in jobs:
@@ -193,4 +280,5 @@ def main(sweep: Sweep) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(read_command(Sweep, __doc__, "python -m utils.sweep", hint=hint)))
+    with program():
+        sys.exit(main(read_command(Sweep, __doc__, "python -m utils.sweep", hint=hint)))

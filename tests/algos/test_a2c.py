@@ -262,7 +262,7 @@ def test_lr_falls_to_zero_from_update_to_update(monkeypatch):
                                       {"report_every": 0}, {"rollout_steps": 81},
                                       {"ent_coef": -0.1}])
 def test_settings_that_are_refused(settings):
-    with pytest.raises((SystemExit, TypeCheckError)):
+    with pytest.raises((mpi.UsageError, TypeCheckError)):
         a2c.Config(**settings)
 
 

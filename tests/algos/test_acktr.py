@@ -681,7 +681,7 @@ def test_lr_falls_to_zero_from_update_to_update(monkeypatch):
     {"max_kl": 0.0}, {"v_max_kl": -1.0}, {"damping": 0.0}, {"inverse_every": 0}, {"momentum": 1.1},
     {"decay": -0.1}, {"report_every": 0}, {"rollout_steps": 321}, {"lr": 0.0}])
 def test_settings_that_are_refused(settings):
-    with pytest.raises((SystemExit, TypeCheckError)):
+    with pytest.raises((mpi.UsageError, TypeCheckError)):
         acktr.Config(**settings)
 
 

@@ -19,7 +19,7 @@ from tests.helpers import (
     rows,
     script,
 )
-from utils import launch, mpi
+from utils import mpi
 from utils.envs import evaluate, make_envs
 
 counters = pytest.mark.parametrize("num_envs", [1, 3])
@@ -428,6 +428,6 @@ def test_seeds_of_ranks_differ(monkeypatch):
     """Each rank's environments are its own; rank 0 alone evaluates."""
     seeds = []
     for rank in range(4):
-        monkeypatch.setattr(launch, "_rank", rank)
+        monkeypatch.setattr(mpi, "_rank", rank)
         seeds.append(mpi.seed(1, 1))
     assert len(set(seeds)) == 4

@@ -433,9 +433,9 @@ def test_memory_is_told_and_what_cannot_fit_is_refused(kind, capsys):
     assert sum(column.nbytes for column in buffer.columns.values()) == 1000 * need
     assert capsys.readouterr().out == (
         f"replay buffer: 1,000 transitions, {need / 1e6:.2f} GB when full\n")
-    with pytest.raises(UsageError):
+    said = f"--buffer-size is {10**12}, which takes {need * 1e3:.2f} GB"
+    with pytest.raises(UsageError, match=said):
         new_buffer(dqn, kind, 10**12)
-    assert f"--buffer-size is {10**12}, which takes {need * 1e3:.2f} GB" in capsys.readouterr().err
 
 
 @with_vectors

@@ -58,7 +58,6 @@ def test_the_tool_does_not_skip_what_else_is_refused(monkeypatch, capsys):
     """Of an algorithm that refuses all, nothing is known, which is no success."""
     with pytest.raises(UsageError, match="--gamma is 2"):
         probe.main(["--algo", "ppo", "--set", "gamma=2"])
-    assert capsys.readouterr().err.count("error: ") == 1
     monkeypatch.setattr(probe, "quiet_probe", lambda *args: ([], "skipped"))
     assert probe.main(["--algo", "ppo"]) == 1
     assert "neither kind of action" in capsys.readouterr().out

@@ -55,7 +55,7 @@ from tests.helpers import (
     two_ranks,
     vec,
 )
-from utils import launch, mpi, run
+from utils import mpi, run
 from utils.envs import evaluate, make_envs
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
@@ -530,7 +530,7 @@ def test_every_stream_of_random_numbers_is_one_of_its_own(name, monkeypatch):
         algo.train(algo.Config(**run | settings) if "resume" in settings
                    else config(algo, **run | settings))
     assert drawn[0] == drawn[1] != drawn[2]
-    monkeypatch.setattr(launch, "_rank", 1)
+    monkeypatch.setattr(mpi, "_rank", 1)
     told.extend(said)
     with pytest.raises(InterruptedError):
         algo.train(config(algo, **run | {"run_dir": "of rank 1"}))
@@ -650,7 +650,7 @@ def test_a_minibatch_is_of_all_ranks(name, monkeypatch):
     agent = make_agent(algo, minibatch_size=8, num_envs=4, rollout_steps=64)
     columns = vars(make_rollout(algo, agent))
     share = algo.Rollout(**{field: x[:, :1] for field, x in columns.items()})
-    monkeypatch.setattr(launch, "_size", 4)
+    monkeypatch.setattr(mpi, "_size", 4)
     monkeypatch.setattr(mpi, "average", lambda tensor: tensor)    # the others are as this one
     monkeypatch.setattr(mpi, "gather", lambda value: 4 * [value])
     learn(algo, agent, share)
@@ -664,7 +664,7 @@ def test_the_learning_rate_is_a_function_of_the_steps_of_all_ranks(name, size, m
     """So that a run of two processes anneals as one of one process."""
     algo, given = ALGOS[name], []
     monkeypatch.setattr(algo, "update", lambda *args: given.append(args[-1]) or {})
-    monkeypatch.setattr(launch, "_size", size)
+    monkeypatch.setattr(mpi, "_size", size)
     monkeypatch.setattr(run, "launch", lambda cfg: None)          # the others are not there
     for function, alone in (("average", lambda tensor: tensor), ("gather", lambda value: [value]),
                             ("bcast", lambda value: value), ("barrier", lambda: None)):

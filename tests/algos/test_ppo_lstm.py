@@ -5,7 +5,6 @@ The oracle is an agent that acts one step of one environment at a time, in `walk
 import copy
 import json
 import math
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -23,13 +22,12 @@ from tests.helpers import (
     gae,
     learn,
     make_rollout,
-    noted,
     onpolicy_agent,
     onpolicy_config,
     refused,
     vec,
 )
-from utils import launch, mpi, play, video
+from utils import mpi, play
 from utils.envs import evaluate, make_envs
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
@@ -303,7 +301,7 @@ def test_a_step_takes_the_share_of_each_rank(monkeypatch):
     agent = make_agent(num_envs=8, rollout_steps=32, minibatch_envs=4)
     share = ppo_lstm.Rollout(**{field: x[:, :2]
                                 for field, x in vars(make_rollout(ppo_lstm, agent)).items()})
-    monkeypatch.setattr(launch, "_size", 4)
+    monkeypatch.setattr(mpi, "_size", 4)
     monkeypatch.setattr(mpi, "average", lambda tensor: tensor)  # the others are as this one
     monkeypatch.setattr(mpi, "gather", lambda value: 4 * [value])
     learn(ppo_lstm, agent, share)
@@ -378,21 +376,6 @@ def test_a_run_is_loaded_and_played(env):
         obs, rew, terminated, truncated, _ = plain.step(loaded.predict(obs))
         total, ended = total + rew, terminated or truncated
     assert total == pytest.approx(returns[0], rel=1e-4)
-
-
-def test_a_video_starts_without_memory():
-    pytest.importorskip("imageio_ffmpeg")
-    calls = []
-    agent = SimpleNamespace(env_act=lambda act: act)
-    for name, result in (("forget", None), ("act", np.array([0]))):
-        def call(*args, result=result):
-            return result
-        call.__name__ = name
-        setattr(agent, name, noted(calls, call))
-    cfg = onpolicy_config(ppo_lstm, env="CartPole-v1")
-    video.prepare_video("film.mp4")
-    video.record(agent, video.make_view(cfg), "film.mp4", seed=1)
-    assert calls[0] == "forget" and set(calls[1:]) == {"act"}
 
 
 # ---- What is refused, and what is learned

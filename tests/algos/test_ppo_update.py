@@ -455,7 +455,7 @@ def test_norm_adv_normalizes_each_minibatch(minibatch):
 
 def test_minibatches_of_one_sample():
     """Normalised, its advantage would be 0, or NaN: nothing would be learned, in silence."""
-    with pytest.raises(SystemExit):
+    with pytest.raises(mpi.UsageError):
         make_agent(minibatch_size=1)
     agent = make_agent(minibatch_size=1, norm_adv=False)
     flat, metrics = learn(agent, make_rollout(agent))

@@ -391,7 +391,7 @@ def test_value_steps_leave_the_policy_to_the_bit(kind):
 @pytest.mark.parametrize("settings", [{"max_kl": 0.0}, {"damping": -0.1}, {"cg_steps": 0},
                                       {"backtracks": 0}, {"minibatch_size": 4096}, {"v_lr": 0.0}])
 def test_settings_that_are_refused(settings):
-    with pytest.raises(SystemExit):
+    with pytest.raises(mpi.UsageError):
         trpo.Config(**settings)
 
 

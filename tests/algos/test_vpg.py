@@ -287,7 +287,7 @@ def test_the_lr_of_the_policy_alone_falls_to_zero(monkeypatch):
                                       {"num_procs": 3, "num_envs": 9, "rollout_steps": 2304},
                                       {"rollout_steps": 2047}])
 def test_settings_that_are_refused(settings):
-    with pytest.raises(SystemExit):
+    with pytest.raises(mpi.UsageError):
         vpg.Config(**settings)
 
 

@@ -18,6 +18,7 @@ import plot
 from algos import ppo
 from benchmarks import table
 from utils import curves, results, sweep
+from utils.cli import program
 from utils.mpi import UsageError
 
 SETTINGS = {"total_steps": 1000.0, "lr": 0.0003, "hidden": [64, 64], "device": "auto"}
@@ -69,7 +70,8 @@ def figure(**more):
 
 
 def cli(*args):
-    plot.main(plot.parse(list(args)))
+    with program():
+        plot.main(plot.parse(list(args)))
 
 
 def legend(fig):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-from utils import launch, mpi
+from utils import mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
@@ -21,8 +21,8 @@ ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
 # These depend on how busy the machine is, and that must not count as catching a bug.
 LEFT_OUT = ("test_killed_again_and_again", "test_a_kill_at_any_moment", "nearly_free",
             "take_seconds", "test_config_json_has_the_commit",
-            # Compiling, and simulating two hosts, takes longer than all other tests together.
-            "test_compiled_equals_eager", "test_two_hosts", "drawn_without_a_display")
+            # Compiling takes longer than all other tests together.
+            "test_compiled_equals_eager", "drawn_without_a_display")
 SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "images_are_learned",
         "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
@@ -115,7 +115,7 @@ def run_mpi():
     flags = ("-m algos.ppo --env CartPole-v1 --num-envs 2 --rollout-steps 64 "
              "--total-steps 128").split()
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
-    env = launch.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert "differ from those of rank 0" not in done.stderr, "the run's own check"
     done.check_returncode()

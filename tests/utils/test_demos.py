@@ -1,7 +1,5 @@
 """`utils.play --record` and `utils.demos`: what is written, what is read again, what is refused."""
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -11,7 +9,7 @@ import torch
 
 from algos import bc, gail, ppo, ppo_lstm
 from tests.envs import Counter
-from tests.helpers import onpolicy_config, refused, script, snapshot, write_demos
+from tests.helpers import onpolicy_config, refused, script, write_demos
 from utils import demos, play
 from utils.envs import evaluate, make_envs
 from utils.mpi import UsageError
@@ -166,20 +164,12 @@ def test_refused_combinations(settings, message):
 def test_overwrite_replaces_a_file_whole_or_not_at_all(monkeypatch):
     trained()
     Path("old.npz").write_text("precious")
-    with pytest.raises(UsageError, match="--max-steps is 3, but 2 of 2 episodes"):
+    with pytest.raises(UsageError, match="2 of 2 evaluated episodes .* within 3 steps"):
         play.main(play.Play("run", 2, record="old.npz", overwrite=True, max_steps=3))
     assert Path("old.npz").read_text() == "precious"
     play.main(play.Play("run", 2, record="old.npz", overwrite=True))
     assert len(opened("old.npz")["ret"]) == 2
     assert sorted(path.name for path in Path().glob("*.npz*")) == ["old.npz"]
-
-
-def test_the_command_line_records():
-    trained()
-    done = subprocess.run([sys.executable, "-m", "utils.play", "run", "--record", "demos.npz",
-                           "--episodes", "2"], text=True, capture_output=True)
-    assert done.returncode == 0 and "demos.npz: " in done.stdout, done.stderr
-    assert len(opened()["ret"]) == 2
 
 
 # ---- What is read
@@ -198,12 +188,6 @@ def test_wide_numbers_become_narrow_and_narrow_ones_wide():
     shown = load("HalfCheetah-v4")
     assert shown.obs.dtype == shown.act.dtype == torch.float32
     assert opened()["obs"].dtype == np.float64
-
-
-def test_images_stay_bytes():
-    env = {"env": "tests.envs:Bright-v0"}
-    arrays = write_demos(**env)
-    assert np.array_equal(load(**env).obs, arrays["obs"]) and load(**env).obs.dtype == torch.uint8
 
 
 @pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
@@ -256,16 +240,13 @@ NOTHING = {name: [] for name in ("obs", "act", "rew", "terminated", "truncated",
 BAD = {
     "missing": (lambda: Path("demos.npz").unlink(), "--demos: there is no demos.npz"),
     "empty": (lambda: Path("demos.npz").write_bytes(b""), "is no .npz file of plain arrays"),
-    "a text": (lambda: Path("demos.npz").write_text("obs"), "is no .npz file of plain arrays"),
     "a directory": (lambda: (Path("demos.npz").unlink(), Path("demos.npz").mkdir()),
                     "is no .npz file"),
-    "one array": (lambda: np.save(open("demos.npz", "wb"), np.ones(3)), "is no .npz file"),
     "a pickle": (lambda: pickle.dump(Evil(), open("demos.npz", "wb")), "is no .npz file"),
     "objects": (lambda: write_demos(ret=np.array([Evil(), Evil()])), "is no .npz file"),
     "cut off": (lambda: Path("demos.npz").write_bytes(Path("demos.npz").read_bytes()[:-300]),
                 "or damaged"),
     "a flipped bit": (lambda: flip_bit("demos.npz"), "or damaged"),
-    "a checkpoint": (lambda: torch.save({"obs": torch.ones(3)}, "demos.npz"), "lacks the arrays"),
     **{f"no {name}": (lambda name=name: write_demos(without=name), f"lacks the arrays {name}")
        for name in demos.ARRAYS},
     "no steps": (lambda: write_demos(lengths=(), **NOTHING), "is empty: it has no steps"),
@@ -275,9 +256,6 @@ BAD = {
     "no end": (lambda: write_demos(truncated=np.zeros(N, bool)), "the last step does not end"),
     "a return too many": (lambda: write_demos(ret=np.ones(3)), "2 episodes end, but ret has the"),
     "obs nan": (lambda: write_demos(obs=np.full((N, 4), np.nan, np.float32)), "obs holds NaN"),
-    "obs inf": (lambda: write_demos(obs=np.full((N, 4), np.inf, np.float32)), "or infinity"),
-    "rew nan": (lambda: write_demos(rew=np.full(N, np.nan)), "rew holds NaN"),
-    "ret nan": (lambda: write_demos(ret=np.full(2, np.nan)), "ret holds NaN"),
     "texts": (lambda: write_demos(act=np.full(N, "left")), "act is <U4, not numbers"),
     "obs of another size": (lambda: write_demos(obs=np.zeros((N, 3), np.float32)),
                             "obs is float32 [8, 3], which does not fit --env CartPole-v1"),
@@ -296,18 +274,20 @@ def flip_bit(file):
     Path(file).write_bytes(data)
 
 
-@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
 @pytest.mark.parametrize("case", BAD)
-def test_refused(algo, case):
+def test_a_damaged_file_is_refused_and_nothing_in_it_is_run(case):
     spoil, message = BAD[case]
     write_demos()
     spoil()
-    before = snapshot()
-    with pytest.raises(UsageError) as caught:
-        algo.train(algo.Config(env="CartPole-v1", demos="demos.npz", run_dir="run", device="cpu"))
-    assert message in str(caught.value.args[0]) and caught.value.code == 2
-    assert "\n" not in str(caught.value.args[0])
-    assert snapshot() == before and not Path("executed").exists()
+    said = refused(load)
+    assert message in said and "\n" not in said and not Path("executed").exists()
+
+
+@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
+def test_an_algorithm_that_refuses_a_file_writes_nothing(algo):
+    write_demos(rew=np.full(N, np.nan))
+    cfg = algo.Config(env="CartPole-v1", demos="demos.npz", run_dir="run", device="cpu")
+    assert "rew holds NaN" in refused(algo.train, cfg)
 
 
 @pytest.mark.parametrize("act,fits", [((-2.0,), True), ((2.0,), True), ((2.01,), False),
@@ -327,9 +307,8 @@ def test_bounds_of_a_box(act, fits):
 ])
 def test_refused_settings(settings, message):
     write_demos()
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=message):
         load(**settings)
-    assert message in str(caught.value.args[0])
 
 
 @pytest.mark.parametrize("name,value", [("num_trajectories", -1), ("subsample", 0)])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
 from tests.helpers import script
 from tests.toy import Config
@@ -19,11 +19,11 @@ from utils.mpi import UsageError
 # ---- What can be wrong with --env and --env-kwargs
 
 @pytest.mark.parametrize("env,kwargs,message", [
-    ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*HalfCheetah-v4"),
+    ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*Did you mean: `HalfCheetah`"),
     ("HalfCheetah-v9", "{}", "--env is HalfCheetah-v9"),
     ("no_such_package:Env-v0", "{}", "not installed: .*no_such_package"),
     ("nowhere/Env-v0", "{}", "Namespace nowhere not found"),
-    ("a b", "{}", "--env is a b"),
+    ("a b", "{}", "--env is a b"), ("pong", "{}", "such as ALE/Pong-v5"),
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
     ("CartPole-v1", "[1]", "--env-kwargs is"),
     ("CartPole-v1", '{"wind": 1}', "--env-kwargs is .*wind"),
@@ -381,19 +381,102 @@ def test_an_episode_that_never_ends_is_refused(monkeypatch):
     cfg = SimpleNamespace(env="Clock")
     monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: Clockwork(num_envs))
     evaluate(Clockwork(4), cfg, 4, seed=1, max_steps=4)
-    with pytest.raises(UsageError, match="--max-steps is 3, but 1 of 4 episodes of Clock did not"):
+    with pytest.raises(UsageError, match="1 of 4 evaluated episodes of Clock .* within 3 steps"):
         evaluate(Clockwork(4), cfg, 4, seed=1, max_steps=3)
+
+
+def test_an_evaluation_ends_where_it_is_told_to(monkeypatch):
+    clock = Clockwork(4)
+    monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: clock)
+    _, lengths = evaluate(clock, None, 4, seed=1, stop=lambda: clock.time == 2)
+    assert lengths.tolist() == [1, 2, 0, 0] and clock.length is None
 
 
 # ---- Memory
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_replay_buffer_that_cannot_fit_is_refused_with_its_size(monkeypatch, capsys, ranks):
-    sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 2_000_000}
-    monkeypatch.setattr(envs.os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(envs, "memory", lambda: 2_000_000_000)
     monkeypatch.setattr(envs.mpi, "size", lambda: ranks)
     envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks)
     assert f"replay buffer: {500 * ranks:,} transitions, 2.00 GB" in capsys.readouterr().out
     with pytest.raises(UsageError, match=f"--buffer-size is {500 * ranks}, which takes 2.00 GB; "
                                          "there are 2.00 GB of memory"):
         envs.check_memory("--buffer-size", 500, 2_000_000_000 // ranks + 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="about Linux")
+@pytest.mark.parametrize("groups,limits,ulimit,expected", [
+    ("0::/a/b\n", {}, -1, 8e9),                                     # that of the machine
+    ("0::/a/b\n", {"a/memory.max": "3000000000", "a/b/memory.max": "max"}, -1, 3e9),
+    ("0::/\n", {"memory.max": "4000000000"}, -1, 4e9),
+    ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "2000000000"}, -1, 2e9),
+    ("3:cpu:/a\n", {"memory.max": "1"}, -1, 8e9),
+    ("0::/\n", {}, 5_000_000_000, 5e9),
+])
+def test_memory_is_the_least_of_machine_group_and_process(groups, limits, ulimit, expected,
+                                                          monkeypatch):
+    import resource
+
+    Path("cgroup").write_text(groups)
+    for name, text in limits.items():
+        Path("sys", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("sys", name).write_text(f"{text}\n")
+    places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "sys"}
+    monkeypatch.setattr(envs, "Path", lambda name, *rest: Path(places[name], *rest))
+    sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 8_000_000}
+    monkeypatch.setattr(envs.os, "sysconf", sizes.__getitem__)
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (ulimit, ulimit))
+    assert envs.memory() == expected
+
+
+# ---- Spaces
+
+def test_goals_are_vectors_too():
+    """An algorithm for vectors takes them; one for goals takes nothing else."""
+    goals, box = make_envs(Config(env="tests.envs:GoalEnds-v0"), 1), Box(-1, 1, (2,))
+    space = goals.single_observation_space
+    assert envs.obs_kind(space) == "goal"
+    envs.check_spaces(space, box, obs="vector image", act="box")
+    envs.check_spaces(space, box, obs="goal", act="box")
+    for obs, kinds in ((space, "image"), (Box(-1, 1, (3,)), "goal")):
+        with pytest.raises(UsageError):
+            envs.check_spaces(obs, box, obs=kinds, act="box")
+
+
+VECTOR, IMAGE = Box(-np.inf, np.inf, (3,)), Box(0, 255, (36, 40, 3), np.uint8)
+BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
+
+
+@pytest.mark.parametrize("obs,act,message", [
+    (VECTOR, Discrete(2), None), (IMAGE, BOX, None),
+    (Box(0, 255, (4, 84, 84), np.uint8), Discrete(2), None),
+    (Box(0, 255, (35, 40, 3), np.uint8), BOX, r"observation space Box\(0, 255, \(35, 4"),
+    (Box(0, 255, (3, 64, 35), np.uint8), BOX, "observation space"),
+    (Box(0, 255, (84, 84), np.uint8), BOX, "observation space"),
+    (Box(0, 255, (4, 64, 64, 3), np.uint8), BOX, "observation space"),
+    (Box(0, 1, (64, 64, 3)), BOX, "images .*at least 36 pixels a side"),
+    (Box(0, 1, (2, 2)), BOX, "observation space"), (Box(0, 1, ()), BOX, "observation space"),
+    (Discrete(3), BOX, r"observation space Discrete\(3\); this algorithm takes vectors"),
+    (Dict(a=VECTOR), BOX, "observation space"), (Text(3), BOX, "observation space"),
+    (VECTOR, MultiDiscrete([2, 2]), "action space MultiDiscrete"),
+    (VECTOR, MultiBinary(4), "action space"), (VECTOR, Dict(a=BOX), "action space Dict"),
+    (VECTOR, Discrete(2, start=1), "action space"), (VECTOR, VECTOR, "finite bounds"),
+    (VECTOR, Box(np.float32([0]), np.float32([np.inf])), "finite bounds"),
+    (VECTOR, Box(0, 9, (1,), np.int64), "Box of floats"),
+])
+def test_spaces(obs, act, message):
+    if message is None:
+        return envs.check_spaces(obs, act, obs="vector image", act="discrete box")
+    with pytest.raises(UsageError, match=message):
+        envs.check_spaces(obs, act, obs="vector image", act="discrete box")
+
+
+def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch):
+    (tmp_path / "algos").mkdir()
+    for name, act in [("one", "discrete"), ("two", "box"), ("three", "discrete box")]:
+        (tmp_path / "algos" / f"{name}.py").write_text(
+            f'    check_spaces(obs_space, act_space, obs="vector", act="{act}")\n')
+    monkeypatch.setattr(envs, "__file__", str(tmp_path / "utils" / "envs.py"))
+    with pytest.raises(UsageError, match="algorithms for this one: three, two$"):
+        envs.check_spaces(VECTOR, BOX, obs="vector", act="discrete")

@@ -3,7 +3,6 @@ import io
 import os
 import re
 import sys
-import time
 import types
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from tests.helpers import refused, run
-from tests.toy import Config, Stop, rows, start, train
+from tests.toy import Config, rows, start, train
 from utils import checkpoint, logger
 
 
@@ -162,18 +161,6 @@ def test_a_policy_with_nan_is_not_saved(where):
     assert checkpoint.load_file("run/policy.pt")["step"] == 0
 
 
-def test_tensorboard_holds_the_same_numbers():
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    with pytest.raises(Stop):
-        train(Config(), stop_at=300)                                # rows to 300, saved at 100
-    train(Config(resume=True))
-    board = EventAccumulator("run").Reload()
-    for name in ("loss", "noise_std", "ep_ret_mean", "late"):
-        points = {event.step: event.value for event in board.Scalars(name)}
-        assert points == {int(row["step"]): np.float32(row[name]) for row in rows() if row[name]}
-        assert len(board.Scalars(name)) == len(points)
-
-
 def test_table_on_standard_output(capsys):
     train(Config(total_steps=2500))
     out, err = capsys.readouterr()
@@ -182,16 +169,6 @@ def test_table_on_standard_output(capsys):
     assert first.split()[0] == "100" and len(first) <= 100
     assert out.count("ep_ret") == 3                                 # first, a late column, 21st
     assert err == ""
-
-
-@pytest.mark.parametrize("titles,shown", [
-    ("step kl", "step kl"), ("explained_variance", "explained"),
-    ("improvement improvement_expected", "improveme imp_expec"),
-    ("critic_loss critic_grad_norm", "critic_lo critic_gr"),
-    ("critic_grad critic_grad_norm", "critic_gr cri_norm"),
-])
-def test_no_two_heads_are_alike(titles, shown):
-    assert logger.heads(titles.split()) == shown.split()
 
 
 def test_the_table_shows_the_last_known_value(log, capsys):
@@ -217,13 +194,12 @@ def test_bar_on_a_terminal(monkeypatch, capsys):
     assert "ep_ret" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_bar_of_a_rank_on_the_terminal_of_its_launcher(stream, monkeypatch, capsys):
-    """Its own streams are pipes."""
-    monkeypatch.setenv("PLAINRL_TERMINAL", stream)
+def test_bar_of_a_rank_whose_launcher_is_on_a_terminal(monkeypatch, capsys):
+    """Its own streams are pipes. One pipe has both bar and table."""
+    monkeypatch.setenv("PLAINRL_TERMINAL", "1")
     train(Config())
     out, err = capsys.readouterr()
-    assert ("800/800" in out, "800/800" in err) == (stream == "stdout", stream == "stderr")
+    assert "800/800" in out and not err
 
 
 def test_weights_and_biases_that_are_not_installed(monkeypatch):
@@ -271,16 +247,3 @@ def test_weights_and_biases_offline():
     assert os.listdir("wandb")
     curve, last = re.findall(r"wandb: +ep_len_mean (\S+)$", done.stderr, re.M)
     assert len(curve) == 5 and float(last) == 7.5, "one point for each report"
-
-
-def test_a_report_is_quick(log):
-    metrics = {f"loss_{k}": torch.tensor(1.0) for k in range(10)} | {"val": torch.randn(2048)}
-    log.advance(100, **metrics)
-    times = []
-    for _ in range(100):
-        start = time.perf_counter()
-        log.advance(100, (0, 0, 1.0, 1), **metrics)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 2e-3
-
-

@@ -1,7 +1,7 @@
 """`utils.play`: what it loads is the agent that was trained, and what it refuses."""
-import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,11 +16,11 @@ import torch
 from algos import dqn, ppo, sac
 from tests.envs import Ends
 from tests.helpers import rows
-from utils import checkpoint, play, video
+from utils import checkpoint, play
 from utils.envs import evaluate
 from utils.mpi import UsageError
 
-imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+imageio = pytest.importorskip("imageio.v2")
 SMALL = {"total_steps": 512, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2}
 
 
@@ -57,45 +57,6 @@ def test_loaded_agent_acts_as_the_trained_one(trained, env):
     act = loaded.predict(obs)
     assert plain.action_space.contains(act)
     assert np.array_equal(act, agent.predict(obs))
-
-
-def test_statistics_are_part_of_what_is_loaded(trained):
-    """Weights alone would act otherwise: the run must have statistics for the test above to see."""
-    run, agent, cfg = trained["Pendulum-v1"]
-    plain = gym.make("Pendulum-v1")
-    bare = ppo.Agent(plain.observation_space, plain.action_space, cfg)
-    torch.nn.utils.vector_to_parameters(
-        torch.nn.utils.parameters_to_vector(agent.parameters()), bare.parameters())
-    raw = np.ones((1, 3), np.float32)
-    assert not torch.equal(bare.act(raw, True), play.load_agent(run).act(raw, True))
-
-
-def test_loaded_agent_samples_as_the_trained_one(trained):
-    """A deviation that is lost would be seen here."""
-    run, agent, _ = trained["Pendulum-v1"]
-    raw = np.ones((8, 3), np.float32)
-    samples = []
-    for one in (agent, play.load_agent(run)):
-        torch.manual_seed(3)
-        samples.append(one.act(raw))
-    assert torch.equal(*samples)
-    assert len(samples[0].unique()) == 8
-
-
-def test_a_run_in_progress_is_loaded(trained, run):
-    """Whatever is half written beside the policy: it is replaced whole."""
-    shutil.rmtree(next(run.glob("resume-*")))
-    (run / "policy.pt.tmp").write_bytes(b"half")
-    (run / "progress.csv").write_text("step,time\n25")
-    assert torch.equal(play.load_agent(run).log_std, trained["Pendulum-v1"][1].log_std)
-
-
-def test_best_is_the_best_evaluation(trained, run):
-    best = checkpoint.load_file(run / "best.pt")
-    best["agent"]["log_std"] = torch.full_like(best["agent"]["log_std"], -7.0)
-    checkpoint.save_file(run / "best.pt", best)
-    assert play.load_agent(run, best=True).log_std == -7
-    assert play.load_agent(run).log_std != -7
 
 
 def test_figures_are_those_of_evaluate(trained, capsys):
@@ -165,16 +126,8 @@ def test_an_episode_that_never_ends_is_refused(trained):
     """Pendulum has no other end than its time limit."""
     run = str(trained["Pendulum-v1"][0])
     play.main(play.Play(run, episodes=2, max_steps=40))
-    with pytest.raises(UsageError, match="--max-steps is 39, but 2 of 2 episodes of"):
+    with pytest.raises(UsageError, match="2 of 2 evaluated episodes .* 39 steps .*--max-steps"):
         play.main(play.Play(run, episodes=2, max_steps=39))
-
-
-def test_a_run_from_a_machine_with_more_cores(run, monkeypatch):
-    rewrite(run, torch_threads=14)
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    assert play.read_run(run)[1].torch_threads == 1
-    play.main(play.Play(str(run), episodes=1))
-    assert torch.get_num_threads() == 1
 
 
 # ---- What is refused
@@ -219,8 +172,8 @@ REFUSED = {
     "bit flipped": (flip_bit, "policy.pt is damaged"),
     "no such setting": (lambda run: rewrite(run, gama=1), "'gama'"),
     "setting out of range": (lambda run: rewrite(run, gamma=2.0), "--gamma is 2.0"),
-    "no directory": (lambda run: [shutil.rmtree(run), run.touch()], "a run is a directory"),
-    "runs below": (lambda run: move(run, run / "a/b"), r"there is one in \S*run/a/b"),
+    "no directory": (lambda run: [shutil.rmtree(run), run.touch()], "holds no run"),
+    "runs below": (lambda run: move(run, run / "a/b"), r"there are 1 below: \S*run/a/b"),
     "config unreadable": (lambda run: hide(run / "config.json"), "config.json cannot be read: Is"),
     "policy unreadable": (lambda run: hide(run / "policy.pt"), "policy.pt cannot be read: Is a"),
     "code unreadable": (lambda run: hide(run / "algo.py"), "algo.py cannot be read: Is a"),
@@ -237,9 +190,8 @@ def test_refused(run, case, monkeypatch):
     damage, message = REFUSED[case]
     monkeypatch.syspath_prepend(os.getcwd())
     damage(run)
-    with pytest.raises(UsageError, match=message) as caught:
+    with pytest.raises(UsageError, match=message):
         play.load_agent(run)
-    assert caught.value.code == 2
     assert not Path("executed").exists()
 
 
@@ -266,12 +218,6 @@ def test_refused_video(trained, name, message):
         play.main(play.Play(str(trained["CartPole-v1"][0]), video=name))
 
 
-def test_video_without_ffmpeg(trained, monkeypatch):
-    monkeypatch.setattr(video, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install -e '\.\[video\]'"):
-        play.main(play.Play(str(trained["CartPole-v1"][0]), video="run.mp4"))
-
-
 def command_line(*args, program=("-m", "utils.play"), **env):
     """`python -m utils.play` on a machine without a display.
 
@@ -294,71 +240,42 @@ def skip_without_display(done):
 
 def frames(file):
     """Return the frames of a video, [T, H, W, 3]."""
-    reader = imageio_ffmpeg.read_frames(str(file))
-    width, height = next(reader)["size"]
-    return np.stack([np.frombuffer(frame, np.uint8).reshape(height, width, 3) for frame in reader])
+    return np.stack([np.asarray(frame) for frame in imageio.get_reader(file)])
 
 
-def test_video_is_one_whole_episode(trained, capsys):
+@pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
+def test_a_video_shows_the_first_evaluated_episode(trained, env, capsys):
     Path("folder").mkdir()
     Path("folder/mine.mp4").write_text("an older one")
-    run, _, _ = trained["Pendulum-v1"]
-    play.main(play.Play(str(run), episodes=1, video="folder/mine.mp4", seed=4))
+    run = str(trained[env][0])
+    returns = play.main(play.Play(run, episodes=1, video="folder/mine.mp4", seed=4))
     assert os.listdir("folder") == ["mine.mp4"]     # this name, and nothing left beside it
-    obs, _ = (env := gym.make("Pendulum-v1", max_episode_steps=40)).reset(seed=4)
-    agent, ret, truncated = play.load_agent(run), 0.0, False
-    while not truncated:
-        obs, rew, _, truncated, _ = env.step(agent.predict(obs))
-        ret += rew
-    assert f"return {ret:.2f}, 40 steps" in capsys.readouterr().out
-    shown = frames("folder/mine.mp4")
-    assert shown[0].shape == (500, 500, 3)
-    assert len(shown) == 41                         # the first frame is of the reset
+    said = capsys.readouterr().out
+    length = int(re.search(r"in (\d+) steps", said)[1])
+    assert f"with return {returns[0]:.2f}" in said and len(frames("folder/mine.mp4")) == length
+    assert frames("folder/mine.mp4").shape[1:] == {"Pendulum-v1": (500, 500, 3),
+                                                   "CartPole-v1": (400, 600, 3)}[env]
 
 
-def test_gif_is_small_and_of_the_first_seconds(trained, capsys):
+def test_gif_is_small_and_of_the_first_seconds(trained):
     """Pendulum has 30 frames per second of 500 pixels, which is too much for a GIF."""
     play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video="run.gif", seconds=1.0))
-    assert "run.gif: the first 30 steps" in capsys.readouterr().out
     shown = frames("run.gif")
-    assert shown.shape[1:] == (240, 240, 3) and len(shown) in (20, 21)      # in 31/30 seconds
+    assert shown.shape == (15, 167, 167, 3)
     red = (shown[..., 0] > 180) & (shown[..., 1] < 100)                     # the pendulum
     assert 0.005 < red[0].mean() < 0.1 and 0.005 < red[-1].mean() < 0.1
     assert (red[0] != red[-1]).mean() > 0.005                               # it has moved
     assert os.path.getsize("run.gif") < 100_000
 
 
-def test_seconds_beyond_the_episode_change_nothing(trained, capsys):
-    play.main(play.Play(str(trained["CartPole-v1"][0]), 1, video="run.mp4", seconds=99.0))
-    assert "run.mp4: return" in capsys.readouterr().out
-    assert frames("run.mp4").shape[1:] == (400, 600, 3)
-
-
-def test_progress_is_on_the_terminal(trained, monkeypatch):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video="run.mp4"))
-    assert "run.mp4" in terminal.getvalue() and "/40 " in terminal.getvalue()
-
-
-def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch):
-    ppo.train(ppo.Config("tests.envs:Ends-v0", run_dir="run", hidden=(16,), **SMALL))
-    monkeypatch.setattr(play, "evaluate", lambda *args: pytest.fail("it was played"))
-    with pytest.raises(UsageError, match="tests.envs:Ends-v0 cannot be drawn here"):
-        play.main(play.Play("run", video="run.mp4"))
-    assert os.listdir() == ["run"]
-
-
 class Odd(Ends):
-    """An environment that draws something else than pictures."""
+    """An environment that draws what a test asks for."""
 
     metadata = {"render_modes": ["rgb_array"]}
     frame = None
 
-    def __init__(self, render_mode):
+    def __init__(self, render_mode=None):
         super().__init__()
-        self.render_mode = render_mode
 
     def render(self):
         return self.frame
@@ -368,32 +285,67 @@ gym.register("OddFrames-v0", Odd, disable_env_checker=True)
 
 
 @pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)),
-                                   np.zeros((8, 8, 4), np.uint8), [np.zeros((8, 8, 3), np.uint8)]])
-def test_frames_that_are_no_pictures_are_refused(monkeypatch, frame):
+                                   np.zeros((8, 8, 4), np.uint8)])
+def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch, frame):
+    ppo.train(ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL))
     monkeypatch.setattr(Odd, "frame", frame)
+    monkeypatch.setattr(play, "evaluate", lambda *args: pytest.fail("it was played"))
     with pytest.raises(UsageError, match="OddFrames-v0 cannot be drawn here: render.. returned"):
-        video.make_view(ppo.Config("OddFrames-v0"))
+        play.main(play.Play("run", video="run.mp4"))
+    with pytest.raises(UsageError, match="--video: tests.envs:Ends-v0 cannot be drawn here"):
+        play.make_film(ppo.Config("tests.envs:Ends-v0"))
+    assert os.listdir() == ["run"]
 
 
 @pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3)])
-def test_frames_of_any_size_are_written(monkeypatch, shape):
+def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
     monkeypatch.setattr(Odd, "frame", np.full(shape, 200, np.uint8))
-    agent = ppo.train(ppo.Config("tests.envs:Ends-v0", run_dir="run", hidden=(16,), **SMALL))
+    cfg = ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL)
+    agent = ppo.train(cfg)
     for name, size in (("run.mp4", (shape[0] + shape[0] % 2, shape[1] + shape[1] % 2)),
                        ("run.gif", shape[:2])):
-        video.record(agent, video.make_view(ppo.Config("OddFrames-v0")), name, seed=1)
+        play.write_video(agent, cfg, play.make_film(cfg), name, seed=1)
         shown = frames(name)
         assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
-        assert abs(shown[:, :shape[0], :shape[1]].mean() - 200) < 5
+        assert abs(shown.mean() - 200) < 5
+    assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["run.mp4", "run.gif"])
-def test_a_video_that_cannot_be_written_leaves_nothing(trained, monkeypatch, name):
-    """As on a full disk: FFmpeg ends with an error."""
-    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", lambda: shutil.which("false"))
-    with pytest.raises(UsageError, match=f"--video {name} cannot be written"):
-        play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video=name))
+def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
+    """A disk without space, an episode that is too long, a package that is not installed."""
+    run = str(trained["Pendulum-v1"][0])
+    with pytest.raises(UsageError, match="1 of 1 evaluated episodes .* within 39 steps"):
+        play.write_video(play.load_agent(run), cfg := trained["Pendulum-v1"][2],
+                         play.make_film(cfg), "run.mp4", 1, max_steps=39)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", shutil.which("false"))
+    with pytest.raises(UsageError, match="--video run.mp4 cannot be written"):
+        play.main(play.Play(run, 1, video="run.mp4"))
+    monkeypatch.setattr(play, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[video\]'"):
+        play.main(play.Play(run, 1, video="run.mp4"))
     assert not os.listdir()
+
+
+def test_an_atari_video_shows_what_the_agent_sees():
+    pytest.importorskip("ale_py")
+    kwargs = '{"max_num_frames_per_episode": 120}'
+    cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, rollout_steps=16,
+                     minibatch_size=8, epochs=1, run_dir="run")
+    agent, seen = ppo.train(cfg), []
+    monkey = ppo.Agent.act
+
+    def act(self, obs, deterministic=False):
+        seen.append(obs[0].copy())
+        return monkey(self, obs, deterministic)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo.Agent, "act", act)
+        ret, length = play.write_video(agent, cfg, play.make_film(cfg), "pong.mp4", seed=1)
+    assert length == len(seen) == 30 and ret == int(ret)
+    shown = frames("pong.mp4")
+    assert shown.shape == (30, 84, 84, 3)
+    for picture, obs in zip(shown, seen):       # an mp4 is lossy
+        assert np.abs(picture.mean(-1) - obs[-1]).mean() < 6
 
 
 def test_ctrl_c_ends_with_one_line(trained):
@@ -408,86 +360,46 @@ def test_ctrl_c_ends_with_one_line(trained):
         process.send_signal(signal.SIGINT)
         err = process.communicate(timeout=300)[1]
     assert process.returncode == 130
-    assert err.splitlines()[-1] == "stopped by Ctrl-C; no file was written"
+    assert err.splitlines()[-1] == "stopped by Ctrl-C"
     assert "Traceback" not in err
 
 
-def test_a_recorded_episode_has_at_most_max_steps(trained):
-    run, agent, cfg = trained["Pendulum-v1"]
-    assert video.record(agent, video.make_view(cfg), "run.mp4", 1, max_steps=40)[1] == 40
-    with pytest.raises(UsageError, match="--max-steps is 39, but the episode in other.mp4"):
-        video.record(agent, video.make_view(cfg), "other.mp4", 1, max_steps=39)
-    assert os.listdir() == ["run.mp4"]
-
-
 DRAW = """
-import sys
+from utils import play
+play.choose_renderer()
 from types import SimpleNamespace
-from utils import video
-video.prepare_video("run.mp4")
-import gymnasium as gym, numpy as np
-from gymnasium.envs.mujoco import MujocoEnv
+import dataclasses, numpy as np
+from algos import ppo
 
-SMALL = '{"width": 120, "height": 120}'             # quick
-
-class Ball(MujocoEnv):                              # without a camera
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 500}
-
-    def __init__(self, **kwargs):
-        super().__init__(sys.argv[1] + "/ball.xml", 1, gym.spaces.Box(-1, 1, (7,)), **kwargs)
-
-    def reset_model(self):
-        return self.data.qpos.astype(np.float32)
-
-    def step(self, act):
-        self.do_simulation(act, self.frame_skip)
-        return self.data.qpos.astype(np.float32), 0.0, False, False, {}
-
-class Runner:                                       # carries the robot 30 m away
-    def __init__(self, env):
-        self.env = env
-
-    def act(self, obs, deterministic):
-        self.env.data.qpos[0] = 30
-        return np.zeros((1, self.env.model.nu), np.float32)
-
-    def env_act(self, act):
-        return act
-
-gym.register("Ball-v0", Ball)
-for name, hidden in [(name, hidden) for name in sys.argv[2:] for hidden in (False, True)]:
-    view = video.make_view(SimpleNamespace(env=name, env_kwargs=SMALL, seed=1))
-    model, fps = view.unwrapped.model, view.metadata["render_fps"]
+for hidden in (False, True):
+    cfg = ppo.Config("HalfCheetah-v4", '{"width": 120, "height": 120}')
+    film = play.make_film(cfg)
+    env = film.unwrapped.envs[0].unwrapped
     if hidden:
-        robot = model.geom_bodyid > 0
-        model.geom_matid[robot], model.geom_rgba[robot, 3] = -1, 0
-    video.record(Runner(view.unwrapped), view, f"{name}-{hidden}.mp4", 1, seconds=1 / fps)
-    del view                                        # one graphics context at a time
+        robot = env.model.geom_bodyid > 0
+        env.model.geom_matid[robot], env.model.geom_rgba[robot, 3] = -1, 0
+    env.data.qpos[0] = 30                           # the robot is 30 m away
+    env.do_simulation(np.zeros(6), 1)
+    np.save(f"{hidden}.npy", film.render()[0])
+    film.close()                                    # one graphics context at a time
 """
-BALL = """<mujoco><statistic extent="3"/><worldbody><light pos="0 0 9" diffuse="1 1 1"/>
-<geom type="plane" size="99 99 1"/><body pos="0 0 1"><freejoint/><geom size="0.5" rgba="1 0 0 1"/>
-</body></worldbody></mujoco>"""
 
 
 def test_the_camera_follows_the_robot():
-    """In the last frame is more than the floor: the same without the robot is another picture."""
-    Path("ball.xml").write_text(BALL)
-    names = "HalfCheetah-v4", "HalfCheetah-v5", "Ant-v5", "Ball-v0"
-    done = command_line(os.getcwd(), *names, program=["-c", DRAW])
+    """The picture has more than the floor: without the robot it is another one."""
+    done = command_line(program=["-c", DRAW])
     skip_without_display(done)
-    for name in names:
-        last, floor = (frames(f"{name}-{hidden}.mp4")[-1].astype(int) for hidden in (False, True))
-        assert (np.abs(last - floor).max(-1) > 40).mean() > 0.01, name
+    robot, floor = (np.load(f"{hidden}.npy").astype(int) for hidden in (False, True))
+    assert (np.abs(robot - floor).max(-1) > 40).mean() > 0.01
 
 
 @pytest.mark.parametrize("env, kwargs, camera", [
-    ("HalfCheetah-v5", {}, 0), ("Humanoid-v5", {}, 0), ("InvertedPendulum-v5", {}, -1),
-    ("Reacher-v5", {}, -1), ("HalfCheetah-v5", {"camera_id": -1}, -1),
-    ("HalfCheetah-v5", {"default_camera_config": {"distance": 9.0}}, -1)])
+    ("HalfCheetah-v5", {}, 0), ("InvertedPendulum-v5", {}, -1),
+    ("HalfCheetah-v5", {"camera_id": -1}, -1)])
 def test_which_camera_draws(env, kwargs, camera):
-    """Gymnasium's (-1) if the robot stays where it is, or if the environment was told."""
+    """Gymnasium's (-1) if no camera moves with the robot, or if the environment was told."""
     view = gym.make(env, render_mode="rgb_array", **kwargs)
-    video.follow_robot(view)
+    play.follow_robot(view)
     assert view.unwrapped.mujoco_renderer.camera_id == camera
 
 
@@ -502,54 +414,3 @@ def test_mujoco_is_drawn_without_a_display():
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
     assert "MUJOCO_GL=nonsense" in failed.stderr and "libegl1" in failed.stderr
     assert sorted(os.listdir()) == ["run", "run.mp4"]
-
-
-class OneGame:
-    """A vector of one like ale-py's: `step` returns the next episode's obs, in the same array."""
-
-    single_observation_space = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
-    single_action_space = gym.spaces.Discrete(2)
-
-    def reset(self, seed=None):
-        self.obs = np.full((1, 4, 36, 36), 10, np.uint8)
-        return self.obs, {}
-
-    def step(self, act):
-        self.obs[:] = self.obs[0, 0, 0, 0] + 1
-        self.obs[:, -1] += 100                      # the newest of the four is brighter
-        done = self.obs[0, 0, 0, 0] == 12
-        if done:
-            self.obs[:] = 10
-        one = np.array([done])
-        episode = {"r": np.array([7.0]), "l": np.array([2])}
-        return self.obs, np.array([1.0]), one, ~one & False, {"episode": episode} if done else {}
-
-
-def test_atari_view_ends_with_its_own_episode():
-    view = video.AgentsView(OneGame())
-    first, _ = view.reset(seed=1)
-    second, _, terminated, truncated, info = view.step(0)
-    assert (first[0, 0, 0], second[0, 0, 0]) == (10, 11) and not (terminated or truncated or info)
-    assert view.render().shape == (36, 36, 3) and (view.render() == 111).all()
-    *_, terminated, truncated, info = view.step(0)
-    assert terminated and not truncated and info["episode"] == {"r": 7.0, "l": 2}
-    assert (view.render() == 111).all()             # not the first picture of the next episode
-
-
-def test_atari_video_shows_what_the_agent_sees():
-    pytest.importorskip("ale_py")
-    kwargs = '{"max_num_frames_per_episode": 120}'
-    cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, rollout_steps=16,
-                     minibatch_size=8, epochs=1, run_dir="run")
-    ppo.train(cfg)
-    _, cfg, _ = play.read_run("run")
-    agent, seen = play.load_agent("run"), []
-    act = agent.act
-    agent.act = lambda obs, deterministic: seen.append(obs[0]) or act(obs, deterministic)
-    ret, length = video.record(agent, video.make_view(cfg), "pong.mp4", seed=1)
-    assert length == len(seen) == 30 and ret == int(ret)
-    shown = frames("pong.mp4")
-    assert len(shown) == 31 and shown[0].shape == (84, 84, 3)
-    for picture, obs in zip(shown, seen):       # an mp4 is lossy
-        assert obs.shape == (4, 84, 84)
-        assert np.abs(picture.mean(-1) - obs[-1]).mean() < 6

@@ -4,15 +4,15 @@ import dataclasses
 import json
 import math
 import os
-import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
-import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -29,23 +29,26 @@ from tests.helpers import (
     assert_same_run,
     command,
     end,
+    mpiexec,
     mpirun,
+    refused,
     rows,
     run,
     same,
     saved,
+    snapshot,
     steps,
     wait_for_rows,
 )
-from utils import checkpoint, play
-from utils.envs import evaluate
+from tests.toy import Config, Stop, Toy, start, train as toy_train
+from utils import cli, mpi, play, run as run_module
 from utils.mpi import UsageError
-from utils.run import RunConfig
+from utils.run import RunConfig, Stopped, open_run, parse, read_config, rounded, summary
 
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,
          "epochs": 2, "hidden": (8,), "total_steps": 192}
 FLAGS = "--num-envs 2 --rollout-steps 64 --minibatch-size 32 --epochs 2 --hidden 8".split()
-needs_mpi = pytest.mark.skipif(os.name != "posix" or os.cpu_count() < 2, reason="no two ranks")
+needs_mpi = pytest.mark.skipif(os.name != "posix" or mpi.cores() < 2, reason="no two ranks")
 
 
 def train(**settings):
@@ -151,15 +154,6 @@ def test_config_json(hopper):
     assert config["command"].endswith(f"-m algos.ppo {HOPPER}")
 
 
-def test_config_json_has_the_commit(hopper):
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    commit = json.loads((hopper[1][0] / "config.json").read_text())["git_commit"]
-    if git.returncode == 0:
-        assert commit.removesuffix("-dirty") == git.stdout.strip()
-    else:
-        assert not commit
-
-
 def test_the_run_of_a_command_keeps_its_file(hopper):
     """There the module is called __main__."""
     assert Path(hopper[1][0], "algo.py").read_bytes() == (ROOT / "algos/ppo.py").read_bytes()
@@ -185,16 +179,6 @@ def test_tensorboard_has_the_same_numbers():
                          for row in rows("run") if row[name]}
 
 
-def test_where_a_run_is_kept():
-    train(seed=5)
-    assert steps("runs/CartPole-v1/ppo/seed5") == [64, 128, 192]
-    train(env="tests.envs:ProbeObs-v0", total_steps=64)
-    kept = os.listdir("runs")
-    assert sorted(kept) == ["CartPole-v1", "tests.envs-ProbeObs-v0"]    # Windows allows no colon
-    train(run_dir="deep/er", seed=5)
-    assert_same_run("runs/CartPole-v1/ppo/seed5", "deep/er")
-
-
 def test_a_budget_is_rounded_up_to_whole_rollouts():
     train(total_steps=1.3e2, run_dir="run")
     assert steps("run") == [64, 128, 192] and saved("run")[0] == 192
@@ -208,40 +192,6 @@ def test_a_report_without_an_episode():
     assert [row["ep_ret_mean"] for row in rows("run")] == ["", "", ""]
     assert all(math.isfinite(float(row["v_loss_mean"])) for row in rows("run"))
     assert rows("run", "episodes.csv") == []
-
-
-def test_what_train_returns():
-    agent = train(run_dir="run")
-    assert isinstance(agent, ppo.Agent)
-    assert same(dict(agent.state_dict()), dict(saved("run")[1]["state"]["agent"]))
-    env = gym.make("CartPole-v1")
-    act = agent.predict(env.reset(seed=1)[0])
-    env.step(act)
-
-
-def test_signal_handlers_are_restored():
-    def mine(number, frame):
-        pass
-
-    before = signal.signal(signal.SIGTERM, mine), signal.signal(signal.SIGINT, mine)
-    try:
-        train(run_dir="run")
-        with pytest.raises(UsageError):
-            train(run_dir="run")
-        with pytest.raises(RuntimeError, match="too hot"):
-            train(run_dir="hot", env="tests.envs:Faulty-v0")
-        assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is mine
-    finally:
-        signal.signal(signal.SIGTERM, before[0])
-        signal.signal(signal.SIGINT, before[1])
-
-
-def test_train_in_a_thread():
-    """Where signal handlers cannot be set: a notebook's widget, a server."""
-    thread = threading.Thread(target=train, kwargs={"run_dir": "run"})
-    thread.start()
-    thread.join(100)
-    assert saved("run")[0] == 192
 
 
 def test_nothing_stays_open(tmp_path):
@@ -341,19 +291,6 @@ def test_evaluation_changes_no_training_row():
                for row in sometimes if row["eval_ret_mean"])
 
 
-def test_best_policy_is_that_of_the_best_evaluation():
-    train(eval_every=64, run_dir="run", total_steps=640, lr=0.03)
-    scores = {int(row["step"]): float(row["eval_ret_mean"]) for row in rows("run")}
-    best = max(scores, key=scores.get)                          # of equals the first
-    assert best != 640, "the last one is the best: nothing to tell apart"
-    policy = checkpoint.load_file("run/best.pt")
-    assert policy["step"] == best
-    agent = train(run_dir="other", lr=1e-30, total_steps=64)
-    checkpoint.load_into(agent, policy["agent"], "best.pt")
-    cfg = ppo.Config(**SMALL)
-    assert evaluate(agent, cfg, 10, cfg.seed)[0].mean() == pytest.approx(scores[best])
-
-
 # ---- Save and resume
 
 
@@ -362,10 +299,10 @@ ENDS = {"env": "tests.envs:Ends-v0", "total_steps": 256, "eval_every": 128}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Runs of 256 steps that nothing interrupted, with and without annealing."""
+    """Runs of 256 steps that nothing interrupted: with annealing, with evaluations."""
     home = tmp_path_factory.mktemp("whole")
-    for name, anneal in (("annealed", True), ("even", False)):
-        train(**ENDS, anneal_lr=anneal, run_dir=str(home / name))
+    train(**ENDS | {"eval_every": 0}, run_dir=str(home / "annealed"))
+    train(**ENDS, anneal_lr=False, run_dir=str(home / "even"))
     return home
 
 
@@ -383,9 +320,9 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(whole):
 def test_a_run_that_a_signal_stopped_goes_on(whole, monkeypatch, number):
     """The learning rate runs on to the same end."""
     monkeypatch.setattr(Ends, "then", staticmethod(lambda: signal.raise_signal(number)))
-    with pytest.raises(SystemExit) as caught:
-        train(**ENDS, run_dir="run")
-    assert caught.value.code == 128 + number
+    with pytest.raises(Stopped) as caught:
+        train(**ENDS | {"eval_every": 0}, run_dir="run")
+    assert caught.value.status == 128 + number
     assert saved("run")[0] == 128 and rows("run") == rows(whole / "annealed")[:2]
     monkeypatch.setattr(Ends, "then", staticmethod(lambda: None))
     ppo.train(ppo.Config(run_dir="run", resume=True))           # all else is in config.json
@@ -402,23 +339,11 @@ def test_a_new_budget_on_resume(capsys):
     assert len(said) == 1 and "512" in said[0] and "128" in said[0] and "anneal" in said[0]
     assert [float(row["lr"]) for row in rows("run")[2:]] == pytest.approx(
         [3e-4 * (1 - step / 512) for step in range(128, 512, 64)])
-    assert json.loads(Path("run/config.json").read_text())["settings"]["total_steps"] == 512
+    config = read_config("run")
+    assert config["settings"]["total_steps"] == 512
+    assert [entry["step"] for entry in config["resumed"]] == [128]
+    assert config["resumed"][0]["versions"]["torch"] == torch.__version__
     assert_no_gap("run", (0, 128))
-
-
-def test_a_resumed_run_keeps_its_best_and_its_clock():
-    settings = {"eval_every": 64, "run_dir": "run", "lr": 0.03, "seed": 3}
-    train(**settings, total_steps=320)
-    before, table = checkpoint.load_file("run/best.pt"), Path("run/progress.csv").read_text()
-    scores = [float(row["eval_ret_mean"]) for row in rows("run")]
-    train(**settings, total_steps=384, resume=True)
-    assert Path("run/progress.csv").read_text().startswith(table)
-    last = float(rows("run")[-1]["eval_ret_mean"])
-    assert last <= max(scores), "the last one is the best: nothing to tell apart"
-    assert same(checkpoint.load_file("run/best.pt"), before)
-    with open("run/progress.csv", newline="") as file:
-        clock = [float(row["time"]) for row in csv.DictReader(file)]
-    assert clock == sorted(clock) and clock[-1] > clock[-2]
 
 
 def test_a_resumed_run_begins_other_episodes(monkeypatch):
@@ -437,26 +362,63 @@ def test_a_resumed_run_begins_other_episodes(monkeypatch):
     assert {x for x in Witness.seen if isinstance(x, tuple)} == again
 
 
-def test_a_finished_run_has_nothing_to_do(capsys):
-    train(run_dir="run")
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+def test_a_finished_run_returns_its_agent_and_writes_nothing(capsys):
+    trained = train(run_dir="run")
+    before = snapshot("run")
     capsys.readouterr()
-    with pytest.raises(SystemExit) as caught:
-        train(run_dir="run", resume=True)
-    assert not caught.value.code                                # 0: all is well
+    agent = train(run_dir="run", resume=True)
+    assert same(dict(agent.state_dict()), dict(trained.state_dict()))
     out, err = capsys.readouterr()
-    assert out.count("\n") == 1 and "run" in out and "nothing to do" in out and not err
-    assert before == {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert out.count("\n") == 1 and "run has its 192 steps: nothing to do" in out and not err
+    assert snapshot("run") == before
+    assert run(command("--run-dir", "run", "--resume")).stdout == out
+    agent = train(run_dir="run", resume=True, total_steps=128)   # fewer than it has
+    assert same(dict(agent.state_dict()), dict(trained.state_dict())) and snapshot("run") == before
 
 
-def test_resume_may_be_given_what_may_differ():
-    train(run_dir="run")
-    os.rename("run", "moved")
-    train(run_dir="moved", total_steps=256, resume=True, device="cpu", torch_threads=2)
-    torch.set_num_threads(1)
-    assert saved("moved")[0] == 256
-    config = json.loads(Path("moved/config.json").read_text())
-    assert config["settings"]["run_dir"] == "moved" and config["settings"]["resume"] is False
+def test_a_setting_from_python_counts_even_if_it_is_the_default():
+    train(run_dir="run", seed=2, lr=1e-3)
+    for given, said in ((dict(seed=1), "--seed is 1, but 2"), (dict(lr=3e-4), "--lr is 0.0003")):
+        with pytest.raises(UsageError, match=said):
+            ppo.train(ppo.Config(run_dir="run", resume=True, **given))
+    cfg = open_run(ppo.Config(run_dir="run", resume=True, total_steps=1e6))
+    assert (cfg.total_steps, cfg.seed, cfg.lr) == (1e6, 2, 1e-3)
+    assert open_run(ppo.Config(run_dir="run", resume=True)).total_steps == 192
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
+    """CliffWalking has no time limit, and this policy walks into the wall for ever."""
+    steps_of_evaluation = []
+    plain = run_module.evaluate
+
+    def evaluate(agent, *args):
+        def act(obs, deterministic):
+            steps_of_evaluation.append(len(obs))
+            if len(steps_of_evaluation) == 30:
+                signal.raise_signal(number)
+            return torch.full((len(obs),), 3)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ppo.Agent, "act", lambda self, obs, deterministic=False:
+                          act(obs, deterministic))
+            return plain(agent, *args)
+
+    monkeypatch.setattr(run_module, "evaluate", evaluate)
+    with pytest.raises(Stopped) as caught:
+        train(env="CliffWalking-v1", eval_every=64, run_dir="run")
+    assert caught.value.status == 128 + number and steps_of_evaluation == 30 * [10]
+    assert saved("run")[0] == 64 and steps("run") == [64]
+    assert "eval_ret_mean" not in rows("run")[0]
+
+
+def test_an_evaluation_without_end_is_refused_in_training_too(monkeypatch):
+    monkeypatch.setattr(run_module.evaluate, "__defaults__",
+                        (*run_module.evaluate.__defaults__[:2], 50, None))
+    with pytest.raises(UsageError, match="episodes of CliffWalking-v1 did not end within 50 steps "
+                                         ".*--env-kwargs .*max_episode_steps"):
+        train(env="CliffWalking-v1", eval_every=64, run_dir="run", lr=1e-30)
+    assert saved("run")[0] == 0
 
 
 def test_init_from_takes_weights_and_statistics_only():
@@ -502,37 +464,20 @@ def started():
 ENDLESS = ("--env", "CartPole-v1", *FLAGS, "--total-steps", "1e9", "--run-dir", "run")
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_saves_and_ends_the_process(started, name):
+def test_a_signal_saves_and_ends_the_process(started):
     process = started(command(*ENDLESS))
     wait_for_rows(process, "run", 4)
     with pytest.raises(UsageError, match="another process"):
         train(run_dir="run", resume=True, total_steps=1e9)
-    os.kill(process.pid, getattr(signal, name))
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == {"SIGINT": 130, "SIGTERM": 143}[name], err
+    assert process.returncode == 130, err
     assert "Traceback" not in err and err.count("\n") <= 2
     (step, _), found = saved("run"), steps("run")
     assert step == found[-1] and len(found) > 4
     done = run(command("--run-dir", "run", "--resume", "--total-steps", step + 256))
     assert done.stderr == "" and f"{step + 256:,}" in done.stdout
     assert steps("run")[-1] == saved("run")[0] == step + 256
-    assert_no_gap("run", (0, step))
-
-
-def test_a_kill_at_any_moment_loses_only_what_came_after_the_checkpoint(started):
-    process = started(command(*ENDLESS))
-    wait_for_rows(process, "run", 4)
-    time.sleep(random.uniform(0, 0.3))
-    process.kill()
-    process.communicate()
-    step, _ = checkpoint.load_resume("run")
-    checkpoint.load_file("run/policy.pt")
-    assert 0 < step < steps("run")[-1], "nothing is to be cut back"
-    with open("run/episodes.csv", "a") as file:
-        file.write(f"{step + 1},12.5,0,9")                      # half a row, as a kill may leave
-    train(run_dir="run", resume=True, total_steps=step + 256)
-    assert saved("run")[0] == steps("run")[-1] == step + 256
     assert_no_gap("run", (0, step))
 
 
@@ -616,12 +561,231 @@ def test_a_signal_reaches_both_processes(started):
     assert step == steps("run")[-1] and same(first["state"], second["state"])
 
 
-@needs_mpi
-def test_a_rank_that_dies_takes_the_other_with_it():
-    """With its traceback, and without leaving the other one waiting for ever."""
-    args = mpirun("--env", "tests.envs:Hot-v0", *TWO, "--total-steps", 1e6)
-    done = subprocess.run(args, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode not in (0, 2)
-    assert "RuntimeError: the motor of joint 3 is too hot" in done.stderr
-    assert "Traceback" in done.stderr and "rank 1" in done.stderr and "in step" in done.stderr
-    assert steps("run") == [128, 256] and list(checkpoint.resume_folders("run")) == [128]
+# ---- The run directory
+
+def test_directory_by_default():
+    cfg = open_run(Config(env="ALE/Pong-v5", seed=3, run_dir=""))
+    assert Path(cfg.run_dir) == Path("runs/ALE-Pong-v5/toy/seed3")
+    assert open_run(cfg) == cfg and not os.listdir(".")
+    cfg = open_run(Config(env="my_package:MyEnv-v0", run_dir=""))
+    assert cfg.run_dir == str(Path("runs/my_package-MyEnv-v0/toy/seed1"))
+
+
+def test_a_taken_directory_names_the_ways_out():
+    toy_train(Config(total_steps=100))
+    message = refused(open_run, Config())
+    assert all(way in message for way in ("--resume", "--seed", "--run-dir"))
+    for name in ("config.json", "progress.csv", "policy.pt"):       # any of it is a run
+        os.rename(f"run/{name}", name)
+        assert "holds a run" in refused(open_run, Config())
+    os.mkdir("notes")
+    open_run(Config(run_dir="notes"))                               # a directory is not yet a run
+
+
+def test_unwritable_directories():
+    Path("file").write_text("")
+    assert "--run-dir" in refused(open_run, Config(run_dir="file"))
+    assert "--run-dir" in refused(open_run, Config(run_dir="file/run"))
+    with pytest.raises(UsageError, match="--run-dir is file/run"):  # had `open_run` overlooked it
+        run_module.hold(Config(run_dir="file/run"))
+
+
+@pytest.mark.parametrize("name,value,known", [
+    ("seed", 7, "1"), ("lr", 0.5, "0.01"), ("hidden", (4,), r"(8, 8)"), ("num_procs", 2, "1"),
+    ("env", "Acrobot-v1", "CartPole-v1")])
+def test_resume_with_another_setting_names_both(name, value, known):
+    with pytest.raises(Stop):
+        toy_train(Config(), stop_at=100)
+    message = refused(open_run, Config(resume=True, **{name: value}))
+    assert all(part in message for part in (cli.flag(name), str(value), known))
+
+
+def test_resume_takes_the_settings_of_the_run():
+    cfg = Config(env="Acrobot-v1", hidden=(4,), lr=0.5, max_grad_norm=2.0, total_steps=700,
+                 torch_threads=2)
+    with pytest.raises(Stop):
+        toy_train(cfg, stop_at=100)
+    again = replace(cfg, resume=True)
+    assert open_run(Config(resume=True)) == again                   # nothing else was given
+    assert open_run(again) == again
+    os.rename("run", "moved")
+    assert open_run(Config(resume=True, run_dir="moved")) == replace(again, run_dir="moved")
+    os.rename("moved", "run")
+    assert open_run(Config(resume=True, lr=0.5)) == again           # equal to the run's
+    free = {"total_steps": 900, "device": "cpu", "torch_threads": 3}
+    assert open_run(Config(resume=True, **free)) == replace(again, **free)
+
+
+def test_what_the_command_line_gives_counts_even_if_it_is_the_default():
+    """--lr 0.01 and no --lr differ, though 0.01 is the default."""
+    cfg = Config(lr=0.5, total_steps=1600, torch_threads=2, num_envs=8)
+    with pytest.raises(Stop):
+        toy_train(cfg, stop_at=100)
+
+    def typed(*args):
+        return open_run(parse(Config, "", ["--resume", *args]))
+
+    assert typed("--total-steps", "800") == replace(cfg, resume=True, total_steps=800)
+    assert typed("--torch-threads=1") == replace(cfg, resume=True, torch_threads=1)
+    assert typed("--run-dir", "run") == typed("--lr", "0.5") == replace(cfg, resume=True)
+    assert "--lr is 0.01, but 0.5 in run" in refused(typed, "--lr", "1e-2")
+    assert "--num-envs is 4, but 8 in run" in refused(typed, "--num_envs", "4")
+
+
+def test_a_run_from_a_machine_with_more_cores_gets_the_threads_of_this_one(monkeypatch):
+    cfg = ppo.Config(env="CartPole-v1", num_envs=2, torch_threads=12, run_dir="run")
+    os.mkdir("run")
+    run_module.write_config(cfg, 0, None)
+    assert open_run(replace(cfg, resume=True)).torch_threads == 12
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+
+    def typed(*args):
+        return open_run(parse(ppo.Config, "", ["--resume", "--run-dir", "run", *args]))
+
+    assert typed().torch_threads == read_config("run")["settings"]["torch_threads"] == 3
+    assert typed("--torch-threads", "2").torch_threads == 2
+    assert "--torch-threads is 12" in refused(typed, "--torch-threads", "12")
+
+
+def test_a_part_of_the_settings_is_enough_to_resume():
+    """--num-envs of the run, and not its default, is what --num-procs divides."""
+    cfg = sac.Config(env="Pendulum-v1", num_envs=2, num_procs=2, run_dir="run", total_steps=40)
+    os.mkdir("run")
+    run_module.write_config(cfg, 0, None)
+    again = parse(sac.Config, "", ["--resume", "--run-dir", "run", "--num-procs", "2"])
+    assert open_run(again) == replace(cfg, resume=True)
+
+
+def test_config_comes_back():
+    cfg = open_run(Config(lr=np.float64(0.1), seed=np.int64(5), hidden=(3, 4)))
+    with start(cfg):
+        pass
+    config = read_config("run")
+    assert Config(**config["settings"]) == cfg and hash(Config(**config["settings"]))
+    assert config["algo"] == "toy" and config["module"] == Config.__module__
+    assert config["versions"]["torch"] == torch.__version__
+    assert {"command", "git_commit", "env_spec_kwargs", "init_from"} <= set(config)
+
+
+def test_a_second_process_is_refused():
+    with start(Config()) as log:
+        assert "another process" in refused(toy_train, Config(resume=True))
+        log.advance(100)                                            # the first one does not mind
+
+
+def test_the_lock_goes_with_the_run():
+    for stop_at in (100, 200, 300):
+        with pytest.raises(Stop):
+            toy_train(Config(resume=stop_at > 100), stop_at=stop_at)
+
+
+def test_a_run_that_began_meanwhile_is_not_overwritten():
+    def restore(run):
+        run.register(torch.nn.Linear(3, 2))
+        run.restore()
+
+    with Toy(Config()) as run:
+        toy_train(Config())
+        assert "holds a run" in refused(restore, run)
+
+
+# ---- The last lines
+
+def said(out):
+    """Return {title: text} of the summary at the end of what a run printed."""
+    lines = out.splitlines()
+    first = max(i for i, line in enumerate(lines) if line.startswith(("done ", "stopped ")))
+    return {line[:10].strip(): line[10:] for line in lines[first:]}
+
+
+def test_figures_of_the_summary():
+    """The mean return of the last 100 episodes, the last and the best evaluation."""
+    toy_train(Config(run_dir="a run"))
+    for count in (0, 1, 99, 250):
+        lines = [f"{k},0.5,0,{k * k / 7},9" for k in range(count)]
+        text = "\n".join(["step,time,env,ep_ret,ep_len", *lines, ""])
+        Path("a run/episodes.csv").write_text(text)
+        found = said(summary(Config(run_dir="a run"), 100, 7200.0))
+        last = [k * k / 7 for k in range(count)][-100:]
+        assert found["train100"].startswith(f"{rounded(np.mean(last))}, mean return of the last "
+                                            f"{len(last)} " if count else "no episode has ended")
+    assert "eval" not in found and found["stopped"] == "100 of 800 steps in 2:00:00"
+    assert found["resume"] == "python -m tests.toy --run-dir 'a run' --resume"
+    assert parse(Config, "", shlex.split(found["resume"])[3:]).given == {"run_dir", "resume"}
+    evals = ["step,eval_ret_mean", "1000,5.0", "2000,30.0", "3000,30.0", "4000,", "5000,-7.0", ""]
+    Path("a run/progress.csv").write_text("\n".join(evals))
+    found = said(summary(Config(run_dir="a run"), 800, 5.0))
+    assert found["eval"].startswith("-7.00 at step 5,000; best 30.0 at step 2,000 ")
+
+
+def test_the_end_of_a_run(capsys):
+    toy_train(Config())
+    found = said(capsys.readouterr().out)
+    assert list(found) == ["done", "train100", "files", "play", "plot", "resume"]
+    assert found["done"].startswith("800 of 800 steps in 0:00:0")
+    returns = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
+    assert len(returns) == 16
+    assert found["train100"].startswith(f"{rounded(np.mean(returns))}, mean return of the last 16 ")
+    assert found["files"] == "run"
+    assert found["resume"].endswith("--run-dir run --resume --total-steps 1600")
+
+
+def test_a_run_that_was_stopped_or_failed(capsys):
+    with pytest.raises(Stopped):
+        with start(Config()) as log:
+            log.advance(100, loss=1.0)
+            signal.raise_signal(signal.SIGTERM)
+            log.advance(100, loss=1.0)
+    found = said(capsys.readouterr().out)
+    assert found["stopped"].startswith("200 of 800 steps in ")
+    assert found["train100"].startswith("no episode has ended")
+    assert found["resume"] == "python -m tests.toy --run-dir run --resume"
+    with pytest.raises(Stop):
+        toy_train(Config(run_dir="other"), stop_at=300)
+    assert "resume  " not in capsys.readouterr().out
+
+
+# ---- The commands
+
+SHORT = ("--env CartPole-v1 --num-envs 2 --rollout-steps 512 --minibatch-size 256 --epochs 1 "
+         "--hidden 8 --eval-every 2048 --run-dir run").split()
+
+
+def do(line):
+    """Run a printed command with this Python."""
+    python, *args = shlex.split(line)
+    assert python == "python"
+    return run([sys.executable, *args]).stdout
+
+
+def test_every_command_works():
+    out = run([sys.executable, "-m", "algos.ppo", *SHORT, "--total-steps", "4096"]).stdout
+    found = said(out)
+    assert list(found) == ["done", "train100", "eval", "files", "play", "plot", "resume"]
+    assert "best" in found["eval"] and os.path.exists("run/best.pt")
+    scores = [float(row["eval_ret_mean"]) for row in rows("run") if row["eval_ret_mean"]]
+    assert found["eval"].startswith(f"{scores[-1]:.1f} at step 4,096; best {max(scores):.1f} at ")
+    assert "10 episodes" in do(found["play"])
+    assert do(found["plot"]) and os.path.exists("curves.svg")
+    out = do(found["resume"])
+    assert saved("run")[0] == 8192 and said(out)["done"].startswith("8,192 of 8,192")
+
+
+@pytest.mark.skipif(os.name != "posix" or mpi.cores() < 2, reason="no two ranks")
+def test_two_processes_say_it_once():
+    out = run(mpirun(*SHORT, "--total-steps", 512)).stdout
+    assert out.count("done  ") == out.count("resume  ") == 1
+    again = said(out)["resume"]
+    assert again.startswith("mpiexec -n 2 python")
+    line = again.replace("mpiexec", mpiexec()).replace("python", sys.executable, 1)
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert saved("run", 1)[0] == 1024
+
+
+@pytest.mark.parametrize("ret,text", [
+    (4467.23, "4467.2"), (-137.84, "-137.8"), (-1.6583, "-1.66"), (0.0123, "0.0123"),
+    (0, "0.00"), (-7, "-7.00"), (10, "10.0"), (200_000, "200000.0"),
+])
+def test_small_returns_have_digits_too(ret, text):
+    assert rounded(ret) == text

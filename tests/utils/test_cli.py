@@ -1,0 +1,359 @@
+"""The command line of every program: --help, wrong flags, settings out of range, how it ends."""
+import dataclasses
+import importlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import pytest
+
+from algos import ddpg, dqn, ppo, sac, vpg
+from tests.helpers import ROOT, name_of, run
+from tests.toy import Config
+from utils import cli, mpi, play
+from utils.cli import check_divides, check_range, program, read_command
+from utils.mpi import UsageError
+from utils.run import Stopped, parse
+
+ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
+PROGRAMS = {f"python -m {name}": ["-m", name]
+            for name in ("algos.ppo", "utils.play", "utils.sweep")} | {
+    "python plot.py": [ROOT / "plot.py"]}
+
+
+# ---- --help
+
+@pytest.mark.parametrize("prog", PROGRAMS)
+def test_help_says_how_the_program_is_called(prog):
+    text = run([sys.executable, *PROGRAMS[prog], "--help"],
+               env=os.environ | {"COLUMNS": "80"}).stdout
+    check_help(text, prog)
+
+
+@pytest.mark.parametrize("algo", ALGOS, ids=name_of)
+def test_help_of_every_algorithm(algo, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        parse(algo.Config, algo.__doc__, ["--help"])
+    text = capsys.readouterr().out
+    assert text.startswith(algo.__doc__)
+    check_help(text, f"python -m {algo.__name__}")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
+def test_help_ends_in_silence_when_its_reader_leaves():
+    """As in `--help | head`."""
+    child = subprocess.Popen([sys.executable, "-m", "utils.sweep", "--help"], cwd=ROOT, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert child.stderr.read() == "" and child.wait() == 141
+
+
+def check_help(text, prog):
+    assert f"usage: {prog} [-h]" in text and str(ROOT) not in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+@dataclass
+class Words:
+    """Settings of each kind."""
+
+    run: Annotated[tuple[str, ...], "alone"] = ()  # words without a flag
+    lr: float = 0.1
+    number: int | None = None
+    pair: tuple[str, str] = ("", "")
+    widths: tuple[int, ...] = ()
+    smooth: Literal[1, 10] = 1
+    fast: bool = False
+
+
+def read(*args):
+    return read_command(Words, "", "words", args)
+
+
+def test_the_docstring_keeps_its_lines(capsys):
+    with pytest.raises(SystemExit) as caught:
+        read_command(Words, "One.\n\n    two     three\nfour\n", "python words.py", ["--help"])
+    assert caught.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("One.\n\n    two     three\nfour\n") and "python words.py [-h]" in out
+
+
+# ---- What is right passes
+
+def test_every_kind_of_value():
+    assert read() == Words()
+    assert read("a", "b", "--lr", "-1e-3", "--fast") == Words(("a", "b"), lr=-1e-3, fast=True)
+    assert read("--no-fast", "--number=7", "--pair", "x", "y") == Words(number=7, pair=("x", "y"))
+    assert read("--number", "None", "--widths", "1", "2", "3") == Words(widths=(1, 2, 3))
+    assert read("--fast", "a", "--lr", "1", "b") == Words(("a", "b"), lr=1.0, fast=True)
+    assert read("--widths") == Words() and read("--smooth", "10").smooth == 10
+    assert read("--lr", "-inf").lr == -float("inf")
+
+
+# ---- What is wrong is named
+
+@pytest.mark.parametrize("given,said", [
+    ("--render", "utils.play RUN --video"), ("--seeds", "utils.sweep --seeds"),
+    ("--algo", "python -m algos."), ("--title", "--help lists the flags"),
+])
+def test_what_an_algorithm_does_not_have(given, said):
+    with pytest.raises(UsageError, match=f"^there is no {given}; .*{said}"):
+        parse(ppo.Config, "", [given, "3"])
+
+
+@pytest.mark.parametrize("given,said", [
+    ("--run x", "the run directory stands alone"), ("--deterministic", "it is the default"),
+    ("--env x", "says which environment"),
+    ("--num-episodes 3", "did you mean --episodes?"), ("--render", "did you mean --video?"),
+])
+def test_what_play_does_not_have(given, said):
+    with pytest.raises(UsageError, match=f"^there is no {given.split()[0]}; .*{re.escape(said)}"):
+        read_command(play.Play, "", "play", ["run", *given.split()], play.HINTS.get)
+
+
+@pytest.mark.parametrize("args,said", [
+    ("--lr x", "--lr is x; it takes a number, such as 0.01 or 1e6"),
+    ("--lr=", "--lr is ; it takes a number"),
+    ("--number 1e-3", "--number is 1e-3; it takes a whole number$"),
+    ("--number 1.5", "--number is 1.5; it takes a whole number$"),
+    ("--number inf", "--number is inf; it takes a whole number$"),
+    ("--smooth 5", "--smooth is 5; it takes 1 or 10"),
+    ("--widths 1 2,3", "--widths is 2,3; it takes a whole number, or several with spaces .*: 2 3"),
+    ("--widths [4,5]", "--widths is .4,5.; .*: 4 5$"),
+    ("--lr", "--lr needs a value"), ("--pair x", "--pair needs 2 values"),
+    ("--slow", "there is no --slow; --help lists the flags"),
+    ("-lr 3", "there is no -lr; did you mean --lr?"),
+    ("--no-lr", "there is no --no-lr"), ("--run x", "there is no --run"),
+])
+def test_what_is_wrong_is_named(args, said):
+    with pytest.raises(UsageError, match=f"^{said}"):
+        read(*args.split())
+
+
+@pytest.mark.parametrize("given,meant", [
+    ("1e3", 1000), ("2.5e1", 25), ("-1e1", -10), ("7", 7), (f"{2**60 + 1}", 2**60 + 1),
+])
+def test_whole_numbers_may_be_written_with_an_exponent(given, meant):
+    for words in (["--number", given], [f"--number={given}"]):
+        number = read("--lr", "1e-3", *words, "--widths", given, "2").number
+        assert number == meant and type(number) is int
+    assert read("--widths", given, "2").widths == (meant, 2)
+    assert read("--pair", given, "2").pair == (given, "2")
+
+
+def test_a_word_too_many():
+    with pytest.raises(UsageError, match="^3 stands without a flag; --help lists the flags$"):
+        parse(ppo.Config, "", ["3"])
+    with pytest.raises(UsageError, match="^--no-norm-obs takes no value, but got 1: --norm-obs"):
+        parse(ppo.Config, "", ["--no-norm-obs=1"])
+    with pytest.raises(UsageError, match="^--seed takes 1 value, but got 1 2$"):
+        parse(ppo.Config, "", ["--seed", "1", "2"])
+
+
+@pytest.mark.parametrize("algo,theirs,ours", [
+    (ppo, "learning_rate", "--lr"), (ppo, "n_envs", "--num-envs"), (ppo, "n_steps",
+                                                                    "--rollout-steps"),
+    (ppo, "batch_size", "--minibatch-size"), (sac, "minibatch_size", "--batch-size"),
+    (ppo, "total_timesteps", "--total-steps"), (dqn, "timesteps", "--total-steps"),
+    (ppo, "entropy_coef", "--ent-coef"), (sac, "ent_coef", "--alpha"), (vpg, "vf_lr", "--v-lr"),
+    (ppo, "batch", "--rollout-steps"), (sac, "batch", "--batch-size"),  # of earlier versions
+])
+def test_names_in_other_libraries(algo, theirs, ours):
+    """With dashes or underscores, with a space or "=" before the value."""
+    for given in (f"--{theirs}", f"--{theirs.replace('_', '-')}"):
+        for args in ([given, "1"], [f"{given}=1"]):
+            with pytest.raises(UsageError) as caught:
+                parse(algo.Config, "", args)
+            message = str(caught.value)
+            assert message.startswith(f"there is no {given}; did you mean {ours}?"), message
+
+
+def test_a_name_that_means_something_else_is_explained():
+    for algo, theirs, said in ((ddpg, "polyak", "tau is 1 - polyak"),
+                               (ppo, "n_steps", "of all environments together"),
+                               (ppo, "num_minibatches", "it takes a size")):
+        with pytest.raises(UsageError, match=rf"\? \(.*{said}.*\)$"):
+            parse(algo.Config, "", [f"--{theirs}", "1"])
+
+
+def test_every_name_that_is_suggested_exists():
+    known = {field.name for algo in ALGOS for field in dataclasses.fields(algo.Config)}
+    assert set(cli.OTHERS_SAY) <= known | {"jobs", "video"}
+    words = " ".join(cli.OTHERS_SAY.values()).split()
+    assert cli.REMARKS.keys() <= set(words)
+    for ours, theirs in cli.OTHERS_SAY.items():
+        assert ours not in theirs.split() and re.fullmatch(r"[a-z_ ]+", theirs)
+
+
+def test_a_setting_that_exists_is_never_guessed_at():
+    """`batch_size` is another library's name for `minibatch_size`, and a setting of SAC."""
+    assert parse(sac.Config, "", ["--batch-size", "64"]).batch_size == 64
+    for algo in ALGOS:
+        for field in dataclasses.fields(algo.Config):
+            assert cli.setting_of(cli.flag(field.name), cli.flags_of(algo.Config)[0])
+
+
+# ---- Ranges
+
+@pytest.mark.parametrize("field,value,args,message", [
+    ("lr", float("nan"), {"above": 0}, "--lr is nan; it takes a number, above 0"),
+    ("lr", float("inf"), {"above": 0}, "--lr is inf"),
+    ("lr", 0.0, {"above": 0}, "--lr is 0.0"),
+    ("lr", "0.1", {"above": 0}, "--lr is 0.1"),
+    ("lr", 1.5, {"low": 0, "high": 1}, "--lr is 1.5; it takes a number, at least 0, at most 1"),
+    ("lr", -0.1, {"low": 0, "high": 1}, "--lr is -0.1"),
+    ("max_grad_norm", -1.0, {"low": 0}, "--max-grad-norm is -1.0"),
+    ("num_envs", 0, {"low": 1}, "--num-envs is 0; it takes a whole number, at least 1"),
+    ("num_envs", 2.5, {"low": 1}, "--num-envs is 2.5"),
+    ("num_envs", True, {"low": 1}, "--num-envs is True"),
+    ("num_envs", None, {"low": 1}, "--num-envs is None"),
+    ("total_steps", 10.5, {"low": 1}, "--total-steps is 10.5; it takes a whole number"),
+    ("hidden", (8, 0), {"above": 0}, r"--hidden is \(8, 0\); it takes a whole number, above 0"),
+    ("hidden", (8, 0.5), {"above": 0}, r"--hidden is \(8, 0.5\)"),
+])
+def test_out_of_range(field, value, args, message):
+    with pytest.raises(UsageError, match=message):
+        check_range(Config(**{field: value}), f"seed {field}", **args)
+
+
+def test_in_range():
+    check_range(Config(total_steps=1e6), "total_steps hidden num_envs", 1)
+    check_range(Config(lr=1), "lr", 0.5, 1)
+    check_range(Config(lr=1), "lr", 1, 2)
+    check_range(Config(), "max_grad_norm", 0)                       # None, where it is declared
+    check_range(Config(num_envs=np.int64(3)), "num_envs", 3, 3)
+
+
+@pytest.mark.parametrize("value,unit,near", [
+    (4, 3, "3 or 6"), (2048, 7, "2044 or 2051"), (5, 7, "7"), (10**9 - 1, 10**9, "1000000000")])
+def test_a_count_that_does_not_divide_names_the_two_nearest(value, unit, near):
+    check_divides(Config(num_envs=4, width=2), "num_envs/width num_envs/num_procs")
+    cfg = Config(num_envs=1, width=unit)
+    object.__setattr__(cfg, "num_envs", value)
+    with pytest.raises(UsageError, match=f"--num-envs is {value}; .* which is {unit}: {near}$"):
+        check_divides(cfg, "num_envs/num_procs num_envs/width")
+
+
+@dataclass(frozen=True)
+class Many(Config):
+    """A setting of each kind."""
+
+    gamma: float = 0.9
+    clip_ratio: float = 1.0
+    act_noise: float = 0.0
+    epochs: int = 1
+    shift: float = 0.0  # of no kind: any number
+    buffer_size: int = 8
+
+
+@pytest.mark.parametrize("name,good,bad", [
+    ("clip_ratio", (1e-9, 7), (0, -1)), ("act_noise", (0, 9), (-1,)), ("epochs", (1, 9), (0, 1.5)),
+    ("shift", (-9, 0, 9), (float("nan"), float("inf"), "1")),
+    ("gamma", (0, 1), (-0.1, 1.1)), ("lr", (1e-9,), (0,)), ("seed", (0,), (-1, 0.5)),
+    ("num_envs", (1,), (0,)), ("total_steps", (1, 1e12), (0, 1.5, 1.1e12, float("inf"))),
+    ("hidden", ((1, 2), ()), ((1, 0),)), ("eval_every", (0,), (-1,)),
+    ("max_grad_norm", (None, 0), (-1.0,)),
+])
+def test_check_settings(name, good, bad):
+    for value in good:
+        Many(**{name: value})
+    for value in bad:
+        with pytest.raises(UsageError, match=f"{cli.flag(name)} is "):
+            Many(**{name: value})
+
+
+def test_with_resume_the_settings_of_the_run_are_what_divides():
+    """Those that are given are a part of them; this algorithm's default has one environment."""
+    with pytest.raises(UsageError, match="--num-envs is 1; .* --num-procs, which is 2"):
+        sac.Config(num_procs=2)
+    sac.Config(num_procs=2, resume=True)
+    ppo.Config(num_envs=3, resume=True)
+    with pytest.raises(UsageError, match="--gamma is 2"):
+        sac.Config(gamma=2.0, resume=True)
+
+
+@pytest.mark.parametrize("name", ["num_envs", "buffer_size"])
+def test_what_ranks_share_divides_by_them(name):
+    Many(**{"num_procs": 2, name: 6})
+    with pytest.raises(UsageError, match=f"{cli.flag(name)} is 7; .* --num-procs, which is 2"):
+        Many(**{"num_procs": 2, name: 7})
+
+
+@pytest.mark.parametrize("algo", ALGOS, ids=name_of)
+def test_no_count_is_without_limit(algo):
+    """A slip of the finger such as 10 ** 15 hangs or ends in a traceback of PyTorch."""
+    # any; checked against cores, twice; against memory
+    left = {"seed", "num_procs", "torch_threads", "buffer_size"}
+    for field in dataclasses.fields(algo.Config):
+        if "int" in str(field.type) and field.name not in left:
+            value = (10**15,) if "tuple" in str(field.type) else 10**15
+            with pytest.raises(UsageError, match=f"^{cli.flag(field.name)} is .*; .* at most "):
+                algo.Config(**{field.name: value})
+
+
+@pytest.mark.parametrize("cores", [1, 6])
+def test_more_threads_than_cores_of_this_process_are_refused(cores, monkeypatch):
+    """They hang. The machine may have more cores than the process may use."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    ppo.Config(torch_threads=cores)
+    for resume in (False, True):
+        with pytest.raises(UsageError, match=f"--torch-threads is {cores + 1}; .* 1 to {cores}, "):
+            ppo.Config(torch_threads=cores + 1, resume=resume)
+
+
+def test_cores_where_affinity_is_unknown(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert mpi.cores() == 1
+
+
+@pytest.mark.parametrize("given,expected", [
+    ({}, set()), ({"lr": 1e-2}, {"lr"}), ({"resume": True, "total_steps": 800}, {"resume",
+                                                                                "total_steps"})])
+def test_a_config_knows_which_settings_were_given(given, expected):
+    """Equal to the default or not; from Python as on the command line."""
+    assert Config(**given).given == expected and Config("CartPole-v1").given == {"env"}
+    words = [word for name, value in given.items()
+             for word in (["--resume"] if value is True else [cli.flag(name), str(value)])]
+    assert parse(Config, "", words).given == expected
+    assert parse(Config, "", words) == Config(**given)
+
+
+# ---- How a program ends
+
+@pytest.mark.parametrize("error,status,said", [
+    (UsageError("--gamma is 7"), 2, "error: --gamma is 7\n"), (Stopped(15), 143, ""),
+    (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"), (None, None, ""),
+])
+def test_a_program_ends_with_one_message_and_a_status(error, status, said, capsys):
+    if error is None:
+        with program():
+            pass
+        return
+    with pytest.raises(SystemExit) as caught, program():
+        raise error
+    assert caught.value.code == status and capsys.readouterr() == ("", said)
+
+
+def test_a_refusal_from_python_is_a_value_error_that_prints_nothing(capfd):
+    with pytest.raises(ValueError, match="--gamma is 7"):
+        ppo.Config(gamma=7.0)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_refusal_is_printed_by_rank_0_alone_and_every_rank_leaves(capsys, monkeypatch):
+    left = []
+    monkeypatch.setattr(mpi, "_size", 2)
+    monkeypatch.setattr(mpi, "leave", lambda *args: left.append(args))
+    for rank in (0, 1):
+        monkeypatch.setattr(mpi, "_rank", rank)
+        with pytest.raises(SystemExit), program():
+            raise UsageError("--gamma is 7")
+    assert capsys.readouterr().err == "error: --gamma is 7\n"
+    assert left == 2 * [("error: --gamma is 7", 2)]
