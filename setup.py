@@ -26,6 +26,7 @@ CORE = [
 ]
 
 ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
+MINATAR = ["minatar"]                   # five Atari games in 10 x 10 pixels
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
 # imageio writes .mp4 files by an FFmpeg that it brings, and .gif files, so no pipe of ours has to.
 # pygame draws classic control.
@@ -43,7 +44,7 @@ DOCS_TEST = ["playwright"]              # drives Chromium in the slow tests of t
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
-    *ATARI, *BOX2D, *VIDEO, *ROBOTICS, *DOCS,
+    *ATARI, *MINATAR, *BOX2D, *VIDEO, *ROBOTICS, *DOCS,
     "pytest",
     "pytest-xdist",         # runs tests in parallel
     "pytest-timeout",       # fails a test that hangs, and prints its stack
@@ -67,6 +68,6 @@ setup(
     # Modules beside setup.py. Naming one that does not exist would break the build.
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
-    extras_require={"atari": ATARI, "box2d": BOX2D, "video": VIDEO, "robotics": ROBOTICS,
+    extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO, "robotics": ROBOTICS,
                     "wandb": WANDB, "docs": DOCS, "docs-test": DOCS_TEST, "test": TEST},
 )

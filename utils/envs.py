@@ -36,7 +36,10 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     """Return `num_envs` copies of `cfg.env`, stepped together in this process.
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
-    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores.
+    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores. ALE/*-v5
+    has sticky actions: a step repeats the last action with probability 0.25. Older figures are
+    without, and the loss of a life ends an episode for their learners: --env-kwargs
+    '{"repeat_action_probability": 0, "episodic_life": true}'.
     Observations that are no Box are flattened (see `flat_obs`). Except in Atari games, `infos` say
     nothing before an episode ends (see `OwnStep`).
     UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
@@ -48,17 +51,26 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
+        lives_end = atari and env_kwargs.pop("episodic_life", False)
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-    return EpisodeRecorder(envs, clip_rewards=atari)
+    if atari:
+        sticky = env_kwargs.get("repeat_action_probability", 0.25)
+        say_once(f"Atari: sticky actions {sticky:g}; the learner's episodes end with each "
+                 f"{'life' if lives_end else 'game'}, those of the log with each game")
+    return EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
 
 
 def flat_obs(env: gym.Env) -> gym.Env:
-    """Turn observations that are no Box into vectors, if Gymnasium can.
+    """Turn observations that are no Box into vectors, if Gymnasium can, and bools into bytes.
 
     Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined. The space
     of a flat Dict says where its parts are (see `FlatDict`).
     """
     space = env.observation_space
+    if isinstance(space, gym.spaces.Box) and space.dtype == bool and len(space.shape) == 3:
+        images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
+        to_bytes = lambda obs: 255 * obs.astype(np.uint8)  # noqa: E731
+        return gym.wrappers.TransformObservation(env, to_bytes, images)
     if isinstance(space, gym.spaces.Box) or not space.is_np_flattenable:
         return env
     env = gym.wrappers.FlattenObservation(env)
@@ -123,19 +135,23 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     """Keep return, length and success of every episode that ends, until `pop_episodes` takes them.
 
     clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
+    lives_end       tell the learner that a lost life is terminal, while the game goes on
 
     FloatingPointError: the environment returned NaN or infinity.
     """
 
-    def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False):
+    def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False,
+                 lives_end: bool = False):
         super().__init__(env)
         self.clip_rewards = clip_rewards
+        self.lives_end = lives_end
         self.vector_steps = 0
         self.ended = []
 
     def reset(self, **kwargs):
         obs, infos = super().reset(**kwargs)
         self.check_finite(obs)
+        self.lives = infos.get("lives")
         return obs, infos
 
     def step(self, actions):
@@ -149,6 +165,12 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *success(infos, i)))
         if self.clip_rewards:
             rew = np.clip(rew, -1, 1)
+        if self.lives_end:
+            lost = (infos["lives"] < self.lives) & ~(terminated | truncated)
+            self.lives = infos["lives"]
+            final_obs = infos.setdefault("final_obs", obs.copy())
+            final_obs[lost] = obs[lost]
+            terminated = terminated | lost
         return obs, rew, terminated, truncated, infos
 
     def check_finite(self, values: np.ndarray) -> None:
@@ -217,21 +239,25 @@ def forget(agent, done: np.ndarray | None = None) -> None:
 
 
 def is_image(space: gym.Space) -> bool:
-    """Return whether observations are images: uint8, at least 36 pixels a side."""
+    """Return whether observations are images: uint8, at least 5 pixels a side."""
     return obs_kind(space) == "image"
 
 
 def nature_cnn(space: gym.Space) -> nn.Sequential:
-    """Return the network of Mnih et al. 2015 (Nature 518, 529) for images of this space.
+    """Return a network from images of this space, uint8 [B, C, H, W] or [B, H, W, C], to [B, 512].
 
-    It maps images, uint8 [B, C, H, W] or [B, H, W, C], to features [B, 512].
+    It is that of Mnih et al. 2015 (Nature 518, 529) or, for images with a side under 36 pixels,
+    the convolution of Young & Tian 2019 (arXiv:1903.03176) for MinAtar.
     """
     shape = space.shape
     channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
-    conv = nn.Sequential(
-        nn.Conv2d(channels, 32, kernel_size=8, stride=4), nn.ReLU(),
-        nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
-        nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
+    if min(height, width) < 36:
+        conv = nn.Sequential(nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
+    else:
+        conv = nn.Sequential(
+            nn.Conv2d(channels, 32, kernel_size=8, stride=4), nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
+            nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
     num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
     return nn.Sequential(ImageToFloat(), *conv, nn.Linear(num_features, 512), nn.ReLU())
 
@@ -262,7 +288,7 @@ def stack_steps(steps: list[dict], device: torch.device) -> dict[str, torch.Tens
 
 
 def channels_last(shape: tuple[int, ...]) -> bool:
-    return shape[2] < shape[0]  # there are fewer channels than rows of pixels
+    return shape[2] <= shape[0]  # there are hardly more channels than rows of pixels
 
 
 def check_memory(setting: str, count: int, num_bytes: int) -> None:
@@ -307,7 +333,7 @@ def memory() -> float:
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
          "goal": "goals (Dict of vectors observation, achieved_goal, desired_goal)",
          "discrete": "Discrete from 0",
-         "image": "images (Box of uint8, HWC or CHW, at least 36 pixels a side)",
+         "image": "images (Box of uint8, HWC or CHW, at least 5 pixels a side)",
          "box": "Box of floats with finite bounds"}
 
 
@@ -334,7 +360,7 @@ def obs_kind(space):
         return "goal"
     box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
     sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames
-    if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 36:
+    if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 5:
         return "image"
     return "vector" if box and len(shape) == 1 else "other"
 
@@ -370,6 +396,7 @@ def refusing_bad_env(cfg):
     mujoco.set_mju_user_warning(print_mujoco_warning)  # also ends MUJOCO_LOG.TXT
     wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
     atari = cfg.env.startswith("ALE/")
+    minatar = cfg.env.startswith("MinAtar/")
     robotics = cfg.env.removeprefix("gymnasium_robotics:").startswith(ROBOTICS)
     try:
         env_kwargs = json.loads(cfg.env_kwargs)
@@ -379,13 +406,16 @@ def refusing_bad_env(cfg):
             gym.register_envs(importlib.import_module("ale_py"))
         if robotics:
             register_robotics()
+        if minatar and cfg.env not in gym.registry:
+            importlib.import_module("minatar.gym").register_envs()
         yield env_kwargs
     except json.JSONDecodeError as error:
         raise UsageError(f"{wrong}: {error}") from None
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         extra = "box2d" if "ox2" in str(error) else ""
         if isinstance(error, ModuleNotFoundError):
-            extra = "atari" if atari else "robotics" if robotics else extra
+            extra = "robotics" if robotics else "minatar" if minatar else extra
+            extra = "atari" if atari else extra
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
