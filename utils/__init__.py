@@ -17,7 +17,7 @@ UsageError, checks.py refuses bad settings and spaces, rundir.py owns the run di
 config.json, source.py the copy of the algorithm in it (which play.py can run), checkpoint.py saves
 and loads tensors, and summary.py prints how the run went. files.py writes a file whole or not at
 all, and flags.py reads every command line. video.py serves play.py. jobs.py (runs as processes)
-and results.py (result.json, suites) serve sweep.py. curves.py reads runs and suites for plot.py.
+and results.py (result.json, suites) serve sweep.py.
 tasks.py has environments of this project: --env utils.tasks:CartPoleNoVel-v0.
 """
 
