@@ -2,7 +2,6 @@
 import json
 import re
 import shutil
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +14,19 @@ from benchmarks import table
 from utils import results, sweep
 from utils.flags import read_command
 
-SETTINGS = {"total_steps": 1000.0, "lr": 0.0003, "hidden": [64, 64], "device": "auto"}
-
 
 def write_run(folder, *, env="Hopper-v4", algo="ppo", seed=1, returns=range(100), result=None,
               steps=None, **settings):
-    """Write a run. Its episode k takes 10 steps and one minute, and returns returns[k]."""
+    """Write a run. An episode takes 10 steps and one minute."""
     folder, returns = Path(folder), list(returns)
     folder.mkdir(parents=True)
-    config = SETTINGS | {"env": env, "seed": seed, "run_dir": str(folder)} | settings
+    config = {"env": env, "seed": seed, "total_steps": 1000.0, "lr": 0.0003} | settings
     (folder / "config.json").write_text(json.dumps({"algo": algo, "settings": config}))
     rows = [f"{10 * k},{60.0 * k},0,{float(ret)},10" for k, ret in enumerate(returns, 1)]
     (folder / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *rows, ""]))
     last = steps or 10 * len(returns)
-    rows = [f"{last // 2},{3.0 * last},0.5,", f"{last},{6.0 * last},0.25,7.0"]
-    (folder / "progress.csv").write_text("\n".join(["step,time,kl,late", *rows, ""]))
+    (folder / "progress.csv").write_text(
+        f"step,time,kl\n{last // 2},{3.0 * last},0.5\n{last},{6.0 * last},0.25\n")
     if result is not None:
         (folder / "result.json").write_text(json.dumps({"eval": [result], "steps": last}))
     return folder
@@ -46,8 +43,7 @@ def write_lines(env="Hopper-v4", **lines):
 def stored(seed=1, **more):
     """Return a result as a suite holds it."""
     return {"id": f"runs/{seed}", "algo": "ppo", "env": "Hopper-v4", "seed": seed, "changed": {},
-            "settings": {"lr": 0.1, "total_steps": 1e6}, "total_steps": 1_000_000, "seconds": 60.0,
-            "steps": 1_001_472, "train100": 1.0, "eval": [2.0, 4.0],
+            "settings": {"lr": 0.1}, "total_steps": 1_000_000, "train100": 1.0, "eval": [2.0, 4.0],
             "curve": [[10_000 * k, float(k)] for k in range(1, 101)]} | more
 
 
@@ -73,7 +69,7 @@ def cli(*args):
 
 
 def rows_of(text):
-    """Return the rows of the first Markdown table in a text."""
+    """Return the rows of the Markdown table in a text."""
     head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
                       for line in text.splitlines() if line.startswith("|"))
     return [dict(zip(head, row)) for row in rows]
@@ -98,30 +94,26 @@ def test_real_runs_of_this_project(capsys):
     cli("runs", "--smooth", "1", "10")
     out, err = capsys.readouterr()
     assert err == "curves.svg: 2 runs\n"
-    made = [json.loads(Path(f"runs/{seed}/result.json").read_text()) for seed in (1, 2)]
     (row,) = rows_of(out)
     assert (row["panel"], row["line"], row["seeds"]) == ("CartPole-v1", "ppo", "2*")
     for name in ("train100", "eval"):
-        mean = float(np.mean([np.mean(result[name]) for result in made]))
-        assert row[name] == plot.cell(mean)
+        made = [json.loads(Path(f"runs/{k}/result.json").read_text())[name] for k in (1, 2)]
+        assert row[name] == plot.cell(float(np.mean(np.mean(made, -1) if name == "eval" else made)))
     cli("runs", "--y", "explained_variance", "--x", "time", "--out", "other.png")
     assert capsys.readouterr().out == out           # the table is of returns, whatever the figure
     results.write_suite(Path("kept.jsonl"), table.read_runs(Path("runs")))
     (found,) = table.read(Path("kept.jsonl")).values()
-    run = table.of_result(found[0])
-    assert run.eval == pytest.approx(np.mean(made[0]["eval"])) and len(run.x) == len(run.y)
+    assert [table.of_result(result).settings["lr"] for result in found] == [ppo.Config.lr] * 2
 
 
-def test_a_line_for_each_setting_that_differs(capsys):
+def test_a_line_for_each_setting_that_differs():
     for k, (lr, seed) in enumerate([(1e-3, 2), (1e-3, 1), (3e-4, 1)]):
         write_run(f"runs/{k}", lr=lr, seed=seed, torch_threads=k)
     write_run("runs/3", env="Walker2d-v4", seed=1, lr=3e-4)
     groups = read()
     assert names(groups) == {"Hopper-v4": ["ppo lr=0.0003", "ppo lr=0.001"], "Walker2d-v4": ["ppo"]}
     assert [run.seed for run in groups["Hopper-v4"]["ppo lr=0.001"]] == [1, 2]
-    assert capsys.readouterr().err == ""
-    (runs,) = read(by="algo")["Hopper-v4"].values()
-    assert len(runs) == 3 and "differ in lr are pooled" in capsys.readouterr().err
+    assert list(read(by="algo")["Hopper-v4"]) == ["ppo"]
 
 
 def test_by_takes_together_what_differs_otherwise(capsys):
@@ -155,35 +147,17 @@ def test_lines_are_spelled_and_sorted_by_their_numbers(name, values, lines):
     assert list(read()["Hopper-v4"]) == lines
 
 
-@pytest.mark.parametrize("name", sorted(plot.PLACE - {"env", "seed", "run_dir", "resume"}))
-def test_settings_that_make_no_line(name):
-    for seed in (1, 2):
-        write_run(f"runs/{seed}", seed=seed, **{name: seed})
-    assert list(read()["Hopper-v4"]) == ["ppo"]
-
-
 def test_labels_come_from_what_is_stored():
     """They depend on no default of today. A run that lacks a setting is of another version."""
-    write_run("runs/1", seed=1, lr=0.123)
-    write_run("runs/2", seed=2, lr=0.123, no_longer_there=5)
+    for seed, more in ((1, {"device": "cpu"}), (2, {"device": "auto", "no_longer_there": 5})):
+        write_run(f"runs/{seed}", seed=seed, lr=0.123, num_procs=seed, eval_every=seed, **more)
     assert list(read()["Hopper-v4"]) == ["ppo"]
-    found = [table.of_result(stored()), table.of_result(stored(2, settings={"lr": 0.2}))]
-    assert list(plot.group(found)["Hopper-v4"]) == ["ppo lr=0.1", "ppo lr=0.2"]
-
-
-def test_a_peer_names_only_what_was_changed():
     peers = [stored(seed, library="peer", settings=changed, changed=changed)
-             for seed, changed in ((1, {}), (2, {}), (3, {"num_envs": 4}))]
-    groups = plot.group([table.of_result(result) for result in [stored(), *peers]])
-    assert list(groups["Hopper-v4"]) == ["peer ppo", "peer ppo changed=num_envs=4", "ppo"]
-
-
-def test_rows_give_each_value_its_own_panels():
-    for k, n in enumerate((16, 2, 2)):
-        write_run(f"runs/{k}", num_envs=n, seed=k)
-    assert names(read(rows="num_envs")) == {"Hopper-v4, num_envs=2": ["ppo"],
-                                            "Hopper-v4, num_envs=16": ["ppo"]}
-    assert list(read(rows="algo")) == ["Hopper-v4, algo=ppo"]
+             for seed, changed in ((1, {}), (2, {}), (3, {"num_envs": 4}))]     # the others unsaid
+    groups = plot.group([table.of_result(result) for result in [
+        stored(), stored(2, settings={"lr": 0.2}), *peers]])
+    assert list(groups["Hopper-v4"]) == ["peer ppo", "peer ppo changed=num_envs=4", "ppo lr=0.1",
+                                         "ppo lr=0.2"]
 
 
 @pytest.mark.parametrize("steps, panels", [
@@ -205,11 +179,11 @@ def test_of_two_runs_of_a_seed_the_finished_one_counts(capsys):
     assert "runs/a: seed 1 of ppo is also in runs/b; skipped" in err
 
 
-def test_an_evaluation_of_before_a_resume_does_not_count():
+@pytest.mark.parametrize("steps, final", [(1000, "7.00"), (900, "-")])
+def test_an_evaluation_of_before_a_resume_does_not_count(steps, final):
     folder = write_run("runs/a", returns=[1] * 100)
-    for steps, final in ((1000, 7.0), (900, np.nan)):
-        (folder / "result.json").write_text(json.dumps({"eval": [7.0], "steps": steps}))
-        assert plot.results(read(), "mean")[0]["eval"][0] == pytest.approx(final, nan_ok=True)
+    (folder / "result.json").write_text(json.dumps({"eval": [7.0], "steps": steps}))
+    assert plot.cell(plot.results(read(), "mean")[0]["eval"]) == final
 
 
 # ---- Curves
@@ -218,31 +192,29 @@ def test_an_evaluation_of_before_a_resume_does_not_count():
 def test_smoothing_of_a_ramp(window):
     """A point is the mean of the window that ends there, so on a ramp it lags by half a window."""
     write_run("runs/a", returns=range(1000))
-    (ax,) = figure(smooth=(window,)).axes
-    x, y = thick(ax)["ppo"].get_data()
+    fig = figure(smooth=(window,))
+    x, y = thick(fig.axes[0])["ppo"].get_data()
     assert (x[0], x[-1]) == (10 * window, 10_000)
     np.testing.assert_allclose(y, x / 10 - 1 - (window - 1) / 2)
-    assert ax.get_title() == "Hopper-v4" + f": mean of {window} episodes" * (window > 1)
+    assert fig.axes[0].get_title() == "Hopper-v4" + f": mean of {window} episodes" * (window > 1)
+    assert fig.legends[0].get_title().get_text() == "line: a single seed"
 
 
 def test_a_window_is_at_most_a_tenth_of_the_shortest_run_of_its_panel():
-    write_run("runs/a", returns=range(1000))
-    write_run("runs/b", algo="sac", returns=range(400))
-    write_run("runs/c", env="Walker2d-v4", returns=range(1000))
+    for k, (algo, env) in enumerate((("a", "Hopper"), ("b", "Hopper"), ("a", "Walker2d"))):
+        write_run(f"runs/{k}", algo=algo, env=f"{env}-v4", returns=range(400 if k == 1 else 1000))
     fig = figure(smooth=(100,))
     assert [ax.get_title() for ax in fig.axes] == ["Hopper-v4: mean of 40 episodes",
                                                    "Walker2d-v4: mean of 100 episodes"]
-    assert [{line.get_xdata()[0] for line in thick(ax).values()} for ax in fig.axes] == [
-        {400}, {1000}]
+    assert {line.get_xdata()[0] for line in thick(fig.axes[0]).values()} == {400}
 
 
-def test_gaps_in_a_column_are_passed_over():
+def test_gaps_in_a_column_are_passed_over_and_a_half_written_line():
     folder = write_run("runs/a")
     text = [f"{10 * k},{k},{k if k % 3 == 0 else ''}" for k in range(1, 101)]
-    (folder / "progress.csv").write_text("\n".join(["step,time,eval_ret_mean", *text, ""]))
+    (folder / "progress.csv").write_text("\n".join(["step,time,eval_ret_mean", *text, "10"]))
     (run,) = plot.load(asked(y="eval_ret"))         # it finds the column with _mean
-    assert run.x.tolist() == list(range(30, 1000, 30))
-    np.testing.assert_allclose(run.y, run.x / 10)
+    assert run.x.tolist() == [10 * y for y in run.y] == list(range(30, 1000, 30))
 
 
 @pytest.mark.parametrize("x, first, end", [
@@ -257,24 +229,23 @@ def test_x_axes(x, first, end):
 
 def test_time_runs_on_between_reports():
     """The log knows an episode only by the time of its report, which would draw a staircase."""
-    folder = write_run("runs/a", returns=range(100))
-    rows = [f"{10 * k},{300.0 if k <= 50 else 900.0},0,{k},10" for k in range(1, 101)]
-    (folder / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *rows, ""]))
+    folder = write_run("runs/a")
+    text = (folder / "episodes.csv").read_text()
+    (folder / "episodes.csv").write_text(re.sub(r"\n(\d+),[\d.]+", r"\n\1,900.0", text))
     (folder / "progress.csv").write_text("step,time\n500,300.0\n1000,900.0\n")
     (run,) = plot.load(asked(x="time"))
-    expected = [k / 10 if k <= 50 else 5 + (k - 50) / 5 for k in range(1, 101)]     # minutes
-    np.testing.assert_allclose(run.x, expected)
+    assert run.x[[24, 49, 74, 99]].tolist() == [2.5, 5, 10, 15]     # minutes
 
 
 def test_curves_are_interpolated_and_cut_to_what_all_seeds_have():
-    write_run("runs/a", seed=1, returns=[0, 10, 20])
-    write_run("runs/b", seed=2, returns=[0, 10])
+    for seed, returns in ((1, [0, 10, 20]), (2, [0, 10])):
+        write_run(f"runs/{seed}", seed=seed, returns=returns)
     x, y = thick(figure().axes[0])["ppo"].get_data()
     assert (x[0], x[-1]) == (10, 20)
     np.testing.assert_allclose(y, x - 10)
 
 
-# ---- Statistics
+# ---- Statistics and tables
 
 def test_interquartile_mean_by_hand():
     assert plot.STATISTICS["iqm"]([900.0, 3, 5, 1, 4, 6, 2, -70], axis=-1) == (2 + 3 + 4 + 5) / 4
@@ -285,12 +256,6 @@ def test_interval_of_a_share_is_binomial():
     """A resample of k ones and n - k zeros has a Binomial(n, k / n) number of ones."""
     low, high = plot.interval([np.repeat([0.0, 1.0], [8, 12])], np.mean)
     assert (low, high) == tuple(binom.ppf([0.025, 0.975], 20, 0.6) / 20)
-
-
-def test_few_seeds_have_no_interval():
-    assert np.isnan(plot.interval([np.array([3.0])], np.mean)).all()
-    assert np.isnan(plot.estimate(np.array([1.0, 3.0]), np.mean)[1:]).all()
-    assert np.isfinite(plot.estimate(np.array([1.0, 3.0, 4.0]), np.mean)).all()
 
 
 def test_probability_of_improvement_is_mann_whitneys():
@@ -311,11 +276,10 @@ def test_interval_of_an_improvement_is_stratified():
     np.testing.assert_allclose(ends, expected / 2)
 
 
-# ---- Tables
-
 def test_the_table_and_its_marks(capsys):
     write_lines(ppo=[10, 20, 30, 40, 50, 900], sac=[2])
-    (Path("runs/Hopper-v4/sac1") / "result.json").write_text('{"eval": [7.0, 8.0], "steps": 1000}')
+    for run in ("ppo1", "sac1"):                    # the other seeds of ppo have no evaluation
+        Path(f"runs/Hopper-v4/{run}/result.json").write_text('{"eval": [7, 8], "steps": 1000}')
     cli("runs")
     first, second = rows_of(capsys.readouterr().out)
     assert re.fullmatch(r"175 \[[23]\d\.\d, [3-6]\d\d\]", first["train100"])
@@ -326,16 +290,6 @@ def test_the_table_and_its_marks(capsys):
     out = capsys.readouterr().out
     assert rows_of(out)[0]["train100"].startswith("35.0 [")
     assert out.endswith("* fewer than 3 seeds: no interval, no claim\n")
-    shutil.rmtree("runs/Hopper-v4/sac1")
-    cli("runs")
-    assert "*" not in capsys.readouterr().out
-
-
-def test_where_one_evaluation_is_missing_the_line_has_none(capsys):
-    for seed, final in ((1, 5.0), (2, 7.0), (3, None)):
-        write_run(f"runs/{seed}", seed=seed, result=final)
-    cli("runs")
-    assert rows_of(capsys.readouterr().out)[0]["eval"] == "-"
 
 
 def test_unfinished_runs_are_drawn_but_in_no_table(capsys):
@@ -368,7 +322,6 @@ def test_compare_answers_in_the_direction_asked(capsys):
 
 @pytest.mark.parametrize("ours, theirs", [(2, 2), (4, 9), (9, 1)])
 def test_few_seeds_decide_nothing(ours, theirs, capsys):
-    """Two seeds against two are 0.00 or 1.00 in a third of all comparisons of equals."""
     write_lines(ppo=range(ours), my_ppo=range(100, 100 + theirs))
     (said,) = compared(capsys, "my_ppo", "ppo")
     assert said.endswith(f"1.00 ({theirs} and {ours} seeds; an interval takes 5 of each)")
@@ -393,11 +346,9 @@ def test_published_results_are_listed_and_drawn(capsys):
     (940_000, False), (960_000, True), (1_040_000, True), (1_100_000, False)])
 def test_published_is_of_this_environment_and_as_many_steps(steps, there):
     for training in (True, False):
-        assert bool(plot.published("HalfCheetah-v4", "ppo", steps, training)) == there
+        theirs = plot.published("HalfCheetah-v4", "ppo", steps, training)
+        assert bool(theirs) == there and theirs == sorted(theirs, reverse=True)
         assert not plot.published("Cheetah-v4", "ppo", steps, training)
-    theirs = plot.published("HalfCheetah-v4", "ppo", 1e6, True)
-    assert theirs == sorted(theirs, reverse=True)
-    assert theirs != plot.published("HalfCheetah-v4", "ppo", 1e6, False)
 
 
 # ---- Figures
@@ -423,12 +374,11 @@ def test_what_a_figure_holds():
 def test_lines_and_bands(how, centre, reach):
     write_lines(ppo=[1, 2, 6])
     fig = figure(aggregate=how)
-    (ax,), (legend,) = fig.axes, fig.legends
-    np.testing.assert_allclose(thick(ax)["ppo"].get_ydata(), centre)
-    (path,) = ax.collections[0].get_paths()
-    np.testing.assert_allclose([path.vertices[:, 1].min(), path.vertices[:, 1].max()], reach)
+    np.testing.assert_allclose(thick(fig.axes[0])["ppo"].get_ydata(), centre)
+    ends = fig.axes[0].collections[0].get_paths()[0].vertices[:, 1]
+    np.testing.assert_allclose([ends.min(), ends.max()], reach)
     band = "standard deviation" if how == "mean" else "its 95% bootstrap interval"
-    assert legend.get_title().get_text() == (
+    assert fig.legends[0].get_title().get_text() == (
         f"line: {how} of seeds; band: {band}; thin: single seeds")
 
 
@@ -440,17 +390,12 @@ def test_a_crowded_panel_shows_no_single_seeds(lines, thin):
     assert fig.legends[0].get_title().get_text().endswith("single seeds") == thin
 
 
-def test_a_single_seed_is_no_mean():
-    write_lines(ppo=[1], sac=[2])
-    assert figure().legends[0].get_title().get_text() == "line: a single seed"
-
-
 def test_a_grid_of_a_setting_and_smoothings():
-    for n in (2, 4):
+    for n in (16, 2):
         write_run(f"runs/{n}", env="ALE/Pong-v5", algo="a2c", num_envs=n, returns=range(2000))
     fig = figure(rows="num_envs", smooth=(1, 10, 100), x="time")
     assert [ax.get_title() for ax in fig.axes] == [
-        f"ALE/Pong-v5, num_envs={n}{part}" for n in (2, 4)
+        f"ALE/Pong-v5, num_envs={n}{part}" for n in (2, 16)
         for part in ("", ": mean of 10 episodes", ": mean of 100 episodes")]
     assert {ax.get_subplotspec().get_geometry()[:2] for ax in fig.axes} == {(2, 3)}
     assert {ax.get_xlabel() for ax in fig.axes} == {"minutes"}
@@ -465,7 +410,7 @@ def test_many_lines_can_be_told_apart(count):
     assert len(looks) == count
 
 
-@pytest.mark.parametrize("envs, lines", [(1, 1), (1, 25), (2, 5), (4, 2), (5, 12)])
+@pytest.mark.parametrize("envs, lines", [(1, 1), (1, 25), (4, 2), (5, 12)])
 def test_the_legend_is_outside_the_panels_and_fits(envs, lines):
     for env in range(envs):
         for k in range(lines):
@@ -473,71 +418,51 @@ def test_the_legend_is_outside_the_panels_and_fits(envs, lines):
                       learning_rate_of_the_critic=k / 7, returns=[30000 * k, -2])
     fig = figure()
     fig.draw_without_rendering()
-    box, panels = fig.legends[0].get_window_extent(), [ax.get_tightbbox() for ax in fig.axes]
-    for part in (box, *panels):
-        assert -1 < part.x0 < part.x1 < fig.bbox.width + 1
-        assert -1 < part.y0 < part.y1 < fig.bbox.height + 1
-    assert not any(box.overlaps(panel) for panel in panels)
-    sizes = np.array([ax.get_window_extent().size for ax in fig.axes]) / fig.dpi
-    assert sizes.min() > 1.3                        # inches: no panel is squeezed
+    box = fig.legends[0].get_window_extent()
+    assert -1 < box.x0 < box.x1 < fig.bbox.width + 1 and -1 < box.y0
+    assert not any(box.overlaps(ax.get_tightbbox()) for ax in fig.axes)
+    assert min(min(ax.get_window_extent().size) for ax in fig.axes) > 1.3 * fig.dpi     # inches
 
 
-# ---- Files
-
-def test_svg_png_and_pdf():
+@pytest.mark.parametrize("name", ["a.svg", "a.pdf", "a.png"])
+def test_the_same_data_give_the_same_file(name):
     write_lines(ppo=[1, 2])
-    for name in ("first.svg", "first.pdf", "third.png"):
-        cli("runs", "--out", name)
-    before = {name: Path(name).read_bytes() for name in ("first.svg", "first.pdf")}
-    for name in before:                             # the same data give the same file
-        cli("runs", "--out", name)
-        assert Path(name).read_bytes() == before[name]
-    text = before["first.svg"].decode()
-    assert {">Hopper-v4: mean of 10 episodes<", ">ppo (seeds: 2)<", ">1k<"} <= set(
-        re.findall(r">[^<>]+<", text))
-    data = Path("third.png").read_bytes()
-    assert data[:4] == b"\x89PNG" and min(struct.unpack(">II", data[16:24])) > 450
+    cli("runs", "--out", name)
+    first = Path(name).read_bytes()
+    cli("runs", "--out", name)
+    assert Path(name).read_bytes() == first
+    assert first[:5] == {"a.svg": b"<?xml", "a.pdf": b"%PDF-", "a.png": b"\x89PNG\r"}[name]
+    assert name != "a.svg" or all(text in first.decode() for text in (">ppo (seeds: 2)<", ">1k<"))
 
 
 def test_no_picture_of_another_command_is_overwritten(capsys):
     write_lines(ppo=[1, 2])
     Path("curves-2.svg").write_text("somebody's own")
-    for args, name in ((["runs"], "curves.svg"), (["runs", "--x", "time"], "curves-3.svg"),
-                       (["runs"], "curves.svg"), (["runs/Hopper-v4"], "curves-4.svg"),
-                       (["runs", "--x", "time"], "curves-3.svg")):
-        cli(*args)
-        assert capsys.readouterr().err == f"{name}: 2 runs\n"
+    shutil.copytree("runs", "mine & yours")
+    for folder, x, name in (("runs", "steps", "curves.svg"), ("runs", "time", "curves-3.svg"),
+                            ("mine & yours", "steps", "curves-4.svg")):
+        for _ in range(2):                          # a command knows its own picture
+            cli(folder, "--x", x)
+            assert capsys.readouterr().err == f"{name}: 2 runs\n"
     assert Path("curves-2.svg").read_text() == "somebody's own"
-    shutil.move("runs", "mine & yours")
-    for _ in range(2):                              # the picture holds the command, escaped
-        cli("mine & yours")
-    assert not Path("curves-6.svg").exists()
 
 
 # ---- What is skipped, what is refused
 
-def remove(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def write(name, text):
-    return lambda folder: (folder / name).write_text(text)
-
-
-@pytest.mark.parametrize("damage, said", [
-    (remove("episodes.csv"), "FileNotFoundError"),
-    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n"), "no row has a value of ep_ret"),
-    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2\n3,4,0,5,6\n"), "ValueError"),
-    (write("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,x,1\n"), "could not convert"),
-    (write("episodes.csv", "step,time,env,length\n1,2,0,1\n"), "no column ep_ret; there are: step"),
-    (write("config.json", '{"architectures": ["BertModel"]}'), "KeyError"),
-    (write("config.json", '{"algo": "ppo", "settings": {"env"'), "JSONDecodeError"),
-    (write("config.json", "[1, 2]"), "TypeError"),
-    (write("result.json", "{}"), "KeyError"),
-])
-def test_what_cannot_be_read_is_named_and_skipped(damage, said, capsys):
+@pytest.mark.parametrize("name, text, said", [
+    ("episodes.csv", "step,time,env,ep_ret,ep_len\n", "no row has a value of ep_ret"),
+    ("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2\n3,4,0,5,6\n", "ValueError"),
+    ("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2,0,x,1\n", "could not convert"),
+    ("episodes.csv", "step,time,env,length\n1,2,0,1\n", "no column ep_ret; there are: step"),
+    ("config.json", '{"architectures": ["BertModel"]}', "KeyError"),
+    ("config.json", '{"algo": "ppo", "settings": {"env"', "JSONDecodeError"),
+    ("config.json", "[1, 2]", "TypeError"),
+    ("result.json", "{}", "KeyError"),
+    ("episodes.csv", None, "FileNotFoundError")])
+def test_what_cannot_be_read_is_named_and_skipped(name, text, said, capsys):
     write_run("runs/good")
-    damage(write_run("runs/bad", seed=2))
+    path = write_run("runs/bad", seed=2) / name
+    path.unlink() if text is None else path.write_text(text)
     assert len(plot.load(asked())) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("runs/bad: skipped (") and said in line
@@ -545,8 +470,8 @@ def test_what_cannot_be_read_is_named_and_skipped(damage, said, capsys):
 
 def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
     """Behaviour cloning trains without episodes. It has evaluations and losses."""
-    write("episodes.csv", "step,time,env,ep_ret,ep_len\n")(
-        write_run("runs/1", algo="bc", returns=[], steps=1000, result=4.0))
+    folder = write_run("runs/1", algo="bc", returns=[], steps=1000, result=4.0)
+    (folder / "episodes.csv").write_text("step,time,env,ep_ret,ep_len\n")
     (run,) = plot.load(asked(y="kl"))
     assert list(run.y) == [0.5, 0.25] and run.end == 1000 and np.isnan(run.train100)
     cli("runs", "--y", "kl")
@@ -554,27 +479,16 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
     assert (row["train100"], row["eval"]) == ("-", "4.00")
 
 
-def test_a_half_written_last_line_is_left_out():
-    folder = write_run("runs/a")
-    (before,) = plot.load(asked())
-    path = folder / "episodes.csv"
-    path.write_text(path.read_text() + "1010,1.0,0,3")
-    (run,) = plot.load(asked())
-    np.testing.assert_array_equal(run.y, before.y)
-
-
 @pytest.mark.parametrize("args, said", [
     (["nowhere", "empty"], "nowhere: there is no run in it\nempty: there is no run in it\n"
                            "error: no run to plot; folders given: nowhere empty"),
     (["--smooth", "10"], "error: no run to plot; folders given: none"),
     (["runs", "--smooth", "7"], "--smooth is 7; it takes 1, 10 or 100"),
-    (["runs", "--x", "frames"], "--x"),
     (["runs", "--out", "curves.gpj"], "--out curves.gpj cannot be written"),
     (["runs", "--out", "nowhere/curves.svg"], "--out nowhere/curves.svg cannot be written"),
-    (["runs", "--by", "hiden"], "error: --by hiden: no such setting; there are algo device env"),
-    (["runs", "--rows", "nums"], "error: --rows nums: no such setting; there are algo device env"),
+    (["runs", "--by", "hiden"], "error: --by hiden: no such setting; there are algo env lr"),
+    (["runs", "--rows", "nums"], "error: --rows nums: no such setting; there are algo env lr"),
     (["runs", "--compare", "ppo", "sac"], "--compare ppo sac: no panel has finished runs of both"),
-    (["runs", "--colour", "red"], "--colour"),
 ])
 def test_status_two_and_one_message(args, said, capsys):
     Path("empty").mkdir()
