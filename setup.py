@@ -19,7 +19,6 @@ CORE = [
     "mpich; sys_platform != 'win32'",
     "matplotlib",           # learning curves
     "scipy",                # bootstrap confidence intervals
-    "tyro",                 # makes a command line from a dataclass: flags, types, help, suggestions
     "tqdm",                 # progress bar with the time left
     "tensorboard",          # writes event files, and shows them in a browser
     "jaxtyping",            # shapes in signatures, which the tests check
@@ -68,6 +67,7 @@ setup(
     # Modules beside setup.py. Naming one that does not exist would break the build.
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
-    extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO, "robotics": ROBOTICS,
-                    "wandb": WANDB, "docs": DOCS, "docs-test": DOCS_TEST, "test": TEST},
+    extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,
+                    "robotics": ROBOTICS, "wandb": WANDB, "docs": DOCS,
+                    "docs-test": DOCS_TEST, "test": TEST},
 )

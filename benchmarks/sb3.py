@@ -154,10 +154,11 @@ def main():
     with open(args.out / "episodes.csv", "w", newline="") as file:
         csv.writer(file).writerows([["step", "time", "env", "ep_ret", "ep_len"], *log.rows])
     library = sb3_contrib if args.algo in CONTRIB else stable_baselines3
+    changed = {name: value for name in ("num_envs", "lr")
+               if (value := getattr(args, name)) is not None}
     result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
-                  settings={name: value for name in ("num_envs", "lr")
-                            if (value := getattr(args, name)) is not None},
+                  settings=changed, changed=changed,
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),

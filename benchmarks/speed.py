@@ -6,8 +6,6 @@
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
     python benchmarks/speed.py --table [--quick]  # where the time goes
     python benchmarks/speed.py --scaling      # one process against two
-    python benchmarks/speed.py --growth       # more environments, ranks, units
-    python benchmarks/speed.py --start        # time to the first report, memory
 
 Both train with the same environments, rollout steps, minibatch size, epochs and
 network, without evaluation. On-policy algorithms normalise observations and
@@ -26,7 +24,6 @@ import csv
 import functools
 import importlib
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -271,58 +268,15 @@ def table(args: argparse.Namespace) -> None:
         print("| " + " | ".join(cells) + " |", flush=True)
 
 
-def growth(args: argparse.Namespace) -> None:
-    """Measure PPO's steps per second as one setting grows; print them and draw figures/growth.svg.
-
-    The cases run in turn, `--pairs` times; the picture has every one of them.
-    """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    panels = {"environments": (1, 2, 4, 8, 16, 32, 64), "ranks": (1, 2),
-              "units per layer": (16, 32, 64, 128, 256, 512)}
-    # Ranks keep the environments and the minibatch of one process each (weak scaling).
-    flags = {"environments": lambda n: ["--num-envs", n],
-             "ranks": lambda n: ["--num-procs", n, "--num-envs", 8 * n, "--rollout-steps", 2048 * n,
-                                 "--minibatch-size", 64 * n],
-             "units per layer": lambda n: ["--hidden", n, n]}
-    rates = {(panel, n): [] for panel, counts in panels.items() for n in counts}
-    for _ in range(args.pairs):
-        for panel, n in rates:
-            batch = 2048 * (n if panel == "ranks" else 1)
-            rates[panel, n].append(rate_of(*flags[panel](n), "--total-steps", 5 * batch))
-    fig, axes = plt.subplots(1, 3, figsize=(9, 2.8), sharey=True, layout="constrained")
-    for ax, (panel, counts) in zip(axes, panels.items()):
-        median = [statistics.median(rates[panel, n]) for n in counts]
-        ax.plot(counts, median, color="C0")
-        for n in counts:
-            ax.plot([n] * args.pairs, rates[panel, n], ".", color="C0")
-            print(f"{n} {panel}: {' '.join(f'{rate:.0f}' for rate in rates[panel, n])} steps/s")
-        ax.set_xscale("log", base=2)
-        ax.set_xticks(counts, counts)
-        ax.set_xlabel(panel)
-    axes[0].set_ylabel("steps per second")
-    axes[0].set_ylim(bottom=0)
-    fig.savefig(HERE / "figures" / "growth.svg", metadata={"Date": None})
-
-
-def run_ours(algo: str, folder: str, *flags: str) -> Path:
-    """Run an algorithm as a user would, wait for its end, and return the path of progress.csv."""
-    command = [sys.executable, "-m", f"algos.{algo}", "--run-dir", folder, *flags]
-    subprocess.run(command, check=True, capture_output=True, cwd=HERE.parent)
-    return Path(folder, "progress.csv")
-
-
-def rate_of(*flags, algo: str = "ppo", env: str = ENV) -> float:
-    """Return the steps per second of a run, from its first report on."""
+def rate_of(algo: str, env: str, *flags) -> float:
+    """Return the steps per second of a run as a user would start it, from its first report on."""
     with tempfile.TemporaryDirectory() as folder:
-        path = run_ours(algo, f"{folder}/run", "--env", env, *map(str, flags))
-        rows = list(csv.DictReader(path.open()))
-    first, last = ({key: float(row[key]) for key in ("step", "time")}
-                   for row in (rows[0], rows[-1]))
-    return (last["step"] - first["step"]) / (last["time"] - first["time"])
+        run = Path(folder, "run")
+        command = [sys.executable, "-m", f"algos.{algo}", "--env", env, "--run-dir", str(run)]
+        subprocess.run([*command, *map(str, flags)], check=True, capture_output=True,
+                       cwd=HERE.parent)
+        first, *_, last = csv.DictReader((run / "progress.csv").read_text().splitlines())
+    return (int(last["step"]) - int(first["step"])) / (float(last["time"]) - float(first["time"]))
 
 
 def scaling(args: argparse.Namespace) -> None:
@@ -341,50 +295,13 @@ def scaling(args: argparse.Namespace) -> None:
                 flags = ["--num-procs", procs]
                 for flag, count in counts.items():
                     flags += [flag, count * factor]
-                found.append(rate_of(*flags, algo=algo, env=env))
+                found.append(rate_of(algo, env, *flags))
         one, *others = rates.values()
         cells = [algo, " ".join(f"{rate:,.0f}" for rate in one)]
         for found in others:
             cells.append(" ".join(f"{rate:,.0f}" for rate in found))
             cells.append(" ".join(f"{rate / base:.2f}" for rate, base in zip(found, one)))
         print("| " + " | ".join(cells) + " |", flush=True)
-
-
-def start(args: argparse.Namespace) -> None:
-    """Print each file's seconds of --help and to the first report, and PPO's peak memory."""
-    for algo, (env, num_envs, _) in CASES.items():
-        helps, firsts = [], []
-        for _ in range(args.pairs):
-            began = time.perf_counter()
-            subprocess.run([sys.executable, "-m", f"algos.{algo}", "--help"], check=True,
-                           capture_output=True, cwd=HERE.parent)
-            helps.append(time.perf_counter() - began)
-            with tempfile.TemporaryDirectory() as folder:
-                firsts.append(first_report(Path(folder, "run"), algo, env, num_envs))
-        print(f"{algo}: --help {' '.join(f'{x:.1f}' for x in helps)} s, "
-              f"first report {' '.join(f'{x:.1f}' for x in firsts)} s", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        run_ours("ppo", f"{folder}/run", "--env", ENV, "--total-steps", str(args.steps))
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    print(f"peak memory in {args.steps} steps: {peak:.0f} MiB")
-
-
-def first_report(run: Path, algo: str, env: str, num_envs: int) -> float:
-    """Return the seconds from the command to the first row in progress.csv; then end the run."""
-    command = [sys.executable, "-m", f"algos.{algo}", "--env", env, "--num-envs", str(num_envs),
-               "--run-dir", str(run)]
-    began = time.perf_counter()
-    child = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.DEVNULL,
-                             stderr=subprocess.DEVNULL)
-    rows = run / "progress.csv"
-    while not (rows.exists() and rows.read_bytes().count(b"\n") > 1):
-        if child.poll() is not None:
-            sys.exit(f"{algo} ended before its first report")
-        time.sleep(0.01)
-    took = time.perf_counter() - began
-    child.kill()
-    child.wait()
-    return took
 
 
 if __name__ == "__main__":
@@ -403,22 +320,15 @@ if __name__ == "__main__":
     parser.add_argument("--table", action="store_true", help="a row per algorithm file")
     parser.add_argument("--quick", action="store_true",
                         help="--table with one pair of short runs each: five minutes")
-    parser.add_argument("--growth", action="store_true",
-                        help="PPO with more environments, ranks, units; draws a figure")
     parser.add_argument("--scaling", action="store_true",
                         help="one process against two, for each family")
-    parser.add_argument("--start", action="store_true", help="time to each file's first report")
     parser.add_argument("--child", choices=("plainrl", "sb3"), help="internal: one training run")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments)
     elif arguments.table:
         table(arguments)
-    elif arguments.growth:
-        growth(arguments)
     elif arguments.scaling:
         scaling(arguments)
-    elif arguments.start:
-        start(arguments)
     else:
         compare(arguments)

@@ -25,7 +25,6 @@ benchmarks/sb3.py those of the peers. Brackets hold 95% percentile bootstraps
 over seeds. The column `commit` names the commit that made a row.
 """
 import argparse
-import csv
 import json
 import re
 import sys
@@ -40,13 +39,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from utils.curves import of_result
 from utils.results import read_suite, write_suite
 
 HERE = Path(__file__).resolve().parent
 PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, for any number of steps
 PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-FEW = 3                                         # fewer seeds have no interval, and are marked
 Key = tuple[str, str, str, str]                 # env, library, algo, settings
 
 
@@ -75,10 +72,22 @@ def read_runs(folder: Path) -> list[dict]:
                              f"seed{result['seed']}"])} | result for result in found]
 
 
-def grouped(groups: dict[Key, list[dict]]) -> plot.Groups:
-    """Return the same runs in the form that plot.py uses."""
-    return plot.group([of_result(result, "steps", "ep_ret") for results in groups.values()
-                       for result in results if result["curve"]])
+def of_result(result: dict) -> plot.RunData:
+    """Return a run for plot.py. Stored curves have a mean per 1% of the steps; five are averaged.
+
+    A peer stores only the settings that were changed, so they count as one setting.
+    """
+    peer, settings = result.get("library"), result["settings"]
+    algo = f"{peer} {result['algo']}" if peer else result["algo"]
+    if peer:
+        settings = {"changed": ",".join(f"{k}={v}" for k, v in sorted(result["changed"].items()))}
+    x, y = np.array(result["curve"], float).T
+    window = min(5, len(y))
+    return plot.RunData(
+        Path(result["id"]), algo, result["env"], result["seed"],
+        settings | {"total_steps": result["total_steps"]}, x[window - 1:],
+        np.convolve(y, np.full(window, 1 / window), "valid"), x[-1], steps([result]),
+        result["total_steps"], result["train100"], np.mean(result["eval"]))
 
 
 def steps(results: list[dict]) -> int:
@@ -112,24 +121,18 @@ def each(values: np.ndarray) -> str:
 
 def mean(values: np.ndarray) -> str:
     """Return the mean as a cell, with its interval if there are at least FEW different seeds."""
-    few = len(values) < FEW or np.ptp(values) == 0      # no interval for equal values either
+    few = len(values) < plot.FEW or np.ptp(values) == 0     # no interval for equal values either
     return plot.cell(float(values.mean()) if few else plot.estimate(values, np.mean))
 
 
 def count(results: list[dict]) -> str:
-    return f"{len(results)}{'*' * (len(results) < FEW)}"
+    return f"{len(results)}{'*' * (len(results) < plot.FEW)}"
 
 
 def best(env: str, algo: str, budget: int, training: bool) -> str:
     """Return the highest figure of anchors.csv for equally many steps, and its source."""
-    rows = csv.DictReader((HERE / "anchors.csv").read_text(encoding="utf-8").splitlines())
-    found = [row for row in rows if row["algo"].lower() == algo
-             and row["env"] == env.rpartition("-v")[0] and int(row["budget_steps"]) == budget
-             and row["metric"].startswith("train") == training]
-    if not found:
-        return "-"
-    top = max(found, key=lambda row: float(row["mean"]))
-    return f"{plot.cell(float(top['mean']))} ({top['source']})"
+    found = plot.published(env, algo, budget, training)
+    return f"{plot.cell(found[0][0])} ({found[0][1]})" if found else "-"
 
 
 # ---- Tables
@@ -145,7 +148,7 @@ def table(groups: dict[Key, list[dict]]) -> str:
             "seeds": " ".join(str(result["seed"]) for result in results),
             "train100 of each": each(train), "train100": mean(train),
             "eval of each": each(final), "eval": mean(final), "commit": commits(results)})
-    return plot.table(rows, "markdown")
+    return plot.table(rows)
 
 
 def defaults(groups: dict[Key, list[dict]]) -> str:
@@ -156,7 +159,7 @@ def defaults(groups: dict[Key, list[dict]]) -> str:
         "best published, training": best(env, algo, steps(results), training=True),
         "eval": mean(returns(results, "eval")),
         "best published, evaluation": best(env, algo, steps(results), training=False),
-        "commit": commits(results)} for env, algo, results in ours(groups)], "markdown")
+        "commit": commits(results)} for env, algo, results in ours(groups)])
 
 
 def peers(groups: dict[Key, list[dict]]) -> str:
@@ -173,11 +176,12 @@ def peers(groups: dict[Key, list[dict]]) -> str:
             row = {"environment": env, "algorithm": algo, "peer": key[1], "seeds": count(pair[0])}
             for name in ("train100", "eval"):
                 a, b = (returns(side, name) for side in pair)
-                ends = plot.interval([a, b], lambda a, b, axis: a.mean(axis) - b.mean(axis), FEW)
+                ends = plot.interval([a, b], lambda a, b, axis: a.mean(axis) - b.mean(axis),
+                                     plot.FEW)
                 row |= {name: float(a.mean()), f"peer's {name}": float(b.mean()),
                         f"difference of {name}": (float(a.mean() - b.mean()), *map(float, ends))}
             rows.append(row)
-    return plot.table(rows, "markdown")
+    return plot.table(rows)
 
 
 def settings(groups: dict[Key, list[dict]]) -> str:
@@ -185,8 +189,7 @@ def settings(groups: dict[Key, list[dict]]) -> str:
     return plot.table([{
         "command": f"`{command(env, algo, results[0]['changed'])}`", "seeds": count(results),
         "train100": mean(returns(results, "train100")), "eval": mean(returns(results, "eval")),
-        "commit": commits(results)} for env, algo, results in ours(groups, plain=False)],
-        "markdown")
+        "commit": commits(results)} for env, algo, results in ours(groups, plain=False)])
 
 
 def command(env: str, algo: str, changed: dict) -> str:
@@ -202,9 +205,11 @@ def command(env: str, algo: str, changed: dict) -> str:
 
 def curves(groups: dict[Key, list[dict]], path: Path) -> str:
     """Write a figure and return the line of the README that shows it."""
-    found = grouped(groups)
+    found = plot.group([of_result(result) for results in groups.values() for result in results
+                        if result["curve"]])
     path.parent.mkdir(exist_ok=True)
-    plot.save(plot.draw(found, plot.Plot(()), {}), str(path))
+    asked = plot.Plot((), smooth=(1,), y="return, mean over 5% of the steps")
+    plot.save(plot.draw(found, asked), str(path))
     return f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
 
 

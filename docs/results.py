@@ -52,11 +52,11 @@ def spell(name: str, value) -> str:
 def anchors(key: tuple, results: list[dict]) -> list[list]:
     """Return [mean, source, what was measured, whether in training] of others' results, best first.
     """
-    if key[2] != "plainrl" or not table.PLAIN.fullmatch(key[4]) or not results[0]["curve"]:
+    _, env, library, algo, settings = key
+    if library != "plainrl" or not table.PLAIN.fullmatch(settings):
         return []
-    found = plot.published(table.grouped({key[1:]: results}))
-    return sorted(([float(row["mean"]), row["source"], row["measure"], plot.of_training(row)]
-                   for _, _, _, rows in found for row in rows), reverse=True)
+    return sorted(([*row, training] for training in (True, False) for row in
+                   plot.published(env, algo, table.steps(results), training)), reverse=True)
 
 
 def line(key: tuple, results: list[dict]) -> dict:

@@ -1,8 +1,8 @@
 """benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
 import argparse
-import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -80,27 +80,15 @@ def test_a_row_of_the_table_by_hand(monkeypatch, capsys):
     assert her == ["sac_her", "FetchReach-v4", "1", "200", "25.6", "no peer", *shares]
 
 
-def test_a_rate_is_taken_from_the_first_report_on(monkeypatch, tmp_path):
-    path = tmp_path / "progress.csv"
-    path.write_text("step,time\n100,9.5\n200,10\n300,11.5\n")
-    asked = []
+def test_a_rate_is_taken_from_the_first_report_on(monkeypatch):
+    def run(command, **_):
+        assert command[1:6] == ["-m", "algos.a2c", "--env", "Pendulum-v1", "--run-dir"]
+        assert command[7:] == ["--num-envs", "2"]
+        Path(command[6]).mkdir()
+        Path(command[6], "progress.csv").write_text("step,time\n100,9.5\n200,10\n300,11.5\n")
 
-    def run_ours(algo, folder, *flags):
-        asked.append((algo, flags))
-        return path
-
-    monkeypatch.setattr(speed, "run_ours", run_ours)
-    rate = speed.rate_of("--num-envs", 2, algo="a2c", env="Pendulum-v1")
-    assert rate == (300 - 100) / (11.5 - 9.5)
-    assert asked == [("a2c", ("--env", "Pendulum-v1", "--num-envs", "2"))]
-
-
-def test_ours_runs_the_algorithm_that_is_asked_for(monkeypatch):
-    commands = []
-    monkeypatch.setattr(speed.subprocess, "run", lambda command, **_: commands.append(command))
-    assert str(speed.run_ours("a2c", "folder", "--num-envs", "2")) == "folder/progress.csv"
-    assert commands == [[sys.executable, "-m", "algos.a2c", "--run-dir", "folder",
-                         "--num-envs", "2"]]
+    monkeypatch.setattr(speed.subprocess, "run", run)
+    assert speed.rate_of("a2c", "Pendulum-v1", "--num-envs", 2) == (300 - 100) / (11.5 - 9.5)
 
 
 @pytest.mark.parametrize("library, first", [("sb3", "True"), ("plainrl", "False")])
@@ -119,32 +107,11 @@ except ImportError:
     assert out.stdout.strip() == first, out.stderr
 
 
-def test_growth_measures_each_case_in_turn(monkeypatch, capsys, tmp_path):
-    """Two processes with twice the work are twice as fast here."""
-    asked = []
-
-    def rate_of(*flags):
-        asked.append(json.dumps(flags))
-        given = dict(zip(map(str, flags[::2]), flags[1::2]))
-        return 1000.0 * int(given.get("--num-procs", 1))
-
-    monkeypatch.setattr(speed, "rate_of", rate_of)
-    monkeypatch.setattr(speed, "HERE", tmp_path)
-    (tmp_path / "figures").mkdir()
-    speed.growth(argparse.Namespace(pairs=2))
-    half = len(asked) // 2
-    assert asked[:half] == asked[half:] and len(set(asked[:half])) == half
-    weak = ["--num-procs", 2, "--num-envs", 16, "--rollout-steps", 4096, "--minibatch-size", 128]
-    assert any(json.loads(flags)[:8] == weak for flags in asked)
-    assert "2 ranks: 2000 2000 steps/s" in capsys.readouterr().out
-    assert (tmp_path / "figures/growth.svg").stat().st_size > 0
-
-
 def test_scaling_gives_two_processes_twice_the_work_and_then_the_same(monkeypatch, capsys):
     asked = []
     rates = iter([1000, 1800, 1100, 2000, 3400, 2000, 10, 15, 9, 10, 16, 8])
 
-    def rate_of(*flags, algo, env):
+    def rate_of(algo, env, *flags):
         asked.append((algo, env, *flags))
         return next(rates)
 

@@ -43,7 +43,7 @@ COPIED = ("algos", "utils", "tests")                            # other folders 
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before forking, because the imports take longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config "
-        "gymnasium scipy.stats tyro tqdm matplotlib.figure jaxtyping beartype "
+        "gymnasium scipy.stats tqdm matplotlib.figure jaxtyping beartype "
         "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin typeguard._pytest_plugin "
         "mujoco gymnasium.envs.mujoco").split()
 
