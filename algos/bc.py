@@ -46,8 +46,8 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import is_image, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_range, check_spaces, main
+from utils.envs import Policy, is_image, make_envs, nature_cnn
+from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -195,12 +195,11 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
-class Agent(nn.Module):
+class Agent(Policy):  # which adds predict(obs)
     """Actor and running statistics: all that acting needs."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
@@ -253,10 +252,6 @@ class Agent(nn.Module):
             return act
         unit = 2 * (act - self.low) / (self.high - self.low) - 1
         return unit.clamp(-0.999, 0.999).atanh().flatten(1).float()
-
-    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, for use after training."""
-        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 if __name__ == "__main__":

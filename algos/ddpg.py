@@ -47,8 +47,8 @@ from torch import Tensor, nn
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import check_memory, make_envs
-from utils.run import Run, RunConfig, check_spaces, main
+from utils.envs import Policy, check_memory, make_envs
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -246,12 +246,11 @@ class Critic(nn.Module):
         return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
 
 
-class Agent(nn.Module):
+class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and a target network for each."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__()
-        check_spaces(obs_space, act_space, obs="vector", act="box")
+        super().__init__(obs_space, act_space, obs="vector", act="box")
         self.cfg = cfg
         self.obs_dim = obs_space.shape[0]
         self.act_dim = math.prod(act_space.shape)
@@ -278,10 +277,6 @@ class Agent(nn.Module):
         """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
         act = act.view(-1, *self.low.shape).to(self.low.dtype)
         return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
-
-    def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One observation -> the deterministic action, for use after training."""
-        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 # ======================================= buffer =======================================

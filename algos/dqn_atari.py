@@ -48,8 +48,8 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import check_memory, make_envs, nature_cnn
-from utils.run import Run, RunConfig, check_spaces, main
+from utils.envs import Policy, check_memory, make_envs, nature_cnn
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -244,12 +244,11 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
     return base + adv - adv.mean(-1, keepdim=True)
 
 
-class Agent(nn.Module):
+class Agent(Policy):  # which adds predict(obs)
     """Q, its target network and eps."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__()
-        check_spaces(obs_space, act_space, obs="image", act="discrete")
+        super().__init__(obs_space, act_space, obs="image", act="discrete")
         self.cfg = cfg
         self.num_acts = int(act_space.n)
         self.critic = QNetwork(obs_space, self.num_acts, cfg)  # Q
@@ -270,10 +269,6 @@ class Agent(nn.Module):
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`."""
         return act.cpu().numpy()
-
-    def predict(self, obs: np.ndarray) -> np.integer:
-        """One raw observation -> the deterministic action, for use after training."""
-        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 # ======================================= buffer =======================================

@@ -48,8 +48,8 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import check_memory, goal_env, make_envs
-from utils.run import Run, RunConfig, check_spaces, main
+from utils.envs import Policy, check_memory, goal_env, make_envs
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -300,12 +300,11 @@ def with_goal(obs: Tensor, parts: dict[str, slice]) -> Tensor:
     return torch.cat(seen, dim=-1)
 
 
-class Agent(nn.Module):
+class Agent(Policy):  # which adds predict(obs)
     """Actor, two critics with a target network for each, and the temperature alpha."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__()
-        check_spaces(obs_space, act_space, obs="goal", act="box")
+        super().__init__(obs_space, act_space, obs="goal", act="box")
         self.cfg = cfg
         self.parts = obs_space.parts  # name -> slice of the flat observation
         self.obs_dim = len(with_goal(torch.zeros(obs_space.shape), self.parts))
@@ -343,10 +342,6 @@ class Agent(nn.Module):
         """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
         act = act.view(-1, *self.low.shape).to(self.low.dtype)
         return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
-
-    def predict(self, obs: np.ndarray) -> np.ndarray:
-        """One observation -> the deterministic action, for use after training."""
-        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
 
 # ======================================= buffer =======================================

@@ -46,8 +46,8 @@ from torch import Tensor, nn
 #               returns the gradient's norm
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_spaces, main
+from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -273,12 +273,11 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no tanh after the last layer
 
 
-class Agent(nn.Module):
+class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__()
-        check_spaces(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
@@ -338,10 +337,6 @@ class Agent(nn.Module):
             return act.cpu().numpy()
         squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
         return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
-
-    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
-        """One raw observation -> the deterministic action, for use after training."""
-        return self.env_act(self.act(np.asarray(obs)[None], deterministic=True))[0]
 
     def update_stats(self, rollout: Rollout) -> None:
         """Update the statistics of observations and of G, which varies as returns do:

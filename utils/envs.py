@@ -238,6 +238,34 @@ def forget(agent, done: np.ndarray | None = None) -> None:
         agent.forget(done)
 
 
+class Policy(nn.Module):
+    """What every Agent has. It refuses spaces that the algorithm does not take, and predicts.
+
+    obs, act    the KINDS of spaces that the algorithm takes, as in "vector image"
+
+    An Agent adds `act`, from raw observations [N, ...] to actions, and `env_act`, which turns these
+    into those of `env.step`. UsageError: a space is of another kind.
+    """
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, obs: str, act: str):
+        super().__init__()
+        check_spaces(obs_space, act_space, obs=obs, act=act)
+        self.obs_shape = obs_space.shape
+
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
+        """One raw observation -> the deterministic action for `env.step`; N of them -> N actions.
+
+        ValueError: the shape is neither that of an observation nor [N, *that].
+        """
+        obs = np.asarray(obs)
+        one = obs.shape == self.obs_shape
+        if not one and obs.shape[1:] != self.obs_shape:
+            raise ValueError(f"an observation has the shape {self.obs_shape}, and N of them have "
+                             f"{('N', *self.obs_shape)}; these have {obs.shape}")
+        act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
+        return act[0] if one else act
+
+
 def is_image(space: gym.Space) -> bool:
     """Return whether observations are images: uint8, at least 5 pixels a side."""
     return obs_kind(space) == "image"
@@ -374,8 +402,8 @@ def act_kind(space):
 
 
 def fitting_algos(obs, act):
-    """Return the algorithms whose own call of `check_spaces` accepts these kinds of spaces."""
-    call = re.compile(r'check_spaces\(.*obs="(.*)", act="(.*)"\)')
+    """Return the algorithms whose own Agent accepts these kinds of spaces."""
+    call = re.compile(r'__init__\(obs_space.*obs="(.*)", act="(.*)"\)')
     files = sorted(Path(__file__).parents[1].glob("algos/*.py"))
     says = [(path.stem, call.search(path.read_text(encoding="utf-8"))) for path in files]
     return [name for name, m in says if m and fits(obs, m[1]) and fits(act, m[2])]

@@ -43,7 +43,7 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.cli import SHARED, check_range, check_settings, flag, program, read_command
-from utils.envs import check_spaces, evaluate, is_image, make_envs
+from utils.envs import evaluate, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, cores, launch, together
 
@@ -52,7 +52,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-__all__ = ["Run", "RunConfig", "check_range", "check_spaces", "main"]  # for algorithm files
+__all__ = ["Run", "RunConfig", "check_range", "main"]  # for algorithm files
 
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --video FILE.mp4 records a video",

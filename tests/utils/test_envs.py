@@ -1,5 +1,6 @@
 """Environments: what is refused, what is recorded of their episodes, and evaluation."""
 import importlib.util
+import json
 import math
 import warnings
 from pathlib import Path
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
 from tests.helpers import script
@@ -451,11 +453,12 @@ BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
 @pytest.mark.parametrize("obs,act,message", [
     (VECTOR, Discrete(2), None), (IMAGE, BOX, None),
     (Box(0, 255, (4, 84, 84), np.uint8), Discrete(2), None),
-    (Box(0, 255, (35, 40, 3), np.uint8), BOX, r"observation space Box\(0, 255, \(35, 4"),
-    (Box(0, 255, (3, 64, 35), np.uint8), BOX, "observation space"),
+    (Box(0, 255, (10, 10, 4), np.uint8), Discrete(2), None),
+    (Box(0, 255, (4, 40, 3), np.uint8), BOX, r"observation space Box\(0, 255, \(4, 4"),
+    (Box(0, 255, (3, 64, 4), np.uint8), BOX, "observation space"),
     (Box(0, 255, (84, 84), np.uint8), BOX, "observation space"),
     (Box(0, 255, (4, 64, 64, 3), np.uint8), BOX, "observation space"),
-    (Box(0, 1, (64, 64, 3)), BOX, "images .*at least 36 pixels a side"),
+    (Box(0, 1, (64, 64, 3)), BOX, "images .*at least 5 pixels a side"),
     (Box(0, 1, (2, 2)), BOX, "observation space"), (Box(0, 1, ()), BOX, "observation space"),
     (Discrete(3), BOX, r"observation space Discrete\(3\); this algorithm takes vectors"),
     (Dict(a=VECTOR), BOX, "observation space"), (Text(3), BOX, "observation space"),
@@ -476,7 +479,53 @@ def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch
     (tmp_path / "algos").mkdir()
     for name, act in [("one", "discrete"), ("two", "box"), ("three", "discrete box")]:
         (tmp_path / "algos" / f"{name}.py").write_text(
-            f'    check_spaces(obs_space, act_space, obs="vector", act="{act}")\n')
+            f'    super().__init__(obs_space, act_space, obs="vector", act="{act}")\n')
     monkeypatch.setattr(envs, "__file__", str(tmp_path / "utils" / "envs.py"))
     with pytest.raises(UsageError, match="algorithms for this one: three, two$"):
         envs.check_spaces(VECTOR, BOX, obs="vector", act="discrete")
+
+
+# ---- games
+
+def play_breakout(steps, **kwargs):
+    """Return what each of `steps` random steps of two games returned, and the recorded episodes."""
+    kwargs = json.dumps({"repeat_action_probability": 0, "num_threads": 1, **kwargs})
+    games = make_envs(Config(env="ALE/Breakout-v5", env_kwargs=kwargs), 2)
+    games.reset(seed=1)
+    rng = np.random.default_rng(1)
+    seen = [games.step(rng.integers(4, size=2)) for _ in range(steps)]
+    episodes = games.pop_episodes()
+    games.close()
+    return seen, episodes
+
+
+def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
+    games, episodes = play_breakout(250)
+    lives, same_episodes = play_breakout(250, episodic_life=True)
+    assert episodes == same_episodes and len(episodes) > 0
+    left = np.array([5, 5])
+    lost = 0
+    for (obs, rew, end, cut, infos), (obs_2, rew_2, end_2, cut_2, infos_2) in zip(games, lives):
+        assert np.array_equal(obs, obs_2) and np.array_equal(rew, rew_2)
+        assert np.array_equal(end_2, end | (infos["lives"] < left)) and not (cut | cut_2).any()
+        for i in np.flatnonzero(end_2):
+            final_obs = infos["final_obs"] if end[i] else obs
+            assert np.array_equal(infos_2["final_obs"][i], final_obs[i])
+        lost += (end_2 & ~end).sum()
+        left = infos["lives"]
+    assert lost == 4 * len(episodes) + (5 - left).sum()  # the fifth life ends the game
+
+
+@pytest.mark.parametrize("game,channels", [("Breakout", 4), ("Seaquest", 10)])
+def test_minatar_has_bytes_and_its_channels_last(game, channels):
+    games = make_envs(Config(env=f"MinAtar/{game}-v1"), 2)
+    obs, _ = games.reset(seed=1)
+    assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255}
+    encoder = envs.nature_cnn(games.single_observation_space)
+    weight = encoder[1].weight
+    assert weight.shape == (16, channels, 3, 3)
+    features = torch.as_tensor(obs / 255).float().permute(0, 3, 1, 2)
+    for layer in encoder[1:]:
+        features = layer(features)
+    assert torch.allclose(encoder(torch.as_tensor(obs)), features, atol=1e-6)
+    assert features.shape == (2, 512)
