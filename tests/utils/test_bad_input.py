@@ -289,16 +289,6 @@ def poison(path):
     torch.save(torch.load(path, weights_only=True) | {"extra": Payload()}, path)
 
 
-@pytest.mark.parametrize("damage", [flip, poison])
-def test_resume_of_a_damaged_checkpoint(refusal, run, damage):
-    damage(run / "resume-64/rank0.pt")
-    message = refusal(*RESUME)
-    assert "run/resume-64/rank0.pt" in message
-    assert not Path("it_was_run").exists()
-    if damage is poison:
-        assert "mkdir" in message and "nothing in it was run" in message
-
-
 def test_resume_of_half_a_folder(refusal, run):
     """Its rank0.pt is gone; policy.pt, on the other hand, is not needed to go on."""
     os.remove(run / "policy.pt")
@@ -441,15 +431,6 @@ def test_a_loss_that_turns_infinite_stops_the_run():
     ppo.train(dataclasses.replace(cfg, resume=True, total_steps=128))
     assert [row.split(",")[0] for row in Path("run/progress.csv").read_text().splitlines()] == [
         "step", "64", "128"]
-
-
-def test_a_loss_that_turns_nan_ends_the_process():
-    done = process(*FLAGS, "--total-steps", 640, "--lr", "1e38", "--run-dir", "run")
-    assert done.returncode == 1, done
-    last = done.stderr.strip().splitlines()[-2:]
-    assert re.match(r"FloatingPointError: \w+ (is|of the agent is) (nan|inf) at step 64", last[0])
-    assert "CartPole-v1" in last[1] and "step 64" in last[1] and "run" in last[1]
-    assert last_good(Path("run")) == 0
 
 
 # It runs to its step 100 of 64 a rollout: well in the second one.
