@@ -214,7 +214,7 @@ def has_changed(config_class, run_dir) -> bool:
     if file is None or not kept.exists():
         return False
     try:
-        return spoken(kept) != spoken(file)
+        return kept.read_bytes() != file.read_bytes() and spoken(kept) != spoken(file)
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError):  # one of them is damaged

@@ -187,8 +187,9 @@ class Film(gym.vector.VectorWrapper):
         return obs, rew, terminated, truncated, infos
 
     def close(self, **kwargs):
-        if self.writer:
-            self.writer.close()
+        writer, self.writer = self.writer, None
+        if writer:
+            writer.close()
         self.env.close()
 
 
@@ -255,7 +256,9 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
             os.replace(made, file)
         except OSError as error:  # the rest of the message is FFmpeg's command
             raise UsageError(f"--video {file} cannot be written: "
-                             f"{str(error).partition(chr(10))[0]}") from None
+                             f"{str(error).splitlines()[0]}") from None
+        finally:
+            film.close()  # also after an episode that was too long
     return float(returns[0]), int(lengths[0])
 
 

@@ -153,6 +153,10 @@ def test_a_word_too_many():
         parse(ppo.Config, "", ["--no-norm-obs=1"])
     with pytest.raises(UsageError, match="^--seed takes 1 value, but got 1 2$"):
         parse(ppo.Config, "", ["--seed", "1", "2"])
+    with pytest.raises(UsageError, match="^--resume takes no value; --run-dir runs/x names the"):
+        parse(ppo.Config, "", ["--resume", "runs/x"])
+    with pytest.raises(UsageError, match="^CartPole-v1 stands .*; did you mean --env CartPole-v1"):
+        parse(ppo.Config, "", ["CartPole-v1"])
 
 
 @pytest.mark.parametrize("algo,theirs,ours", [

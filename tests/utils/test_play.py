@@ -59,31 +59,12 @@ def test_loaded_agent_acts_as_the_trained_one(trained, env):
     assert np.array_equal(act, agent.predict(obs))
 
 
-def test_figures_are_those_of_evaluate(trained, capsys):
-    run, agent, cfg = trained["Pendulum-v1"]
-    returns = play.main(play.Play(str(run), episodes=3))
-    expected = evaluate(agent, cfg, 3, cfg.seed)[0]
-    assert np.allclose(returns, expected, rtol=1e-5)    # parameters lie elsewhere in memory
-    shown = capsys.readouterr().out
-    for value in (returns.mean(), returns.std(), returns.min(), returns.max()):
-        assert f" {value:.2f}" in shown
-    assert "length mean 40.0" in shown
-    for seed in (0, 5):
-        other = play.main(play.Play(str(run), episodes=3, seed=seed))
-        assert np.allclose(other, evaluate(agent, cfg, 3, seed)[0], rtol=1e-5)
-        assert not np.allclose(other, expected)
-
-
 OFF_POLICY = {"total_steps": 200, "report_every": 100, "start_steps": 50, "batch_size": 16,
               "buffer_size": 200}
 SETTINGS = [                                        # all that may change how an agent acts
-    *[(ppo, env, more) for env in ("Pendulum-v1", "CartPole-v1")
-      for more in ({}, {"norm_obs": False}, {"hidden": ()}, {"hidden": (64, 64), "std_init": 0.3},
-                   {"std_init": 0.5, "scale_rew": False})],
-    *[(sac, "Pendulum-v1", more)
-      for more in ({}, {"hidden": (64, 64)}, {"learn_alpha": False}, {"target_entropy": -3.0})],
-    *[(dqn, "CartPole-v1", more)
-      for more in ({}, {"dueling": False}, {"double": False, "hidden": ()}, {"eps_end": 0.5})],
+    (ppo, "Pendulum-v1", {"norm_obs": False}), (ppo, "Pendulum-v1", {"std_init": 0.5}),
+    (ppo, "CartPole-v1", {"hidden": ()}), (sac, "Pendulum-v1", {}),
+    (dqn, "CartPole-v1", {"eps_end": 0.5}),
 ]
 
 

@@ -299,21 +299,10 @@ ENDS = {"env": "tests.envs:Ends-v0", "total_steps": 256, "eval_every": 128}
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Runs of 256 steps that nothing interrupted: with annealing, with evaluations."""
+    """A run of 256 steps that nothing interrupted."""
     home = tmp_path_factory.mktemp("whole")
     train(**ENDS | {"eval_every": 0}, run_dir=str(home / "annealed"))
-    train(**ENDS, anneal_lr=False, run_dir=str(home / "even"))
     return home
-
-
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(whole):
-    """Parameters, Adam's moments, statistics, generators, both csv files: all to the bit."""
-    settings = ENDS | {"anneal_lr": False, "run_dir": "run"}
-    train(**settings | {"total_steps": 128})
-    assert rows("run") == rows(whole / "even")[:2]
-    train(**settings, resume=True)
-    assert_same_run("run", whole / "even")
-    assert saved("run")[1]["state"]["agent"]["obs_stats.count"].max() == 256
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
