@@ -13,15 +13,6 @@ from utils.mpi import UsageError
 QUICK = {"device": "cpu", "run_dir": "run"}
 
 
-# ---- The five probes
-
-@pytest.mark.slow
-@pytest.mark.parametrize("box", [False, True], ids=["discrete", "box"])
-@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
-def test_probe(case, box):
-    rows = probe.probe(ppo, case, box)
-    assert probe.passed(rows), f"look at {case.hint}: {rows}"
-
 
 def test_the_tool_names_what_is_broken(monkeypatch, capsys):
     monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
