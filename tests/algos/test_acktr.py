@@ -18,21 +18,17 @@ from tests.helpers import (
     close,
     copies,
     distribution,
-    gradients,
-    learn,
     make_rollout,
     moved,
     noise_is,
     onpolicy_agent as make_agent,
     outputs,
     parameters,
-    rows,
     same,
     targets,
     values,
     vec,
 )
-from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
@@ -82,40 +78,6 @@ def factors(agent, obs, times=1):
     """The optimizer's factors by layer."""
     optimizer = measured(agent, obs, times)
     return dict(zip(optimizer.layers, optimizer.fishers))
-
-
-# ---- The loss, as in a2c
-
-def test_policy_loss_by_hand():
-    loss, by_logp = gradients(lambda x: acktr.policy_loss(x, vec(3, -1, 2)), vec(-1, -2, -0.5))
-    close(loss, (3 - 2 + 1) / 3)
-    close(by_logp, -vec(3, -1, 2) / 3)
-
-
-@pytest.mark.parametrize("at", range(2))
-def test_losses_refuse_a_column_for_a_batch(at):
-    columns = [torch.zeros(4, 1) if i == at else torch.zeros(4) for i in range(2)]
-    for function in (acktr.policy_loss, acktr.value_loss):
-        with pytest.raises(TypeCheckError):
-            function(*columns)
-        with pytest.raises(AssertionError):
-            getattr(bare(acktr), function.__name__)(*columns)
-
-
-def test_whole_loss_by_hand():
-    agent = tiny_agent(mu=1, log_std=math.log(2), val=2, vf_coef=0.5, ent_coef=0.1)
-    batch = acktr.Batch(vec((3,), (4,)), vec((1,), (5,)), vec(1, -2), vec(5, 1))
-    loss, metrics = acktr.a2c_loss(agent, batch)
-    names, params = zip(*agent.named_parameters())
-    grads = dict(zip(names, torch.autograd.grad(loss, params)))
-    low = -math.log(2) - LOG_2PI / 2  # log pi of the first; that of the second is 2 less
-    pi_loss, bonus = -(low - 2 * (low - 2)) / 2, math.log(2) + LOG_2PI / 2 + 0.5
-    for name, value in (("pi_loss", pi_loss), ("v_loss", 5), ("entropy", bonus)):
-        close(metrics[name], value)
-    close(loss, pi_loss + 0.5 * 5 - 0.1 * bonus)
-    close(grads["actor.0.bias"], vec(1))  # -mean of A z / sigma
-    close(grads["log_std"], vec(3.5 - 0.1))  # -mean of A (z^2 - 1), less ent_coef
-    close(grads["critic.0.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
 
 
 # ---- Outputs that the agent draws itself
@@ -549,13 +511,6 @@ def test_momentum_by_hand():
         close(agent.log_std, vec(position))
 
 
-def test_both_step_sizes_are_lr_without_a_trust_region():
-    agent = make_agent(acktr, max_kl=1e9, v_max_kl=1e9)
-    optimizer = measured(agent, torch.randn(5, 3))
-    metrics = take_step(optimizer, sum(param.sum() for param in agent.parameters()), 0.1)
-    close(torch.stack([metrics["step_size"], metrics["v_step_size"]]), vec(0.1, 0.1))
-
-
 def test_direction_of_log_sigma_by_hand():
     """Its Fisher matrix is 2 for each dimension, so sigma needs no factors."""
     agent = tiny_agent(momentum=0.0, damping=0.5, max_kl=1e9, v_max_kl=1e9)
@@ -617,19 +572,6 @@ def test_one_step_on_the_whole_batch(kind, monkeypatch):
     assert metrics["step_size"] <= 0.1 and metrics["v_step_size"] <= 0.1
 
 
-@every_kind
-def test_a_step_lowers_the_loss(kind):
-    """Of critic and policy; the natural direction is one of descent."""
-    for seed in range(3):
-        agent = make_agent(acktr, kind, seed, momentum=0.0, max_kl=1e-5, v_max_kl=1e-5)
-        batch = batch_of(agent, make_rollout(acktr, agent, seed))
-        optimizer = measured(agent, batch.obs, 5)
-        before = acktr.a2c_loss(agent, batch)[1]
-        learn_from(optimizer, agent, batch, 1.0)
-        after = acktr.a2c_loss(agent, batch)[1]
-        assert after["pi_loss"] < before["pi_loss"] and after["v_loss"] < before["v_loss"]
-
-
 def test_the_critics_full_step_fits_a_linear_critic():
     """Gauss-Newton with vf_coef 1/2: without damping and limits, least squares in one step."""
     agent = make_agent(acktr, hidden=(), vf_coef=0.5, rollout_steps=96, max_kl=1e-9, v_max_kl=1e9,
@@ -641,40 +583,6 @@ def test_the_critics_full_step_fits_a_linear_critic():
     fit = x @ torch.linalg.lstsq(x, batch.ret[:, None]).solution[:, 0]
     with torch.no_grad():
         close(agent.critic(batch.obs).squeeze(-1), fit, rtol=0.02, atol=0.02)
-
-
-def test_without_a_gradient_nothing_moves_and_nothing_is_nan():
-    agent = make_agent(acktr)
-    batch = batch_of(agent, make_rollout(acktr, agent))
-    with torch.no_grad():
-        ret = agent.critic(batch.obs).squeeze(-1)
-    batch = acktr.Batch(batch.obs, batch.act, torch.zeros_like(batch.adv), ret)
-    optimizer, before = measured(agent, batch.obs), parameters(agent)
-    metrics = learn_from(optimizer, agent, batch, 0.25)
-    close(parameters(agent), before, rtol=0, atol=1e-6)
-    assert all(x.isfinite() for x in metrics.values())
-
-
-def test_factors_and_gradients_are_means_over_ranks(monkeypatch):
-    """Every factor and the gradient go through mpi.average, and nothing else does."""
-    averaged, plain = [], mpi.average
-    monkeypatch.setattr(mpi, "average", lambda x: averaged.append(x.shape) or plain(x))
-    agent = make_agent(acktr)
-    learn(acktr, agent, make_rollout(acktr, agent))
-    layers = [layer for net in (agent.actor, agent.critic) for layer in net[::2]]
-    expected = [shape for layer in layers for n, m in [layer.weight.shape]
-                for shape in ((m + 1, m + 1), (n, n))]
-    assert averaged == [*expected, parameters(agent).shape]
-
-
-def test_lr_falls_to_zero_from_update_to_update(monkeypatch):
-    given, plain = [], acktr.update
-    monkeypatch.setattr(acktr, "update", lambda *args: given.append(args[3]) or plain(*args))
-    for anneal in (True, False):
-        acktr.train(acktr.Config("CartPole-v1", total_steps=32, num_envs=2, rollout_steps=8, lr=0.1,
-                                 report_every=16, anneal_lr=anneal, run_dir=f"run{anneal}"))
-    close(given, [0.1, 0.075, 0.05, 0.025, 0.1, 0.1, 0.1, 0.1])
-    assert {"kl", "step_size", "v_step_size", "explained_variance"} <= set(rows("runTrue")[0])
 
 
 @pytest.mark.parametrize("settings", [

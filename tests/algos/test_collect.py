@@ -13,12 +13,8 @@ from tests import envs as scripted
 from tests.envs import Counter
 from tests.helpers import (
     bare,
-    rows,
 )
-from utils import launch, mpi
-from utils.envs import evaluate, make_envs
-
-# Two are cut where an episode of environment 0 ends, one has a single step.
+from utils.envs import make_envs
 
 
 def config(env="tests.envs:Counter-v0", num_envs=3, env_kwargs=None, **settings):
@@ -130,27 +126,6 @@ def test_true_next_obs_of_the_atari_vector():
     assert not goes_on[done[:-1] == 1].flatten(1).all(1).any()
 
 
-def test_atari_rewards_are_clipped_and_scores_are_not():
-    """A pellet is worth 10 points: 1 to the learner."""
-    pytest.importorskip("ale_py")
-    agent, envs, first = start("ALE/MsPacman-v5", 2, {"max_num_frames_per_episode": 440}, seed=3)
-    rollout, _, episodes = collect(agent, envs, first, 110)
-    assert set(rollout.rew.unique().tolist()) == {0, 1} and len(episodes) == 2
-    for t, env, ep_ret, ep_len in episodes:
-        assert ep_ret >= 10 * rollout.rew[:t + 1, env].sum() > 0 and ep_ret % 10 == 0
-    score, _ = evaluate(agent, agent.cfg, 2, seed=1)
-    assert (score % 10 == 0).all() and score.max() >= 10        # the score again
-
-
-def test_a_run_on_atari_reports_scores():
-    """Through `train`, whose environments must tell of their episodes."""
-    pytest.importorskip("ale_py")
-    ppo.train(config("ALE/MsPacman-v5", 2, {"max_num_frames_per_episode": 440}, total_steps=220,
-                     rollout_steps=220, minibatch_size=220, epochs=1, run_dir="run"))
-    scores = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
-    assert len(scores) == 2 and max(scores) >= 10 and all(score % 10 == 0 for score in scores)
-
-
 @pytest.mark.parametrize("name,limit", [("CartPole-v1", 20), ("HalfCheetah-v4", 7),
                                         ("Hopper-v4", 15)])
 def test_a_vector_is_as_many_plain_environments(name, limit):
@@ -179,18 +154,3 @@ def test_a_vector_is_as_many_plain_environments(name, limit):
 
 
 # ---- Evaluation
-
-
-def test_evaluate_refuses_a_reward_that_is_no_number():
-    agent, _, _ = start("tests.envs:Faulty-v0", 2, {"fault": "rew nan", "at": 2})
-    with pytest.raises(FloatingPointError, match="vector step 2 "):
-        evaluate(agent, agent.cfg, 3, seed=1)
-
-
-def test_seeds_of_ranks_differ(monkeypatch):
-    """Each rank's environments are its own; rank 0 alone evaluates."""
-    seeds = []
-    for rank in range(4):
-        monkeypatch.setattr(launch, "_rank", rank)
-        seeds.append(mpi.seed(1, 1))
-    assert len(set(seeds)) == 4
