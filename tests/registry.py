@@ -7,8 +7,6 @@ import json
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 
-from tests.helpers import write_demos
-
 # What an environment gives and takes: vectors and a box of actions, ...
 KINDS = {"box": {}, "discrete": {"act": "discrete"}, "image": {"obs": "image", "act": "discrete"},
          "goal": {}}
@@ -78,5 +76,7 @@ def config(name, envs=SCRIPTED, kind="", **settings):
     env = {"env": envs[kind], "env_kwargs": json.dumps(KINDS[kind])}
     settings = TINY | env | row.tiny | settings
     if "demos" in known:
+        from tests.helpers import write_demos  # it imports algorithms
+
         write_demos(env=settings["env"], env_kwargs=settings["env_kwargs"], lengths=(9, 15))
     return module(name).Config(**{k: v for k, v in settings.items() if k in known})
