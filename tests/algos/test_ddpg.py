@@ -9,7 +9,6 @@ import torch
 
 from algos import ddpg, sac, sac_her, td3
 from tests import helpers
-from tests.envs import HIGH
 from tests.helpers import (
     NETS,
     bare,
@@ -19,7 +18,6 @@ from tests.helpers import (
     flat,
     gradient_in,
     linear_agent,
-    moved,
     name_of,
     noise_is,
     offpolicy_agent as make_agent,
@@ -30,9 +28,7 @@ from tests.helpers import (
     refuses_columns,
     rows,
 )
-from utils import play
 from utils.envs import evaluate
-from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
 and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of)
@@ -131,16 +127,6 @@ def test_a_column_against_a_vector_fails_at_once(algo):
     refuses_columns(algo.q_loss, 2)
 
 
-@every_algo
-@pytest.mark.parametrize("size", [1, 5])
-def test_values_are_vectors(algo, size):
-    agent, batch = make_agent(algo), make_batch(algo, size)
-    qs = agent.critic(batch.obs, batch.act)
-    for q in (qs if isinstance(qs, tuple) else (qs,)):
-        assert q.shape == (size,)
-    assert agent.act(batch.obs).shape == (size, 2)
-
-
 # ---- Actions
 
 
@@ -152,15 +138,6 @@ def test_noise_is_independent_in_every_dimension_and_sample(algo):
     noise = agent.act(obs) - best
     assert (noise.std(0) > 0.05).all() and abs(np.corrcoef(noise.T)[0, 1]) < 0.1
     assert len(noise.unique(dim=0)) == 2000
-
-
-@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
-def test_noise_is_as_large_as_said_and_switched_off_by_0(algo):
-    agent, obs = make_agent(algo, act_noise=0.07), torch.zeros(20000, 3)
-    noise = agent.act(obs) - agent.act(obs, deterministic=True)
-    close(noise.std(0), [0.07, 0.07], rtol=0.03)
-    still = make_agent(algo, act_noise=0.0)
-    assert torch.equal(still.act(obs), still.act(obs, deterministic=True))
 
 
 @every_algo
@@ -179,13 +156,6 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
 
 # ---- Gradients
 
-LOSSES = [("critic", "critic_loss"), ("actor", "actor_loss"), ("alpha", "alpha_loss")]
-
-
-def arguments(name, agent, batch):
-    """What the loss of that name takes."""
-    return (agent, torch.linspace(-3, 1, 32)) if name == "alpha_loss" else (agent, batch)
-
 
 @every_algo
 def test_targets_begin_equal_and_are_networks_of_their_own(algo):
@@ -198,21 +168,6 @@ def test_targets_begin_equal_and_are_networks_of_their_own(algo):
         assert {a.data_ptr() for a, _ in pairs}.isdisjoint({b.data_ptr() for _, b in pairs})
         assert not any(b.requires_grad for _, b in pairs)
     assert not hasattr(agent, "actor_targ") or algo is not sac
-
-
-@every_algo
-def test_a_loss_changes_nothing_by_itself(algo):
-    agent, batch = make_agent(algo), make_batch(algo)
-    before, rows_before = copies(agent), copies_of(batch)
-    for _, name in LOSSES:
-        if hasattr(algo, name):
-            getattr(algo, name)(*arguments(name, agent, batch))
-    assert not moved(before, agent) and helpers.same(rows_before, copies_of(batch))
-    assert all(param.grad is None for param in agent.parameters())
-
-
-def copies_of(batch):
-    return {name: column.clone() for name, column in vars(batch).items()}
 
 
 @every_algo
@@ -360,41 +315,6 @@ def test_the_warm_up_is_at_most_a_tenth_of_the_budget_unless_given(algo, total, 
     assert got == random_steps and isinstance(got, int)
     assert algo.num_updates(random_steps, cfg) == 0
     assert algo.num_updates(random_steps + 7, cfg) == 7
-
-
-@every_algo
-def test_init_from_takes_the_weights_of_all_networks(algo):
-    first = algo.train(quick(algo, run_dir="first"))
-    second = algo.train(quick(algo, run_dir="second", init_from="first", start_steps=1000))
-    assert not moved(copies(first), second)                         # nothing was learned since
-
-
-@every_algo
-def test_init_from_leaves_the_box_to_the_environment(algo):
-    """That of the other run may be another one, for the same networks."""
-    first, second = (algo.train(quick(algo, "tests.envs:Counter-v0", start_steps=1000, **settings))
-                     for settings in ({"run_dir": "first", "env_kwargs": '{"scale": 2}'},
-                                      {"run_dir": "second", "init_from": "first"}))
-    assert torch.equal(first.high, 2 * second.high) and torch.equal(second.high, torch.tensor(HIGH))
-    assert torch.equal(first.low, 2 * second.low)
-    assert moved(copies(first), second) == {"low", "high"}
-    assert torch.equal(play.load_agent("second").low, second.low)
-
-
-# ---- Refusals
-
-@every_algo
-@pytest.mark.parametrize("settings,says", [
-    ({"tau": 1.5}, "--tau is 1.5"), ({"batch_size": 0}, "--batch-size is 0"),
-    ({"lr": 0.0}, "--lr is 0.0"),
-    ({"num_envs": 8, "buffer_size": 4}, "--buffer-size is 4; it takes a whole number, at least 8"),
-    ({"num_envs": 2, "num_procs": 2, "batch_size": 7}, "--batch-size is 7; it takes a multiple"),
-    ({"start_steps": -1}, "--start-steps is -1"), ({"update_every": 0}, "--update-every is 0"),
-])
-def test_settings_out_of_range(algo, settings, says, capsys):
-    with pytest.raises(UsageError):
-        algo.Config(**settings)
-    assert says in capsys.readouterr().err
 
 
 # ---- Learned in seconds

@@ -2,7 +2,6 @@
 from dataclasses import fields
 
 import numpy as np
-import pytest
 import torch
 from scipy import stats
 
@@ -18,7 +17,6 @@ from tests.helpers import (
     vec,
 )
 from utils import mpi
-from utils.mpi import UsageError
 
 
 def filled(size, steps, num_envs=3):
@@ -131,11 +129,6 @@ def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
 
 
 # ---- The loop
-
-@pytest.mark.parametrize("settings", [{"omega": -0.1}, {"omega": 1.1}, {"beta_start": 1.5}])
-def test_settings_out_of_range_are_refused(settings):
-    with pytest.raises(UsageError):
-        dqn_per.Config(**settings)
 
 
 def test_every_update_rates_what_it_learned_from(monkeypatch):

@@ -158,15 +158,27 @@ def test_the_first_policy_prefers_nothing(name, kind):
 def test_layers_have_the_sizes_of_the_papers(name):
     """Two of 64 with tanh between them, for actor and critic apart; an LSTM's replaces one."""
     for kind, outputs in (("box", 2), ("discrete", 4)):
-        agent = ALGOS[name].Agent(*SPACES[kind], ALGOS[name].Config())
+        agent = ALGOS[name].Agent(*SPACES[kind], ALGOS[name].Config(std_init=0.2))
         hidden = [(64, 128)] if name == "ppo_lstm" else [(64, 3), (64, 64)]
         for net, count in ((agent.actor, outputs), (agent.critic, 1)):
             sizes = [layer.weight.shape for layer in net if hasattr(layer, "weight")]
             assert sizes == [*hidden, (count, 64)]
             assert all(type(layer).__name__ == "Tanh" for layer in net[1::2])
-        assert (agent.log_std is None) == (kind == "discrete")
+        assert agent.log_std is None if kind == "discrete" else True
+        close([] if agent.discrete else agent.log_std.exp(), 2 * [0.2] * (kind == "box"))
         if name == "ppo_lstm":
             assert (agent.lstm.input_size, agent.lstm.hidden_size) == (64, 128)
+
+
+@every_algo
+def test_observations_are_normalised_and_rewards_scaled_by_the_running_statistics(name):
+    """Of mean 3 and deviation 2; of deviation 3, and without their mean, which is 1."""
+    obs = 3 + 2 * torch.tensor([[-1.0, 0, 1], [2, 3, 1e6]])
+    close(make_agent(ALGOS[name]).normalize_obs(obs), [[-1, 0, 1], [2, 3, 10]])
+    close(make_agent(ALGOS[name], norm_obs=False).normalize_obs(obs), obs)
+    if scales_rewards(ALGOS[name]):
+        rew = torch.tensor([3.0, -6, 1e6])
+        close(make_agent(ALGOS[name]).reward_sum_stats.scale(rew), [1, -2, 10])
 
 
 @every_algo

@@ -252,16 +252,6 @@ def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch
     assert epochs[0] != epochs[1]
 
 
-def test_advantages_are_normalised_over_the_minibatch(monkeypatch):
-    agent, seen = make_agent(minibatch_envs=1), []
-    note_minibatches(monkeypatch, lambda minibatch: seen.append(minibatch.adv))
-    learn(ppo_lstm, agent, make_rollout(ppo_lstm, agent), Descent, lr=0.0)
-    assert len(seen) == 3
-    for adv in seen:
-        close(adv.mean(), 0)
-        close(adv.std(correction=0), 1)
-
-
 def test_memories_are_recomputed_with_the_new_weights():
     """In the second epoch and for the KL; a policy that has not moved has a KL of 0."""
     kls = []
