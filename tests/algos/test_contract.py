@@ -563,8 +563,7 @@ def shares(request, tmp_path_factory):
     """Two processes that repeat phases together, of every algorithm that is tested here."""
     folder = tmp_path_factory.mktemp("shares")
     names = {item.callspec.params["name"] for item in request.session.items
-             if item.name.startswith("test_two_ranks_equal_one") and hasattr(item, "callspec")
-             and "shares" in item.fixturenames}
+             if "shares" in getattr(item, "fixturenames", ())}
     before = os.getcwd()
     os.chdir(folder)
     for name in sorted(names):
@@ -591,6 +590,8 @@ def test_two_ranks_equal_one(name, shares):
 
 def learn_compiled(folder, names):
     """Repeat the phases of a run, eager and compiled."""
+    graphs, plain = [], mpi.compile_gradient
+    mpi.compile_gradient = lambda *args: graphs.append(plain(*args)) or graphs[-1]
     for name in names:
         results = []
         for compiled in (False, True):
@@ -604,6 +605,8 @@ def learn_compiled(folder, names):
             mpi.COMPILE = False
             results.append(dict(after.get("learner", after["agent"])))
         torch.save(results, Path(folder, f"{name}-compiled.pt"))
+        assert graphs or "@mpi.compilable" not in inspect.getsource(module(name))
+        assert all(hasattr(graph, "_torchdynamo_orig_callable") for graph in graphs)
 
 
 @pytest.mark.slow
