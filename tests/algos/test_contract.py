@@ -613,7 +613,7 @@ def learn_compiled(folder, names):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 @every_algo
 def test_compiled_equals_eager(name, tmp_path, dynamo_env):
-    seen = watch(name, rank_config(name))
+    seen = watch(name, rank_config(name, run_dir="watched"))
     torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
     done = run([sys.executable, __file__, "compiled", tmp_path, name], env=dynamo_env)
     assert "--compile failed" not in done.stdout + done.stderr
