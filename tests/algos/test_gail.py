@@ -26,6 +26,7 @@ from tests.helpers import (
     onpolicy_agent,
     onpolicy_config,
     onpolicy_optimizers,
+    parameters,
     rows,
     same,
     vec,
@@ -188,6 +189,15 @@ def test_the_reward_is_that_of_the_trained_discriminator_at_every_step(kind):
     for name, kept in vars(rollout).items():
         assert name == "rew" or getattr(learned, name) is kept
     assert not any(x.requires_grad for x in (learned.rew, *metrics.values()))
+
+
+@pytest.mark.parametrize("disc_lr", [1e-4, 1e-2])
+def test_the_discriminator_has_a_learning_rate_of_its_own(disc_lr):
+    """Adam's first step is that long."""
+    agent = make_agent(disc_lr=disc_lr, disc_epochs=1)
+    before = parameters(agent.disc)
+    gail.update_disc(agent, mpi.Adam(agent.disc), make_rollout(agent), make_demos())
+    close((parameters(agent.disc) - before).abs().max(), disc_lr, rtol=0.02)
 
 
 @pytest.mark.parametrize("positive", [True, False])
