@@ -53,6 +53,7 @@ TEST = [
     "ipykernel",            # the kernel in which nbclient runs them
     "stable-baselines3",    # independent reference for losses and gradients
     "sb3-contrib",          # the same for algorithms that stable-baselines3 lacks
+    "hypothesis",           # random inputs and call sequences: recursions, buffers, configurations
 ]
 
 setup(

@@ -142,26 +142,35 @@ class GoalCounter(Counter):
 class Ends(gym.Env):
     """Sixteen steps along a line from a fixed start, so only the actions are random.
 
-    At its 64th step since it was made, an environment calls `Ends.then`.
+    At its 64th step since it was made, an environment calls `Ends.then`. Actions and observations
+    are of the kinds that Counter has.
     """
 
-    observation_space = Box(-np.inf, np.inf, (2,))
-    action_space = Box(-0.2, 0.4, (1,))
     then = staticmethod(lambda: None)
 
-    def __init__(self):
-        self.life = 0
+    def __init__(self, obs="vector", act="box"):
+        self.life, self.image = 0, obs == "image"
+        self.observation_space = (Box(0, 255, IMAGE, np.uint8) if self.image
+                                  else Box(-np.inf, np.inf, (2,)))
+        self.action_space = Box(-0.2, 0.4, (1,)) if act == "box" else Discrete(4)
+
+    def observe(self, obs):
+        if self.image:
+            return np.full(IMAGE, 128 + 40 * np.clip(obs[0], -3, 3), np.uint8)
+        return obs
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
         self.x, self.time = 0.5, 0
-        return np.float32([self.x, 3]), {}
+        return self.observe(np.float32([self.x, 3])), {}
 
     def step(self, act):
-        self.x, self.time, self.life = self.x + float(act[0]), self.time + 1, self.life + 1
+        move = 0.2 * act - 0.2 if np.ndim(act) == 0 else act[0]
+        self.x, self.time, self.life = self.x + float(move), self.time + 1, self.life + 1
         if self.life == 64:
             self.then()
-        return np.float32([self.x, 3]), -abs(self.x), False, self.time == 16, {}
+        obs = self.observe(np.float32([self.x, 3]))
+        return obs, -abs(self.x), False, self.time == 16, {}
 
 
 class Hot(Ends):
@@ -180,8 +189,8 @@ class GoalEnds(Ends):
         super().__init__()
         self.joined = joined
         vector = Box(-np.inf, np.inf, (1,))
-        self.observation_space = gym.spaces.Dict(
-            achieved_goal=vector, desired_goal=vector, observation=Ends.observation_space)
+        self.observation_space = gym.spaces.Dict(achieved_goal=vector, desired_goal=vector,
+                                                 observation=self.observation_space)
         if joined:
             self.observation_space = Box(-np.inf, np.inf, (3,))
 
@@ -190,14 +199,10 @@ class GoalEnds(Ends):
             return np.append(obs, np.float32(0.7))
         return {"observation": obs, "achieved_goal": obs[:1], "desired_goal": np.float32([0.7])}
 
-    def reset(self, seed=None, options=None):
-        obs, info = super().reset(seed=seed)
-        return self.observe(obs), info
-
     def step(self, act):
         obs, _, *ends, info = super().step(act)
-        rew = self.compute_reward(obs[:1], np.float32([0.7]), {})
-        return self.observe(obs), float(rew), *ends, info
+        rew = self.compute_reward(np.float32([self.x]), np.float32([0.7]), {})
+        return obs, float(rew), *ends, info
 
     def compute_reward(self, achieved_goal, desired_goal, info):
         return np.where(np.abs(achieved_goal - desired_goal)[..., 0] < 0.1, 0.0, -1.0)

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import dataclasses
 import importlib.util
-import json
 import math
 import os
 import shutil
@@ -246,11 +245,6 @@ def make_rollout(algo, agent, seed=0):
 def random_memory(algo, envs, cfg):
     """Return what else a rollout of an algorithm with a memory holds."""
     return {"memory": 0.5 * torch.randn(2, envs, cfg.lstm_size)} if algo is ppo_lstm else {}
-
-
-def onpolicy_collect(algo):
-    """Return the function of the file that collects a rollout."""
-    return algo.collect_with_memory if algo is ppo_lstm else algo.collect
 
 
 def onpolicy_optimizers(algo, agent, make=None):
@@ -501,72 +495,6 @@ def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
 def dqn_loss(algo):
     """Return the loss function of the file."""
     return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
-
-
-class Film(gym.Env):
-    """The script of tests/envs.py with vectors, images or stacks of frames as observations.
-
-    It logs its transitions. All frames differ. A stack starts with black frames or with copies of
-    the first one. All observations share one array, as in Counter.
-    """
-
-    def __init__(self, kind="film", black=True):
-        self.observation_space, self.action_space = DQN_SPACES[kind], Discrete(4)
-        self.kind, self.black, self.episode, self.log = kind, black, -1, []
-        self.shown = np.zeros(self.observation_space.shape, self.observation_space.dtype)
-
-    def frame(self):
-        numbers = self.number, self.episode, self.time + 1
-        if self.kind != "film":
-            space = self.observation_space
-            return np.broadcast_to(numbers, space.shape).astype(space.dtype)
-        frame = np.full(DQN_SPACES["film"].shape[1:], 9, np.uint8)
-        frame[0, :3] = numbers
-        return frame
-
-    def show(self):
-        self.shown[...] = self.obs
-        return self.shown
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episode, self.time = self.episode + 1, 0
-        frame = self.frame()
-        pad = np.zeros_like(frame) if self.black else frame
-        self.obs = np.stack([pad, pad, pad, frame]) if self.kind == "film" else frame
-        return self.show(), {}
-
-    def step(self, act):
-        self.time += 1
-        before, frame = self.obs, self.frame()
-        self.obs = np.stack([*self.obs[1:], frame]) if self.kind == "film" else frame
-        ended = self.time == scripted.length(self.number, self.episode)
-        how = scripted.end(self.number, self.episode) if ended else ""
-        rew = scripted.reward(self.number, self.episode, self.time)
-        terminated, truncated = how in ("terminated", "both"), how in ("truncated", "both")
-        self.log.append((before, act, rew, self.obs, float(terminated), self.time == 1))
-        return self.show(), rew, terminated, truncated, {}
-
-
-gym.register("Film-v0", Film, disable_env_checker=True)
-
-
-def film_envs(algo, num_envs, kind, black=True):
-    """Return an agent, Film environments, the same without wrappers, and first observations."""
-    cfg = algo.Config(env="Film-v0", env_kwargs=json.dumps({"kind": kind, "black": black}))
-    envs = make_envs(cfg, num_envs)
-    plain = [env.unwrapped for env in envs.unwrapped.envs]
-    for i, env in enumerate(plain):
-        env.number = i
-    return dqn_agent(algo, kind), envs, plain, envs.reset(seed=1)[0]
-
-
-def film_logs(algo, buffer, steps, num_envs, kind):
-    """Fill a buffer with steps of new environments. Return the log of each environment."""
-    agent, envs, plain, obs = film_envs(algo, num_envs, kind)
-    for _ in range(steps):
-        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
-    return [env.log for env in plain]
 
 
 # ---- stable-baselines3

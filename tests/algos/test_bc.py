@@ -1,10 +1,6 @@
-"""algos/bc.py: the inversion of the squashing, the loss, held-out pairs, and whole runs.
-
-Run as a program, this file is one of the processes that `test_two_ranks_equal_one` starts.
-"""
+"""algos/bc.py: the inversion of the squashing, the loss, held-out pairs, and whole runs."""
 import copy
 import math
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -16,25 +12,19 @@ from gymnasium.spaces import Box, Discrete
 from algos import bc, ppo
 from tests.helpers import (
     BOX,
-    IMAGES,
     LOG_2PI,
     VECTOR,
     close,
     copies,
     gradients,
-    moved,
     parameters,
     refused,
-    rows,
     same,
-    saved,
-    two_ranks,
     vec,
     write_demos,
 )
 from utils import mpi
 from utils.demos import Demos
-from utils.play import Play, load_agent, main as play
 
 QUICK = {"demos": "demos.npz", "subsample": 1, "hidden": (8,), "batch_size": 8, "check_every": 10,
          "total_steps": 40, "run_dir": "run", "device": "cpu"}
@@ -196,18 +186,6 @@ def test_the_best_held_out_loss_decides_who_acts(kind):
     assert min(seen) < first and max(np.diff(seen)) > 0.05       # it did fall, and rise
 
 
-def test_stochastic_actions_have_the_deviation_of_the_policy():
-    agent = make_agent()
-    agent.log_std.data = vec(math.log(2), math.log(0.1))
-    act = agent.act(torch.zeros(20000, 3))
-    close(act.std(0), vec(2, 0.1), rtol=0.03)
-    discrete = make_agent("discrete")
-    discrete.actor[-1].bias.data = vec(0, math.log(3), math.log(4))
-    discrete.actor[-1].weight.data.zero_()
-    shares = torch.bincount(discrete.act(torch.zeros(20000, 3))) / 20000
-    close(shares, vec(1 / 8, 3 / 8, 4 / 8), atol=0.015)
-
-
 def test_held_out_pairs_are_never_learned_from(monkeypatch):
     agent, seen, plain = make_agent("discrete", check_every=200), [], bc.bc_loss
     train, held_out = prepared(agent)
@@ -224,14 +202,6 @@ def test_held_out_pairs_are_never_learned_from(monkeypatch):
     for batch in seen:
         assert len(batch.obs) == 8
         assert [acts[tuple(row)] for row in batch.obs.tolist()] == batch.act.tolist()
-
-
-@pytest.mark.parametrize("kind", ACTS)
-def test_the_whole_policy_learns_and_nothing_else(kind):
-    agent = make_agent(kind)
-    before = copies(agent)
-    learner = learn(agent, *prepared(agent))
-    assert moved(before, learner) == {name for name, _ in agent.named_parameters()}
 
 
 # ---- Whole runs
@@ -269,43 +239,6 @@ def test_an_expert_with_a_box_of_actions_is_cloned():
     assert np.mean(errors) < 0.25
 
 
-def test_images_are_cloned():
-    write_demos(env="tests.envs:Bright-v0", lengths=(30,))
-    agent = bc.train(config(env="tests.envs:Bright-v0", total_steps=10))
-    assert agent.images and agent.predict(IMAGES.sample()[:36, :36]) in (0, 1)
-
-
-def test_a_seed_is_a_run_and_steps_are_gradient_steps():
-    """How often one evaluates changes no training row."""
-    write_demos(lengths=(20,))
-    runs = []
-    for number, (seed, every) in enumerate([(1, 0), (1, 20), (2, 0)]):
-        bc.train(config(seed=seed, eval_every=every, run_dir=f"run{number}"))
-        runs.append(rows(f"run{number}"))
-    plain = [{k: v for k, v in row.items() if "eval" not in k} for row in runs[1]]
-    assert plain == runs[0] != runs[2]
-    assert [int(row["step"]) for row in runs[1]] == [10, 20, 30, 40]
-    assert [bool(row["eval_ret_mean"]) for row in runs[1]] == [False, True, False, True]
-    assert not rows("run0", "episodes.csv")
-
-
-def test_a_resumed_run_is_the_whole_run():
-    write_demos(lengths=(20,))
-    bc.train(config(total_steps=40, run_dir="whole"))
-    bc.train(config(total_steps=20, run_dir="run"))
-    bc.train(bc.Config(run_dir="run", resume=True, total_steps=40))
-    assert rows("run") == rows("whole")
-    assert same(saved("run"), saved("whole"))
-
-
-def test_what_is_played_is_what_was_evaluated():
-    write_demos(lengths=(20,))
-    agent = bc.train(config(eval_every=20, env_kwargs='{"max_episode_steps": 30}'))
-    assert same(load_agent("run").state_dict(), agent.state_dict())
-    returns = play(Play("run", episodes=10))
-    assert float(rows("run")[-1]["eval_ret_mean"]) == returns.mean()
-
-
 def test_init_from_brings_weights_and_statistics():
     write_demos(lengths=(20,))
     first = bc.train(config())
@@ -330,33 +263,3 @@ def test_refused_settings(name, value):
 def test_refused_spaces(obs, act, message):
     with pytest.raises(mpi.UsageError, match=message):
         bc.Agent(obs, act, config())
-
-
-# ---- Other processes
-
-def step_of_share(folder):
-    """One gradient step on this rank's half of the pairs, on all of them if it is alone."""
-    agent = make_agent()
-    batch = bc.prepare(agent, make_demos(agent))
-    rows = torch.arange(40).chunk(mpi.size())[mpi.rank()]
-    part = bc.Pairs(batch.obs[rows], batch.act[rows])
-    optimizer = mpi.Adam(agent)
-    for _ in range(3):
-        loss, _ = bc.bc_loss(agent, part)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(1e-2)
-    torch.save(parameters(agent), Path(folder, f"{mpi.rank()}of{mpi.size()}.pt"))
-    return parameters(agent)
-
-
-def test_two_ranks_equal_one(tmp_path):
-    two_ranks(__file__, tmp_path)
-    first, second = (torch.load(tmp_path / f"{k}of2.pt") for k in (0, 1))
-    assert torch.equal(first, second)
-    close(first, step_of_share(tmp_path), rtol=1e-4, atol=1e-5)
-    assert not torch.allclose(first, parameters(make_agent()), atol=1e-3)
-
-
-if __name__ == "__main__":
-    step_of_share(copy.copy(sys.argv[1]))

@@ -1,28 +1,16 @@
-"""algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike.
-
-Run as a program, this file is one of the processes that two tests at its end start.
-"""
-import contextlib
+"""algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike."""
 import copy
 import dataclasses
-import json
 import math
-import shutil
-import sys
-from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
-import utils.run
 from algos import ddpg, sac, sac_her, td3
-from tests import helpers, probe
-from tests.envs import HIGH, LOW
+from tests import helpers
 from tests.helpers import (
     NETS,
-    assert_same_run,
     bare,
     close,
     column,
@@ -30,7 +18,6 @@ from tests.helpers import (
     flat,
     gradient_in,
     linear_agent,
-    moved,
     name_of,
     noise_is,
     offpolicy_agent as make_agent,
@@ -40,12 +27,8 @@ from tests.helpers import (
     quick,
     refuses_columns,
     rows,
-    run,
-    two_ranks,
 )
-from utils import checkpoint, mpi, play
 from utils.envs import evaluate
-from utils.mpi import UsageError
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
 and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of)
@@ -144,35 +127,7 @@ def test_a_column_against_a_vector_fails_at_once(algo):
     refuses_columns(algo.q_loss, 2)
 
 
-@every_algo
-@pytest.mark.parametrize("size", [1, 5])
-def test_values_are_vectors(algo, size):
-    agent, batch = make_agent(algo), make_batch(algo, size)
-    qs = agent.critic(batch.obs, batch.act)
-    for q in (qs if isinstance(qs, tuple) else (qs,)):
-        assert q.shape == (size,)
-    assert agent.act(batch.obs).shape == (size, 2)
-
-
 # ---- Actions
-
-@every_algo
-def test_each_dimension_has_its_own_bounds(algo):
-    agent = make_agent(algo)
-    corners = torch.tensor([[-1.0, -1], [1, 1], [0, 0], [0.5, -0.5]])
-    assert agent.env_act(corners).tolist() == [list(LOW), list(HIGH), [2.5, 0], [3.75, -1.5]]
-
-
-@every_algo
-def test_a_box_of_another_shape_and_type(algo):
-    low = np.array([[-1, 0, 1], [-0.1, 2, -0.2]])
-    space = gym.spaces.Box(low, low + 0.6, dtype=np.float64)
-    agent = make_agent(algo, space=space)
-    act = agent.predict(np.zeros(3, np.float32))
-    assert space.contains(act) and agent.act(torch.zeros(4, 3)).shape == (4, 6)
-    assert all(space.contains(each) for each in agent.env_act(agent.random_act(500)))
-    ends = torch.stack([-torch.ones(6), torch.ones(6)])
-    assert np.array_equal(agent.env_act(ends), [space.low, space.high])     # to the bit
 
 
 @every_algo
@@ -183,15 +138,6 @@ def test_noise_is_independent_in_every_dimension_and_sample(algo):
     noise = agent.act(obs) - best
     assert (noise.std(0) > 0.05).all() and abs(np.corrcoef(noise.T)[0, 1]) < 0.1
     assert len(noise.unique(dim=0)) == 2000
-
-
-@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
-def test_noise_is_as_large_as_said_and_switched_off_by_0(algo):
-    agent, obs = make_agent(algo, act_noise=0.07), torch.zeros(20000, 3)
-    noise = agent.act(obs) - agent.act(obs, deterministic=True)
-    close(noise.std(0), [0.07, 0.07], rtol=0.03)
-    still = make_agent(algo, act_noise=0.0)
-    assert torch.equal(still.act(obs), still.act(obs, deterministic=True))
 
 
 @every_algo
@@ -208,25 +154,7 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
     assert torch.equal(act, agent.random_act(20000))
 
 
-@every_algo
-def test_predict_takes_one_observation_of_a_plain_environment(algo):
-    agent, env = make_agent(algo, obs_space=gym.make("Pendulum-v1").observation_space,
-                            space=gym.make("Pendulum-v1").action_space), gym.make("Pendulum-v1")
-    obs, _ = env.reset(seed=1)
-    act = agent.predict(obs)
-    assert env.action_space.contains(act) and act.shape == (1,)
-    assert np.array_equal(act, agent.predict(obs))
-    env.step(act)
-
-
 # ---- Gradients
-
-LOSSES = [("critic", "critic_loss"), ("actor", "actor_loss"), ("alpha", "alpha_loss")]
-
-
-def arguments(name, agent, batch):
-    """What the loss of that name takes."""
-    return (agent, torch.linspace(-3, 1, 32)) if name == "alpha_loss" else (agent, batch)
 
 
 @every_algo
@@ -240,21 +168,6 @@ def test_targets_begin_equal_and_are_networks_of_their_own(algo):
         assert {a.data_ptr() for a, _ in pairs}.isdisjoint({b.data_ptr() for _, b in pairs})
         assert not any(b.requires_grad for _, b in pairs)
     assert not hasattr(agent, "actor_targ") or algo is not sac
-
-
-@every_algo
-def test_a_loss_changes_nothing_by_itself(algo):
-    agent, batch = make_agent(algo), make_batch(algo)
-    before, rows_before = copies(agent), copies_of(batch)
-    for _, name in LOSSES:
-        if hasattr(algo, name):
-            getattr(algo, name)(*arguments(name, agent, batch))
-    assert not moved(before, agent) and helpers.same(rows_before, copies_of(batch))
-    assert all(param.grad is None for param in agent.parameters())
-
-
-def copies_of(batch):
-    return {name: column.clone() for name, column in vars(batch).items()}
 
 
 @every_algo
@@ -287,21 +200,6 @@ def test_the_policys_loss_asks_the_critics_and_not_their_targets(algo):
             for param in getattr(agent, f"{name}_targ").parameters():
                 param.data.fill_(torch.nan)
     assert torch.equal(*grads)
-
-
-@every_algo
-def test_gradient_of_a_batch_is_the_mean_over_its_halves(algo):
-    """So that two processes with half of it each take the step of one with the whole."""
-    agent, batch = make_agent(algo), make_batch(algo)
-    noise, grads = torch.randn(2, *batch.act.shape), []
-    for at in (slice(None), slice(16), slice(16, None)):
-        part = algo.Transitions(**{name: x[at] for name, x in vars(batch).items()})
-        with noise_is(*[noise[0][at]] if algo is not ddpg else []):
-            critic = gradient_in(agent.critic, algo.critic_loss, agent, part)[2]
-        with noise_is(*[noise[1][at]] if algo is sac else []):
-            actor = gradient_in(agent.actor, algo.actor_loss, agent, part)[2]
-        grads.append(torch.cat([critic, actor]))
-    close(grads[0], (grads[1] + grads[2]) / 2)
 
 
 @every_algo
@@ -342,40 +240,6 @@ def test_targets_that_stay_and_targets_that_are_copies(algo, tau):
     for name, targ in before.items():
         now = flat(getattr(agent, f"{name}_targ"))
         assert torch.equal(now, flat(getattr(agent, name)) if tau else targ)
-
-
-@every_algo
-def test_an_update_uses_the_settings_learning_rate(algo):
-    """Adam's first step is lr for every weight with a gradient."""
-    for lr in (1e-3, 5e-3):
-        agent, batch = make_agent(algo, lr=lr), make_batch(algo)
-        before = copies(agent)
-        update(algo, agent, offpolicy_optimizers(agent), batch, count=1)
-        for name, param in agent.named_parameters():
-            if "targ" not in name:
-                close((param - before[name]).abs().max(), lr, rtol=1e-2)
-
-
-@every_algo
-def test_a_run_with_tau_1_ends_with_targets_that_are_copies(algo):
-    """So that `train` has every network's target follow that network."""
-    agent = algo.train(quick(algo, tau=1.0))
-    for name in NETS[name_of(algo)]:
-        own, targ = getattr(agent, name).state_dict(), getattr(agent, f"{name}_targ").state_dict()
-        assert all(torch.equal(own[key], targ[key]) for key in own)
-
-
-@every_algo
-def test_the_flat_vector_is_what_acts_and_what_is_saved(algo):
-    agent, obs = make_agent(algo), torch.randn(4, 3)
-    weights = offpolicy_optimizers(agent)["actor"].flat
-    before, saved = agent.act(obs, deterministic=True), copies(agent)
-    weights.add_(0.3)
-    assert not torch.equal(agent.act(obs, deterministic=True), before)
-    checkpoint.load_into(agent, saved, "here")
-    assert torch.equal(agent.act(obs, deterministic=True), before)
-    weights.add_(0.3)                                               # still its view
-    assert not torch.equal(agent.act(obs, deterministic=True), before)
 
 
 @every_algo
@@ -453,136 +317,9 @@ def test_the_warm_up_is_at_most_a_tenth_of_the_budget_unless_given(algo, total, 
     assert algo.num_updates(random_steps + 7, cfg) == 7
 
 
-@every_algo
-def test_a_run_by_default_learns_after_a_tenth_of_its_budget(algo, monkeypatch):
-    calls = train_spied(algo, monkeypatch, start_steps=None)
-    assert len(calls) == 120 - 12 and calls[0][0] == 13
-
-
-@every_algo
-def test_training_explores_and_evaluation_does_not(algo, monkeypatch):
-    """Two states of the generator give two actions to the same observation, or one."""
-    act, seen = algo.Agent.act, {"train": [], "eval": []}
-
-    def twice(agent, *args, **kwargs):
-        first = act(agent, *args, **kwargs)
-        state = torch.get_rng_state()
-        torch.manual_seed(len(seen[phase]))
-        seen[phase].append(torch.equal(first, act(agent, *args, **kwargs)))
-        torch.set_rng_state(state)
-        return first
-
-    def evaluate(*args):
-        nonlocal phase
-        phase = "eval"
-        returns = plain(*args)
-        phase = "train"
-        return returns
-
-    phase, plain = "train", utils.run.evaluate
-    monkeypatch.setattr(algo.Agent, "act", twice)
-    monkeypatch.setattr(utils.run, "evaluate", evaluate)
-    algo.train(quick(algo, num_envs=2, start_steps=40, eval_every=60))
-    assert len(seen["train"]) >= 40 and not any(seen["train"])
-    assert seen["eval"] and all(seen["eval"])
-
-
-@every_algo
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(algo):
-    """Episodes end at the save. Networks, optimizers, the buffer, which has wrapped by then, and
-    the generators go on: all to the bit."""
-    settings = {"env": "tests.envs:Ends-v0", "num_envs": 2, "report_every": 64, "buffer_size": 70}
-    algo.train(quick(algo, run_dir="whole", total_steps=192, **settings))
-    algo.train(quick(algo, run_dir="parts", total_steps=128, **settings))
-    assert len(rows("parts")) == 2
-    algo.train(quick(algo, run_dir="parts", total_steps=192, resume=True, **settings))
-    assert_same_run("parts", "whole")
-    columns = checkpoint.load_resume("parts")[1]["state"]["buffer"]["columns"]
-    assert {len(column) for column in columns.values()} == {70}
-
-
-@every_algo
-def test_same_seed_same_numbers_another_seed_others_and_evaluation_changes_none(algo):
-    runs = {}
-    for name, settings in {"a": {}, "b": {"eval_every": 60}, "c": {"seed": 2}}.items():
-        algo.train(quick(algo, run_dir=name, **settings))
-        runs[name] = rows(name)
-    assert all(row.pop("eval_ret_mean") for row in runs["b"])
-    runs["b"] = [{k: v for k, v in row.items() if "eval" not in k} for row in runs["b"]]
-    assert runs["a"] == runs["b"]
-    assert runs["a"][0]["ep_ret_mean"] != runs["c"][0]["ep_ret_mean"]
-
-
-@every_algo
-def test_what_a_run_reports(algo):
-    algo.train(quick(algo))
-    first, last = rows("run")
-    assert first["step"] == "60" and last["step"] == "120"
-    names = {"critic_loss", "actor_loss", "critic_grad_norm", "actor_grad_norm"}
-    names |= {"q_mean", "q_std"} if algo is ddpg else {"q1_mean", "q2_max"}
-    names |= {"alpha", "alpha_loss", "logp_mean"} if algo is sac else set()
-    assert names <= last.keys() and all(last[name] for name in names)
-
-
-@every_algo
-def test_evaluation_and_a_loaded_run_take_the_best_action(algo):
-    agent = algo.train(cfg := quick(algo))
-    returns, _ = evaluate(agent, cfg, 4, seed=3)
-    torch.manual_seed(99)                                           # there is nothing to draw
-    loaded = play.load_agent("run")
-    assert np.array_equal(evaluate(loaded, cfg, 4, seed=3)[0], returns)
-    assert len(set(returns)) == 4
-    obs = np.float32([0.3])
-    assert loaded.predict(obs) == agent.predict(obs) == agent.env_act(
-        agent.act(obs[None], deterministic=True))[0]
-
-
-@every_algo
-def test_init_from_takes_the_weights_of_all_networks(algo):
-    first = algo.train(quick(algo, run_dir="first"))
-    second = algo.train(quick(algo, run_dir="second", init_from="first", start_steps=1000))
-    assert not moved(copies(first), second)                         # nothing was learned since
-
-
-@every_algo
-def test_init_from_leaves_the_box_to_the_environment(algo):
-    """That of the other run may be another one, for the same networks."""
-    first, second = (algo.train(quick(algo, "tests.envs:Counter-v0", start_steps=1000, **settings))
-                     for settings in ({"run_dir": "first", "env_kwargs": '{"scale": 2}'},
-                                      {"run_dir": "second", "init_from": "first"}))
-    assert torch.equal(first.high, 2 * second.high) and torch.equal(second.high, torch.tensor(HIGH))
-    assert torch.equal(first.low, 2 * second.low)
-    assert moved(copies(first), second) == {"low", "high"}
-    assert torch.equal(play.load_agent("second").low, second.low)
-
-
-# ---- Refusals
-
-@every_algo
-@pytest.mark.parametrize("settings,says", [
-    ({"tau": 1.5}, "--tau is 1.5"), ({"batch_size": 0}, "--batch-size is 0"),
-    ({"lr": 0.0}, "--lr is 0.0"),
-    ({"num_envs": 8, "buffer_size": 4}, "--buffer-size is 4; it takes a whole number, at least 8"),
-    ({"num_envs": 2, "num_procs": 2, "batch_size": 7}, "--batch-size is 7; it takes a multiple"),
-    ({"start_steps": -1}, "--start-steps is -1"), ({"update_every": 0}, "--update-every is 0"),
-])
-def test_settings_out_of_range(algo, settings, says):
-    with pytest.raises(UsageError, match=says):
-        algo.Config(**settings)
-
-
-@every_algo
-@pytest.mark.parametrize("kwargs", [{"act": "discrete"}, {"obs": "image"}])
-def test_other_spaces_are_refused_with_the_algorithms_that_fit(algo, kwargs, elsewhere):
-    with pytest.raises(UsageError) as caught:
-        algo.train(algo.Config(env="tests.envs:Counter-v0", env_kwargs=json.dumps(kwargs)))
-    fits = str(caught.value).rpartition("algorithms for this one: ")[2]
-    assert "ppo" in fits and name_of(algo) not in fits
-    assert list(elsewhere.iterdir()) == []
-
-
 # ---- Learned in seconds
 
+@pytest.mark.slow
 @every_algo
 def test_reach(algo):
     """As far as it goes and not beyond, from any start: nearly what is possible."""
@@ -595,94 +332,3 @@ def test_reach(algo):
     left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
             for t in range(1, 11)]
     assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
-
-
-def test_an_action_is_learned():
-    """The quickest of the probes, by the simplest of the three; the others are slow tests."""
-    assert probe.passed(probe.probe(ddpg, probe.CASES[3], True))
-
-
-@pytest.mark.slow
-@every_algo
-@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
-def test_probe(algo, case):
-    rows = probe.probe(algo, case, True)
-    assert probe.passed(rows), f"look at {case.hint}: {rows}"
-
-
-# ---- Other processes
-
-def learn_ten(algo, ranks=1, rank=0, given=True):
-    """Ten updates on this rank's part of prepared batches -> all parameters, last metrics.
-
-    The noise is prepared as well, so that ranks get their part of it; if not `given`, it is drawn.
-    """
-    agent = make_agent(algo, lr=1e-2, tau=0.1)
-    optimizers = offpolicy_optimizers(agent)
-    torch.manual_seed(0)
-    draws = {ddpg: 0, td3: 1, sac: 2}[algo]
-    for k in range(10):
-        noise = [torch.randn(32, 2).chunk(ranks)[rank] for _ in range(draws)]
-        state = torch.get_rng_state()
-        whole = vars(make_batch(algo, seed=k))
-        torch.set_rng_state(state)
-        batch = algo.Transitions(**{name: x.chunk(ranks)[rank] for name, x in whole.items()})
-        with noise_is(*noise) if given else contextlib.nullcontext():
-            metrics = update(algo, agent, optimizers, batch, count=k)
-    return copies(agent), metrics, optimizers
-
-
-ALGOS = {"ddpg": ddpg, "td3": td3, "sac": sac}
-
-
-def learn_share(folder):
-    results = {name: learn_ten(algo, mpi.size(), mpi.rank())[0] for name, algo in ALGOS.items()}
-    torch.save(results, folder / f"rank{mpi.rank()}.pt")
-
-
-def test_two_ranks_equal_one(tmp_path):
-    """With other data and noise on each rank: halves of the batch that one process has."""
-    two_ranks(__file__, "share", tmp_path)
-    first, second = (torch.load(tmp_path / f"rank{k}.pt") for k in (0, 1))
-    for name, algo in ALGOS.items():
-        one, _, _ = learn_ten(algo)
-        for key, expected in one.items():
-            assert torch.equal(first[name][key], second[name][key])
-            close(first[name][key], expected, rtol=1e-4, atol=1e-5)
-
-
-def learn_compiled(folder):
-    compile_gradient, graphs = mpi.compile_gradient, []
-
-    def noting(loss_fn, params):
-        graphs.append((loss_fn.__name__, compile_gradient(loss_fn, params)))
-        return graphs[-1][1]
-
-    mpi.compile_gradient = noting
-    for name, algo in ALGOS.items():
-        eager = learn_ten(algo, given=False)[:2]
-        mpi.COMPILE = True
-        compiled = learn_ten(algo, given=False)[:2]
-        mpi.COMPILE = False
-        losses = ["critic_loss", "actor_loss", *["alpha_loss"] * (algo is sac)]
-        assert [loss for loss, _ in graphs] == losses
-        assert all(hasattr(graph, "_torchdynamo_orig_callable") for _, graph in graphs)
-        graphs.clear()
-        torch.save((*eager, *compiled), folder / f"{name}.pt")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-def test_compiled_equals_eager(tmp_path, dynamo_env):
-    """Both draw the same random numbers, in the same order."""
-    run([sys.executable, __file__, "compiled", tmp_path], env=dynamo_env)
-    for name in ALGOS:
-        params, metrics, got, compiled = torch.load(tmp_path / f"{name}.pt")
-        for key, expected in params.items():
-            close(got[key], expected, rtol=1e-4, atol=1e-5)
-        for key, expected in metrics.items():
-            close(compiled[key], expected, rtol=1e-3, atol=1e-5)
-
-
-if __name__ == "__main__":
-    {"share": learn_share, "compiled": learn_compiled}[sys.argv[1]](Path(sys.argv[2]))

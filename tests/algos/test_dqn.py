@@ -1,14 +1,6 @@
-"""algos/dqn.py by hand, and what holds for it and for its children dqn_per and dqn_atari alike.
-
-Run as a program, this file is one of the processes that tests at its end start.
-"""
-import dataclasses
+"""algos/dqn.py by hand, and what holds for it and for its children dqn_per and dqn_atari alike."""
 import json
-import shutil
-import sys
-from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -23,36 +15,24 @@ from tests import probe
 from tests.helpers import (
     DQN_SPACES as SPACES,
     VECTOR,
-    Descent,
     Nowhere,
     bare,
     close,
-    copies,
     dqn_agent as make_agent,
     dqn_batch as make_batch,
     dqn_loss as loss_of,
     dqn_quick as quick,
-    film_envs,
-    film_logs,
     flat,
     gradient_in,
-    moved,
     name_of,
-    noted,
     refuses_columns,
     rows,
-    run,
-    two_ranks,
     vec,
 )
-from utils import checkpoint, mpi
+from utils import mpi
 from utils.envs import evaluate
-from utils.mpi import UsageError
-
-CPU = torch.device("cpu")
 
 every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)
-with_vectors = pytest.mark.parametrize("algo", [dqn, dqn_per], ids=name_of)
 every_kind = pytest.mark.parametrize("kind", SPACES)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
@@ -152,13 +132,6 @@ def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, ep
 
 
 @every_algo
-def test_actions_are_drawn_on_the_device_of_the_networks(algo):
-    """"meta" is a device on every machine, and no other one mixes with it."""
-    agent = make_agent(algo).to("meta")
-    assert agent.act(make_batch(algo, size=3).obs).device.type == "meta"
-
-
-@every_algo
 def test_each_environment_draws_for_itself(algo):
     """Of two environments both act at random as often as chance has it, not always together.
 
@@ -185,30 +158,6 @@ def test_the_target_starts_equal_and_is_another_object(algo):
     assert not any(param.requires_grad for param in agent.critic_targ.parameters())
 
 
-@every_algo
-def test_acting_is_the_networks_own_not_its_targets(algo):
-    agent, obs = make_agent(algo), make_batch(algo, size=50).obs
-    before = agent.act(obs, deterministic=True)
-    for param in agent.critic_targ.parameters():
-        param.data.normal_()
-    assert torch.equal(agent.act(obs, deterministic=True), before)
-    close(before, agent.critic(obs).argmax(-1))
-
-
-@every_algo
-@pytest.mark.parametrize("loaded", [False, True])
-def test_an_optimizer_trains_what_acts(algo, loaded):
-    """Its vector of weights is the network's own, after loading too; the target's is another."""
-    agent, obs = make_agent(algo), make_batch(algo, size=50).obs
-    optimizer = mpi.Adam(agent.critic)
-    if loaded:
-        agent.load_state_dict(make_agent(algo, seed=1).state_dict())
-    q, q_targ = agent.critic(obs), agent.critic_targ(obs)
-    optimizer.flat.neg_()
-    assert not torch.allclose(agent.critic(obs), q)
-    assert torch.equal(agent.critic_targ(obs), q_targ)
-
-
 @each_alone
 def test_actions_are_the_best_ones_but_for_eps(algo, kind):
     agent, obs = make_agent(algo, kind), make_batch(algo, kind, size=200).obs
@@ -225,13 +174,10 @@ def test_actions_are_the_best_ones_but_for_eps(algo, kind):
     assert act == best[0] and Discrete(4).contains(act)
 
 
-def test_observations_may_be_of_either_precision():
-    agent, obs = make_agent(dqn), np.random.default_rng(0).normal(size=(5, 3))
-    assert torch.equal(agent.act(obs, True), agent.act(torch.tensor(obs).float(), True))
-
-
 def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
     space = Box(0, 255, (3,), np.uint8)
+    stored = dqn.ReplayBuffer(5, space, torch.device("cpu")).columns["obs"]
+    assert stored.dtype == np.float32
     agent = dqn.Agent(space, Discrete(4), dqn.Config())
     obs = np.array([[200, 3, 70]], np.uint8)
     close(agent.critic(torch.as_tensor(obs)), agent.critic(torch.tensor([[200.0, 3, 70]])))
@@ -245,26 +191,6 @@ def test_channels_may_stand_first_or_last(algo):
     first.load_state_dict(last.state_dict())
     obs = make_batch(algo, kind="image").obs
     close(first.critic(obs.movedim(-1, 1)), last.critic(obs))
-
-
-@pytest.mark.parametrize("space", [Box(-1, 1, (2,)), Discrete(3, start=1),
-                                   gym.spaces.MultiDiscrete([2, 2])])
-@every_algo
-def test_other_actions_are_refused(algo, space):
-    kind = "film" if algo is dqn_atari else "vector"
-    with pytest.raises(UsageError):
-        algo.Agent(SPACES[kind], space, algo.Config())
-
-
-@every_algo
-@pytest.mark.parametrize("settings", [
-    {"eps_end": 1.1}, {"eps_end": -0.1}, {"eps_steps": 0}, {"target_every": 0}, {"gamma": 1.5},
-    {"update_every": 0}, {"lr": 0.0}, {"num_envs": 3, "num_procs": 2},
-    {"buffer_size": 7, "num_envs": 8}, {"start_steps": -1},
-    {"batch_size": 63, "num_procs": 2, "num_envs": 2}])
-def test_settings_out_of_range_are_refused(algo, settings):
-    with pytest.raises(UsageError):
-        algo.Config(**settings)
 
 
 # ---- The loss and its gradient
@@ -282,21 +208,6 @@ def test_the_action_of_the_target_is_the_networks(double, target):
     errors = vec(2 - target, 2 - 1)                             # of the second a death is the end
     close(loss, torch.where(errors.abs() < 1, errors**2 / 2, errors.abs() - 0.5).mean())
     close(grad[-2:], vec(0, errors.clamp(-1, 1).mean()))        # of the biases: action 1 was taken
-
-
-@each_alone
-def test_every_weight_learns_and_the_target_does_not(algo, kind):
-    agent, batch = make_agent(algo, kind), make_batch(algo, kind)
-    loss, metrics = loss_of(algo)(agent, batch)
-    assert metrics["q"].shape == (32,) and metrics["q_loss"].shape == ()
-    loss.backward()
-    for name, param in agent.critic.named_parameters():
-        assert param.grad.abs().sum() > 0, name
-    assert all(param.grad is None for param in agent.critic_targ.parameters())
-    whole = torch.cat([param.grad.flatten() for param in agent.critic.parameters()])
-    halves = [gradient_in(agent.critic, loss_of(algo), agent, part(batch, half))[2]
-              for half in (slice(16), slice(16, 32))]
-    close(whole, (halves[0] + halves[1]) / 2, rtol=1e-4)
 
 
 @each_alone
@@ -327,18 +238,6 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
     close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
     if algo is dqn_per:
         close(metrics["td_error"], torch.stack(errors).detach(), atol=1e-5)
-
-
-@every_algo
-def test_update_moves_the_network_alone(algo):
-    agent, batch = make_agent(algo), make_batch(algo)
-    optimizer, before = mpi.Adam(agent.critic), copies(agent)
-    metrics = algo.update(agent, optimizer, batch, 3e-3)
-    names = moved(before, agent)
-    assert names == {f"critic.{name}" for name in agent.critic.state_dict()}
-    step = max((agent.state_dict()[name] - before[name]).abs().max() for name in names)
-    assert step == pytest.approx(3e-3, rel=0.02)                # Adam's first step is lr long
-    assert metrics["q"].shape == (32,) and metrics["q_loss"].shape == ()
 
 
 @pytest.mark.parametrize("num_steps", [1, 10])
@@ -373,111 +272,7 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
         assert torch.equal(our, their)
 
 
-# ---- The replay buffer
-
-def new_buffer(algo, kind, size):
-    """The buffer of the file, for observations of a kind."""
-    make = algo.PrioritizedBuffer if algo is dqn_per else algo.ReplayBuffer
-    return make(size, SPACES[kind], CPU)
-
-
-def check(buffer, logs):
-    """The buffer holds the last steps of all environments, in their order, whole and unmixed."""
-    steps = [log[t] for t in range(len(logs[0])) for log in logs]
-    first = max(0, len(steps) - buffer.capacity)
-    assert buffer.num_stored == len(steps) - first
-    assert buffer.position == len(steps) % buffer.capacity
-    for k in range(first, len(steps)):
-        row = {name: column[k % buffer.capacity] for name, column in buffer.columns.items()}
-        obs, act, rew, next_obs, terminated, _ = steps[k]
-        assert np.array_equal(row["obs"], obs) and np.array_equal(row["next_obs"], next_obs)
-        assert (row["act"], row["rew"], row["terminated"]) == (act, rew, terminated)
-
-
-@with_vectors
-@every_kind
-@pytest.mark.parametrize("num_envs", [1, 3])
-@pytest.mark.parametrize("size", [100, 20], ids=["part", "wrapped"])
-def test_every_transition_is_as_it_was(algo, kind, num_envs, size):
-    """20 rows are wrapped, in the midst of a step; looked at after every step of 30."""
-    buffer = new_buffer(algo, kind, size)
-    agent, envs, plain, obs = film_envs(algo, num_envs, kind)
-    for t in range(30):
-        obs = algo.interact(agent, envs, buffer, obs, agent.act(obs))
-        check(buffer, [env.log for env in plain])
-    assert {(step[4]) for env in plain for step in env.log} == {0, 1}
-
-
-@with_vectors
-@every_kind
-def test_what_is_stored_is_of_the_type_of_the_data(algo, kind):
-    """Images as the bytes that they are, actions as whole numbers, all else as float32."""
-    buffer = new_buffer(algo, kind, 20)
-    film_logs(algo, buffer, 5, 2, kind)
-    of_obs = "float32" if kind == "vector" else "uint8"
-    assert {name: str(column.dtype) for name, column in buffer.columns.items()} == {
-        "obs": of_obs, "act": "int64", "rew": "float32", "next_obs": of_obs,
-        "terminated": "float32"}
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
-def test_vectors_are_stored_as_floats(dtype):
-    assert dqn.ReplayBuffer(5, Box(0, 9, (3,), dtype), CPU).columns["obs"].dtype == np.float32
-
-
-@every_kind
-def test_memory_is_told_and_what_cannot_fit_is_refused(kind, capsys):
-    """Two observations, an action of 8 bytes, two numbers of 4; images take a byte per pixel."""
-    need = 2 * {"vector": 12, "film": 4 * 36 * 40, "image": 36 * 40 * 3}[kind] + 8 + 8
-    buffer = new_buffer(dqn, kind, 1000)
-    assert sum(column.nbytes for column in buffer.columns.values()) == 1000 * need
-    assert capsys.readouterr().out == (
-        f"replay buffer: 1,000 transitions, {need / 1e6:.2f} GB when full\n")
-    said = f"--buffer-size is {10**12}, which takes {need * 1e3:.2f} GB"
-    with pytest.raises(UsageError, match=said):
-        new_buffer(dqn, kind, 10**12)
-
-
-@with_vectors
-@pytest.mark.parametrize("steps", [4, 30], ids=["part", "wrapped"])
-@pytest.mark.parametrize("kind", ["vector", "film"])
-def test_it_goes_on_after_a_resume(algo, kind, steps, tmp_path):
-    buffer = new_buffer(algo, kind, 20)
-    before = film_logs(algo, buffer, steps, 3, kind)
-    checkpoint.save_file(tmp_path / "a.pt", buffer.state_dict())
-    other = new_buffer(algo, kind, 20)
-    other.load_state_dict(checkpoint.load_file(tmp_path / "a.pt"))
-    check(other, before)
-    after = film_logs(algo, other, 7, 3, kind)
-    check(other, [one + two for one, two in zip(before, after)])
-
-
-@with_vectors
-def test_an_empty_buffer_can_be_saved_and_loaded(algo, tmp_path):
-    """As the first checkpoint of a run has it."""
-    buffer = new_buffer(algo, "vector", 20)
-    checkpoint.save_file(tmp_path / "a.pt", buffer.state_dict())
-    buffer.load_state_dict(checkpoint.load_file(tmp_path / "a.pt"))
-    check(buffer, film_logs(algo, buffer, 3, 2, "vector"))
-
-
 # ---- The loop
-
-@every_algo
-def test_a_run_learns_from_whole_images_of_one_step(algo, monkeypatch):
-    """Colours are no frames of a stack: those of tests/envs.py tell environment, episode, time."""
-    seen, plain = [], algo.update
-
-    def note(agent, optimizer, batch, *rest):
-        seen.append((batch.obs[:, 7, 9].float(), batch.next_obs[:, 7, 9].float()))
-        return plain(agent, optimizer, batch, *rest)
-
-    monkeypatch.setattr(algo, "update", note)
-    algo.train(quick(algo, env="tests.envs:Counter-v0", num_envs=2, total_steps=60,
-                     env_kwargs='{"obs": "image", "act": "discrete"}'))
-    obs, next_obs = map(torch.cat, zip(*seen))
-    assert len(obs) > 20 and obs[:, 1].unique().numel() > 2
-    close(next_obs - obs, torch.tensor([0.0, 0.0, 1.0]).expand_as(obs))
 
 
 def noted_run(algo, monkeypatch, cfg):
@@ -593,39 +388,10 @@ def test_eps_and_lr_follow_the_steps(algo):
             assert float(row["beta"]) == pytest.approx(betas[step - 4])
 
 
-@every_algo
-def test_lr_can_stay_as_it_is(algo):
-    _, rates, _ = schedules(algo, dataclasses.replace(schedule_config(algo), anneal_lr=False))
-    assert set(rates.values()) == {0.1}
-
-
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
-    """Episodes of 10 steps end where it stops, since environments begin anew."""
-    same = {"env": "tests.envs:Constant-v0", "env_kwargs": '{"length": 10}', "num_envs": 2,
-            "anneal_lr": False, "eps_steps": 100}
-    whole = dqn.train(quick(dqn, **same, run_dir="whole"))
-    dqn.train(quick(dqn, **same, total_steps=60))
-    parts = dqn.train(quick(dqn, **same, resume=True))
-    assert not moved(copies(whole), parts)
-    one, two = (torch.load(f"{run}/resume-120/rank0.pt")["state"] for run in ("whole", "run"))
-    assert one["buffer"]["position"] == two["buffer"]["position"] == 120
-    for name, column in one["buffer"]["columns"].items():
-        assert torch.equal(column, two["buffer"]["columns"][name])
-    for name, part in one["optimizer"].items():
-        assert torch.equal(part, two["optimizer"][name])
-
-
 # ---- What is learned
 
 FOREVER = 1 / (1 - 0.8)                                         # 1 + 0.8 + 0.8^2 + ...
 PROBE = probe.DQN | {"gamma": 0.5, "batch_size": 64}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
-def test_probe(case):
-    rows = probe.probe(dqn, case, False)
-    assert probe.passed(rows), f"look at {case.hint}: {rows}"
 
 
 @pytest.mark.parametrize("env_kwargs,q", [
@@ -639,72 +405,9 @@ def test_a_time_limit_is_not_an_end(env_kwargs, q):
     close(agent.critic(torch.zeros(1, 1)), torch.full((1, 2), q), atol=0.05, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algo", [dqn, dqn_atari], ids=name_of)
 def test_images_are_learned(algo):
     cfg = quick(algo, **PROBE | {"env": "tests.envs:Bright-v0", "env_kwargs": "{}", "lr": 1e-3,
                                  "batch_size": 32, "total_steps": 600, "eps_steps": 300})
     assert evaluate(algo.train(cfg), cfg, 30, seed=1)[0].mean() >= 0.95
-
-
-# ---- Other processes
-
-ALGOS = {"dqn": dqn, "dqn_per": dqn_per, "dqn_atari": dqn_atari}
-
-
-def learn_ten(algo):
-    """Ten updates on this rank's part of prepared batches -> all parameters, losses.
-
-    Of convolutions by plain gradients: Adam makes large steps of what is noise in small ones.
-    """
-    agent = make_agent(algo)
-    optimizer = (Descent if algo is dqn_atari else mpi.Adam)(agent.critic)
-    losses = []
-    for k in range(10):
-        batch = make_batch(algo, seed=k)
-        share = part(batch, torch.arange(32).chunk(mpi.size())[mpi.rank()])
-        losses.append(algo.update(agent, optimizer, share, 1e-2)["q_loss"])
-    return copies(agent), torch.stack(losses)
-
-
-def learn_share(folder):
-    results = {name: (learn_ten(algo)[0], schedules(algo, schedule_config(algo, f"{name}2")))
-               for name, algo in ALGOS.items()}
-    torch.save(results, folder / f"rank{mpi.rank()}.pt")
-
-
-def test_two_ranks_equal_one(tmp_path):
-    """The same weights from halves of each batch; eps, lr and beta by the steps of both."""
-    two_ranks(__file__, "share", tmp_path)
-    first, second = (torch.load(tmp_path / f"rank{k}.pt", weights_only=False) for k in (0, 1))
-    for name, algo in ALGOS.items():
-        for key, expected in learn_ten(algo)[0].items():
-            assert torch.equal(first[name][0][key], second[name][0][key])
-            close(first[name][0][key], expected, rtol=1e-4, atol=1e-5)
-        alone = schedules(algo, schedule_config(algo, name))
-        assert alone == first[name][1] == second[name][1]
-
-
-def learn_compiled(folder):
-    compiled, failures = [], []
-    mpi.compile_gradient, mpi.say = noted(compiled, mpi.compile_gradient), failures.append
-    for name, algo in ALGOS.items():
-        eager = learn_ten(algo)
-        mpi.COMPILE = True
-        torch.save((*eager, *learn_ten(algo)), folder / f"{name}.pt")
-        mpi.COMPILE = False
-    assert len(compiled) == len(ALGOS) and not failures
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-def test_compiled_equals_eager(tmp_path, dynamo_env):
-    run([sys.executable, __file__, "compiled", tmp_path], env=dynamo_env)
-    for name in ALGOS:
-        params, losses, got, compiled = torch.load(tmp_path / f"{name}.pt")
-        for key, expected in params.items():
-            close(got[key], expected, rtol=1e-3, atol=1e-4)
-        close(compiled, losses, rtol=1e-3, atol=1e-5)
-
-
-if __name__ == "__main__":
-    {"share": learn_share, "compiled": learn_compiled}[sys.argv[1]](Path(sys.argv[2]))

@@ -13,19 +13,10 @@ from utils.mpi import UsageError
 QUICK = {"device": "cpu", "run_dir": "run"}
 
 
-# ---- The five probes
-
-@pytest.mark.slow
-@pytest.mark.parametrize("box", [False, True], ids=["discrete", "box"])
-@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
-def test_probe(case, box):
-    rows = probe.probe(ppo, case, box)
-    assert probe.passed(rows), f"look at {case.hint}: {rows}"
-
 
 def test_the_tool_names_what_is_broken(monkeypatch, capsys):
     monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
-    command = ["--algo", "ppo", "--set", "total_steps=4096"]
+    command = ["--algo", "ppo", "--set", "total_steps=1536", "num_envs=4"]
     assert probe.main(command) == 0
     assert "FAILED" not in capsys.readouterr().out
     loss = ppo.value_loss
@@ -114,6 +105,7 @@ def test_cartpole():
     assert evaluate(agent, cfg, 10, seed=1)[0].mean() >= 475
 
 
+@pytest.mark.slow
 def test_reach():
     """Continuous actions, as far as it goes and not beyond: nearly what is possible."""
     cfg = ppo.Config(env="tests.envs:Reach-v0", total_steps=16384, num_envs=16, rollout_steps=512,
@@ -130,6 +122,7 @@ LAKE = {"env": "FrozenLake-v1", "env_kwargs": '{"is_slippery": false}', "gamma":
         "lr": 3e-3, "hidden": (32,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module,settings", [
     (ppo, {"total_steps": 16384, "num_envs": 16, "rollout_steps": 512, "minibatch_size": 128,
            "epochs": 4}),
@@ -143,6 +136,7 @@ def test_discrete_observations(module, settings):
     assert returns.tolist() == [1, 1] and lengths.tolist() == [6, 6]
 
 
+@pytest.mark.slow
 def test_images():
     """Height and width differ, colours come last, the values are those of uint8."""
     cfg = ppo.Config(env="tests.envs:Bright-v0", total_steps=4096, num_envs=16, rollout_steps=256,

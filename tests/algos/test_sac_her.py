@@ -14,7 +14,6 @@ from scipy import stats
 from algos import sac, sac_her
 from tests.envs import GoalCounter
 from tests.helpers import (
-    assert_same_run,
     bare,
     close,
     offpolicy_optimizers,
@@ -25,7 +24,6 @@ from tests.helpers import (
     script,
     vec,
 )
-from utils import checkpoint, play
 from utils.envs import evaluate, goal_env, make_envs
 from utils.mpi import UsageError
 
@@ -128,17 +126,6 @@ def test_the_policy_heeds_both_and_not_what_is_achieved():
 
 # ---- The buffer
 
-@counters
-@sizes
-def test_every_row_counts_its_later_steps(num_envs, size):
-    """After every step, whatever ends and whatever is overwritten."""
-    for steps, buffer in enumerate(collecting(num_envs, 30, size), 1):
-        lengths = episodes(num_envs, steps)
-        rows = buffer.columns["obs"][:buffer.num_stored, buffer.parts["observation"]].tolist()
-        later = {tuple(row): int(n) for row, n in zip(rows, buffer.columns["later"])}
-        assert later == {(number, episode, time): lengths[number, episode] - time - 1
-                         for number, episode, time in stored(num_envs, steps, size)}
-
 
 @counters
 @sizes
@@ -176,51 +163,10 @@ def test_relabelled_rows_are_those_of_brute_force(num_envs, size):
     assert size == 1 or {0, 1} == set(batch.terminated[:n].tolist())
 
 
-@counters
-@pytest.mark.parametrize("her_k,relabelled", [(0, 0), (1, 100), (4, 160), (9, 180)])
-def test_the_share_is_k_to_one_and_the_others_are_as_they_were(num_envs, her_k, relabelled):
-    buffer = collected(num_envs, 30, 20, her_k)
-    batch = buffer.sample(200)
-    assert isinstance(batch, sac_her.Transitions)
-    told = batch.obs[:, 3] > 0                                      # those of GoalCounter.goal
-    assert told.tolist() == [False] * relabelled + [True] * (200 - relabelled)
-    happened = {tuple(row[0]): row for number in range(num_envs)
-                for row in script(number, 30)[0]}
-    for k in range(relabelled, 200):
-        obs, goal = batch.obs[k].split(3)
-        _, rew, next_obs, terminated, _ = happened[tuple(obs.int().tolist())]
-        assert goal.tolist() == list(GoalCounter.goal(*obs[:2].tolist()))
-        assert batch.next_obs[k].tolist() == [*next_obs, *goal.tolist()]
-        assert (batch.rew[k], batch.terminated[k]) == (rew, terminated)
-
-
-def test_what_is_stored_is_not_relabelled():
-    buffer = collected(2, 30, 20)
-    before = {name: column.copy() for name, column in buffer.columns.items()}
-    buffer.sample(200)
-    assert all(np.array_equal(before[name], column) for name, column in buffer.columns.items())
-
-
 def test_rows_of_an_environment_stay_apart_at_the_end_of_the_ring():
     """20 rows do not divide by 3; two stay unused."""
     buffer = empty(20, 3)
     assert buffer.capacity == len(buffer.columns["later"]) == 18
-
-
-@pytest.mark.parametrize("size", [100, 5], ids=["part", "wrapped"])
-def test_a_resumed_buffer_ends_the_episodes_that_were_running(size):
-    """New environments go on from new episodes, which are no future of what was stored before."""
-    before = collected(3, 11, size)
-    later = before.columns["later"][:before.num_stored].copy()
-    torch.save(before.state_dict(), "buffer.pt")
-    other = empty(3 * size, 3)
-    other.load_state_dict(torch.load("buffer.pt", weights_only=True))
-    collected(3, 2, size, buffer=other)
-    rows = (before.position + torch.arange(6)) % before.capacity     # two steps of new episodes
-    # Environment 2 begins with an episode of one step.
-    assert other.columns["later"][rows].tolist() == [1, 1, 0, 0, 0, 0]
-    kept = [row for row in range(before.num_stored) if row not in rows]
-    assert later.max() > 0 and other.columns["later"][kept].tolist() == later[kept].tolist()
 
 
 # ---- Runs
@@ -252,31 +198,12 @@ def test_losses_and_updates_are_sacs():
     assert same(*agents) and same(metrics[:3], metrics[3:])
 
 
-def test_a_resumed_run_is_the_run_that_was_not_interrupted():
-    """Episodes end at the save; the buffer has wrapped by then."""
-    settings = {"env": ENDS, "num_envs": 2, "report_every": 64, "buffer_size": 70}
-    sac_her.train(quick(sac_her, run_dir="whole", total_steps=192, **settings))
-    sac_her.train(quick(sac_her, run_dir="parts", total_steps=128, **settings))
-    sac_her.train(quick(sac_her, run_dir="parts", total_steps=192, resume=True, **settings))
-    assert_same_run("parts", "whole")
-    columns = checkpoint.load_resume("parts")[1]["state"]["buffer"]["columns"]
-    assert columns["later"].dtype == torch.int64 and len(columns["later"]) == 70
-
-
 def test_success_is_reported_per_episode_and_as_a_mean():
     """Of GoalCounter's first six episodes of 3 steps, every other one succeeds."""
     sac_her.train(quick(sac_her, COUNTER, total_steps=18, report_every=9, start_steps=100))
     told = [float(row["success"]) for row in rows("run", "episodes.csv")]
     assert told == [1, 0, 1, 0, 1, 0]
     assert [float(row["success"]) for row in rows("run")] == pytest.approx([2 / 3, 1 / 3])
-
-
-def test_a_loaded_run_plays_as_the_agent_did():
-    agent = sac_her.train(cfg := quick(sac_her, ENDS))
-    loaded = play.load_agent("run")
-    assert same(dict(loaded.state_dict()), dict(agent.state_dict()))
-    returns = [evaluate(each, cfg, 4, seed=3)[0].tolist() for each in (loaded, agent)]
-    assert returns[0] == returns[1]
 
 
 @pytest.mark.parametrize("env,kwargs,says", [
@@ -294,6 +221,7 @@ def test_environments_without_goals_are_refused(env, kwargs, says, elsewhere):
 
 # ---- Learned in seconds
 
+@pytest.mark.slow
 def test_hindsight_learns_what_sac_does_not_see():
     success = []
     for her_k in (4, 0):

@@ -60,14 +60,6 @@ def test_noise_on_the_targets_action_by_hand():
     close(noisy(act, eps, 0.0, 0.5), act)
 
 
-@pytest.mark.parametrize("sigma,bound", [(0.2, 0.5), (1.0, 1.5), (3.0, 0.1)])
-def test_noise_on_the_targets_action_is_that_of_numpy(sigma, bound):
-    """Within the clip and beyond it, within the box and beyond it on either side."""
-    act, eps = 2 * torch.rand(500, 2) - 1, 2 * torch.randn(500, 2)
-    noise = np.clip(sigma * eps.numpy(), -bound, bound)
-    close(noisy(act, eps, sigma, bound), np.clip(act.numpy() + noise, -1, 1))
-
-
 def test_the_targets_noise_is_independent_in_every_dimension_and_sample():
     """Of the actions alone: around 0, with a wide clip, it is normal with deviation sigma."""
     noise = td3.add_clipped_noise(torch.zeros(5000, 2), 0.1, 0.9)

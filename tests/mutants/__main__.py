@@ -99,11 +99,11 @@ def start_tests(module, tree):
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
-        files = [test_file(name, tree) for name in TESTS[module].split()]
+        files = [test_file(name, tree) for name in TESTS[module]]
         status = sys.modules["pytest"].main(
-            ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-m", "", "-x", "-q", "-rfE",
-             "--tb=no", "--assert=plain", "--basetemp=scratch", "--timeout=300",
-             "-p", "no:cacheprovider", "tests/mutants/smoke.py", *files])
+            ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
+             "-m", "not slow and not notebooks", "--assert=plain", "--basetemp=scratch",
+             "--timeout=300", "-p", "no:cacheprovider", "tests/mutants/smoke.py", *files])
         sys.stdout.flush()
         os._exit(status)
     finally:

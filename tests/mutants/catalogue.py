@@ -20,32 +20,33 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.registry import ALGOS
+
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
-# For each module, the test files that may catch its bugs, the quickest to catch one first.
-# ppo_math stands for test_ppo_math.py in any folder of tests/. Style tests are not listed: they see
-# that two files differ, not that a result is wrong.
-TESTS = {
-    "ppo": "ppo_math ppo_update collect onpolicy run learn bad_input",
-    "ppo_popart": "ppo_popart onpolicy",
-    "ppo_lstm": "ppo_lstm onpolicy",
-    "gail": "gail demos onpolicy",
-    "bc": "bc demos",
-    "a2c": "a2c onpolicy",
-    "acer": "acer",
-    "acktr": "acktr onpolicy",
-    "vpg": "vpg onpolicy",
-    "trpo": "trpo onpolicy",
-    "ddpg": "ddpg replay",
-    "td3": "td3 ddpg replay",
-    "sac": "sac ddpg replay",
-    "sac_her": "sac_her replay",
-    "dqn": "dqn replay",
-    "dqn_atari": "dqn_atari dqn replay",
-    "dqn_per": "dqn_per dqn replay",
-    "mpi": "mpi saving onpolicy a2c ddpg run",
-}
+# Test files that may catch bugs of a module, besides those that `tests_of` finds.
+MORE = {"ppo": "collect run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
+
+
+def tests_of(module):
+    """Return the test files that may catch a module's bugs, the quickest to catch one first.
+
+    They are its own, its ancestors', those that its family shares, and the contract suite. House
+    rules are not among them: they see that two files differ, not that a result is wrong.
+    """
+    if module == "mpi":
+        return "mpi saving onpolicy a2c ddpg contract run".split()
+    found, ancestor = [], module
+    while ancestor:
+        found.append(ancestor)
+        ancestor = ALGOS[ancestor].parent
+    shared = {"vpg": "onpolicy", "ddpg": "buffers", "dqn": "buffers"}.get(found[-1], "")
+    return list(dict.fromkeys([*found[:2], *shared.split(), "contract",
+                               *MORE.get(module, "").split(), *found[2:]]))
+
+
+TESTS = {module: tests_of(module) for module in (*ALGOS, "mpi")}
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def pytest_addoption(parser):
 def pytest_collection_modifyitems(config, items):
     of = config.getoption("--of")
     if of in ALGOS:
-        items[:] = [item for item in items if of in (named(item) or {of})]
+        items[:] = [item for item in items if of in (named(item) or own(item) or {of})]
     items[:] = [item for item in items if not any(word in item.name for word in LEFT_OUT)]
     items.sort(key=lambda item: any(word in item.name for word in SLOW))
 
@@ -51,6 +51,11 @@ def named(item):
     values = getattr(item, "callspec", None) and item.callspec.params.values() or ()
     names = [v.__name__.rpartition(".")[2] if isinstance(v, ModuleType) else v for v in values]
     return {name for name in names if isinstance(name, str) and name in ALGOS}
+
+
+def own(item):
+    """Return the algorithm whose file of tests this is, if it is one's."""
+    return {item.path.stem.removeprefix("test_")} & ALGOS
 
 
 # ---- The test

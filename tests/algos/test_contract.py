@@ -1,0 +1,718 @@
+"""What every file of algos/ keeps, whatever it learns by. The rows of tests/registry.py say which.
+
+Expectations come from the scripts of tests/envs.py, from NumPy, or from a second run of the same
+code in which one thing differs. Run as a program, this file is one of two processes that learn
+together.
+"""
+import contextlib
+import copy
+import dataclasses
+import inspect
+import itertools
+import math
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from hypothesis import HealthCheck, given, settings as how, strategies as st
+
+import utils.run
+from tests import helpers, probe
+from tests.envs import HIGH, LOW, Counter
+from tests.helpers import assert_same_run, close, refused, rows, run, same, script, two_ranks
+from tests.house.tree import tracked
+from tests.registry import ALGOS, ENDS, config, module
+from utils import mpi
+from utils.envs import evaluate, forget, make_envs
+from utils.mpi import UsageError
+from utils.play import Play, load_agent, main as play
+from utils.run import Run, RunConfig
+
+every_algo = pytest.mark.parametrize("name", ALGOS)
+every_kind = pytest.mark.parametrize(
+    "name,kind", [(name, kind) for name, row in ALGOS.items() for kind in row.takes.split()])
+SHARED = {each.name for each in dataclasses.fields(RunConfig)} | {"total_steps"}
+DRAWS = "rand", "randn", "randn_like", "randint", "randperm"
+
+
+def test_every_file_has_a_row_that_names_its_parent():
+    """Which is the file that its docstring compares it with, so drift from it is seen."""
+    assert set(ALGOS) == {path.stem for path in tracked("algos/*.py")} - {"__init__"}
+    for name, row in ALGOS.items():
+        doc = module(name).__doc__
+        assert not row.parent or f"diff algos/{row.parent}.py algos/{name}.py" in doc, name
+
+
+# ---- A run, watched
+
+@dataclass
+class Phase:
+    """A call of a function that learns."""
+
+    function: str
+    args: dict                                                  # copies of its data, by name
+    own: dict                                                   # what it got -> what is registered
+    before: dict                                                # name of an object -> state dict
+    after: dict
+    rng: torch.Tensor
+    metrics: dict
+    steps: int                                                  # of each environment, before it
+    batches: list                                               # (loss, its first tensor) of each
+
+
+@dataclass
+class Watched:
+    cfg: object
+    agent: torch.nn.Module
+    state: dict                                                 # what the run registered
+    phases: list
+    draws: list                                                 # (function, shape, numbers)
+    acts: list                                                  # of each environment
+    episodes: list
+    rows: list
+
+    @property
+    def updates(self):
+        return [phase for phase in self.phases if phase.function == "update"]
+
+
+def watch(name, cfg):
+    """Train. Return all that was learned from, and what it did."""
+    algo, state, phases, draws, batches = module(name), {}, [], [], []
+    register, names = Run.register, ALGOS[name].learns
+
+    def registering(run, agent, **rest):
+        state.update(agent=agent, **rest)
+        register(run, agent, **rest)
+
+    def learning(function):
+        def learn(*args):
+            given = inspect.signature(function).bind(*args).arguments
+            own = {key: name for key, x in given.items() for name, y in state.items() if x is y}
+            data = {key: copy.deepcopy(x) for key, x in given.items() if key not in own}
+            before, rng = snapshot(state), torch.get_rng_state()
+            batches.clear()
+            result = function(*args)
+            metrics = result[1] if isinstance(result, tuple) else result
+            steps = len(Counter.made[0].acts) if Counter.made else 0
+            phases.append(Phase(function.__name__, data, own, before, snapshot(state), rng, metrics,
+                                steps, list(batches)))
+            return result
+        return learn
+
+    def losing(loss_name, loss):
+        def call(agent, batch, *rest):
+            if torch.is_grad_enabled():
+                first = batch if isinstance(batch, torch.Tensor) else [*vars(batch).values()][0]
+                batches.append((loss_name, first.detach().clone()))
+            return loss(agent, batch, *rest)
+        return call
+
+    def drawing(function):
+        def draw(*args, **kwargs):
+            draws.append((function.__name__, function(*args, **kwargs)))
+            return draws[-1][1]
+        return draw
+
+    Counter.made.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "register", registering)
+        for each in names:
+            patch.setattr(algo, each, learning(getattr(algo, each)))
+        for each in [each for each in vars(algo) if each.endswith("_loss")]:
+            if next(iter(inspect.signature(getattr(algo, each)).parameters), "") == "agent":
+                patch.setattr(algo, each, losing(each, getattr(algo, each)))
+        for each in DRAWS:
+            patch.setattr(torch, each, drawing(getattr(torch, each)))
+        agent = algo.train(cfg)
+    acts = [np.array(env.acts) for env in Counter.made[:getattr(cfg, "num_envs", 0)]]
+    return Watched(cfg, agent, state, phases, draws, acts, rows(cfg.run_dir, "episodes.csv"),
+                   rows(cfg.run_dir))
+
+
+def snapshot(state):
+    return {key: copy.deepcopy(x.state_dict()) for key, x in state.items()
+            if not hasattr(x, "sample")}                        # buffers are compared elsewhere
+
+
+WATCHED = {}
+
+
+@pytest.fixture
+def watched(name, kind, tmp_path_factory):
+    """A tiny run on Counter, watched. Several tests look at the same one."""
+    if (name, kind) not in WATCHED:
+        run_dir = tmp_path_factory.mktemp(f"{name}-{kind}") / "run"
+        WATCHED[name, kind] = watch(name, config(name, kind=kind, run_dir=str(run_dir)))
+    return WATCHED[name, kind]
+
+
+class Built(Exception):
+    """All that a run registers has been made."""
+
+
+def build(name, cfg):
+    """Return {name: object} of what a run registers, as its `train` makes it."""
+    state, register = {}, Run.register
+
+    def registering(run, agent, **rest):
+        register(run, agent, **rest)
+        state.update(agent=agent, **rest)
+        raise Built
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Run, "register", registering)
+        with pytest.raises(Built):
+            module(name).train(cfg)
+    return state
+
+
+def repeat(name, phase, state, **changes):
+    """Make a phase's call again with these objects. Return what they hold after it."""
+    args = phase.args | {key: state[own] for key, own in phase.own.items()} | changes
+    torch.set_rng_state(phase.rng)
+    result = getattr(module(name), phase.function)(**args)
+    rollout = result[0] if isinstance(result, tuple) else args.get("rollout")
+    return snapshot(state), rollout
+
+
+# ---- What is learned from
+
+def identity(obs):
+    """(environment, episode, time) of Counter's observations [B, ...], which begin with them."""
+    obs = obs[..., 20, 20, :] if obs.ndim > 2 else obs[:, :3]
+    return [tuple(map(int, row)) for row in obs.tolist()]
+
+
+@every_kind
+def test_every_row_that_is_learned_from_is_as_scripted(name, kind, watched):
+    """True successors, ends, rewards, and the action that the environment got."""
+    if not watched.acts:
+        return                                                  # it learns from a file
+    steps = len(watched.acts[0])
+    happened = {}
+    for number in range(3):
+        for at, (obs, rew, next_obs, terminated, done) in enumerate(script(number, steps)[0]):
+            happened[obs] = rew, next_obs, terminated, done, watched.acts[number][at]
+    learned, ends = set(), set()
+    for phase in watched.updates:
+        data = next(x for x in phase.args.values() if hasattr(x, "rew"))
+        flat = {key: x.flatten(0, data.rew.ndim - 1) for key, x in vars(data).items()
+                if key in "obs act rew next_obs terminated done".split()}
+        keys, after = identity(flat["obs"]), identity(flat["next_obs"])
+        act = watched.agent.env_act(flat["act"])
+        for i, key in enumerate(keys):
+            rew, next_obs, terminated, done, sent = happened[key]
+            assert after[i] == next_obs and flat["terminated"][i] == terminated
+            assert name == "gail" or flat["rew"][i] == rew      # its rewards are its own
+            assert "done" not in flat or flat["done"][i] == done
+            np.testing.assert_allclose(act[i], sent, atol=1e-5)
+            ends.add((terminated, done))
+        learned.update(keys)
+    assert ends >= {(0, 0), (0, 1), (1, 1)}
+    on_policy = any(hasattr(x, "done") for x in watched.phases[0].args.values())
+    assert not on_policy or learned == set(happened)            # each, up to the last one
+
+
+@every_kind
+def test_every_episode_is_reported_once_at_its_step(name, kind, watched):
+    got = [tuple(float(row[key]) for key in ("step", "env", "ep_ret", "ep_len"))
+           for row in watched.episodes]
+    expected = [(3.0 * (t + 1), *rest) for number, acts in enumerate(watched.acts)
+                for t, *rest in script(number, len(acts))[1]]
+    assert sorted(got) == sorted(expected)
+    assert [float(row["step"]) for row in watched.rows] == [24, 48, 72]
+
+
+@every_kind
+def test_statistics_before_an_update_are_those_of_all_rollouts_before_it(name, kind, watched):
+    """By the script: each row once, replayed ones not again, and none of what is learned from."""
+    for phase in watched.updates:
+        if "rollout" not in phase.args:
+            return                                              # it has no statistics of rollouts
+        steps = phase.steps - phase.args["rollout"].rew.shape[0]
+        scripts = [script(number, steps)[0] for number in range(3)]
+        seen = {"obs_stats": [row[0] for each in scripts for row in each if kind != "image"]}
+        if name != "gail":                                      # its rewards are its own
+            gamma, sums = watched.cfg.gamma, seen.setdefault("reward_sum_stats", [])
+            for each in scripts:
+                running = 0.0
+                for _, rew, _, _, done in each:
+                    sums.append(running := rew + gamma * running)
+                    running *= 1 - done
+        agent = phase.before["agent"]
+        for part, values in seen.items():
+            if f"{part}.count" not in agent:
+                continue
+            count, mean, var = (agent[f"{part}.{key}"] for key in ("count", "mean", "var"))
+            assert count == len(values)
+            if len(values):
+                np.testing.assert_allclose(mean, np.mean(values, 0), rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(var, np.var(values, 0), rtol=1e-4, atol=1e-5)
+
+
+# ---- What moves
+
+@every_kind
+def test_every_update_moves_every_parameter_that_learns(name, kind, watched):
+    """In its optimizer's own storage; targets follow by the end; metrics are finite constants."""
+    learner = watched.state.get("learner", watched.agent)
+    key = next(key for key, x in watched.state.items() if x is learner)
+    learns = {name for name, param in learner.named_parameters() if param.requires_grad}
+    states = [phase.before[key] for phase in watched.phases
+              if phase.function == ALGOS[name].learns[0]] + [watched.phases[-1].after[key]]
+    assert learns and len(states) > 3
+    for before, after in itertools.pairwise(states):
+        still = {each for each in learns if torch.equal(before[each], after[each])}
+        assert not still, f"did not move: {still}"
+    follows = {name for name, param in learner.named_parameters() if not param.requires_grad}
+    assert not {each for each in follows if torch.equal(states[0][each], states[-1][each])}
+    owned = []
+    for optimizer in (x for x in watched.state.values() if isinstance(x, mpi.Optimizer)):
+        for param in optimizer.params:
+            for view, whole in ((param, optimizer.flat), (param.grad, optimizer.grad)):
+                assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+            owned.append(id(param))
+    names = {id(param): each for each, param in learner.named_parameters()}
+    assert len(owned) == len(set(owned)) and {names[each] for each in owned} <= learns
+    for phase in watched.phases:
+        for metric, x in phase.metrics.items():
+            x = torch.as_tensor(x)
+            assert x.isfinite().all() and not x.requires_grad, metric
+
+
+@every_kind
+def test_no_draw_of_random_numbers_and_no_minibatch_comes_twice(name, kind, watched):
+    draws = [(function, x.shape, x.numpy().tobytes()) for function, x in watched.draws
+             if x.numel() > 7]
+    assert len(draws) == len(set(draws))
+    for phase in watched.phases if not hasattr(watched.cfg, "minibatch_envs") else ():
+        seen = [(loss, x.numpy().tobytes()) for loss, x in phase.batches]
+        assert len(seen) == len(set(seen)), phase.function
+
+
+@every_kind
+def test_the_learning_rate_falls_to_zero_with_the_steps(name, kind, watched):
+    cfg = watched.cfg
+    if not hasattr(cfg, "anneal_lr"):
+        return
+    for phase in watched.updates:
+        if "lr" in phase.args:                                  # trpo's is that of its critic alone
+            taken = 3 * phase.steps
+            left = 1 - (taken - cfg.rollout_steps if "rollout" in phase.args else taken - 3) / 72
+            assert phase.args["lr"] == pytest.approx(cfg.lr * left)
+
+
+# ---- What is loaded goes on
+
+@every_kind
+def test_fresh_objects_with_a_loaded_state_take_the_same_step_to_the_bit(name, kind, watched):
+    """One more update on the same data, with the same random numbers."""
+    fresh = build(name, config(name, kind=kind))
+    last = {phase.function: phase for phase in watched.phases}
+    for phase in last.values():
+        torch.save(phase.before, "state.pt")
+        for key, saved in torch.load("state.pt", weights_only=True).items():
+            fresh[key].load_state_dict(saved)
+        after, _ = repeat(name, phase, fresh)
+        for key in after:
+            assert same(dict(after[key]), dict(phase.after[key])), key
+
+
+# Episodes end at the save. It is past the warm-up, and the buffer has wrapped. Inverses of acktr
+# are old, td3's next update is no actor's, and dqn's target is no copy of its network.
+ALIGNED = {"num_envs": 2, "total_steps": 192, "rollout_steps": 32, "minibatch_size": 16,
+           "report_every": 64, "check_every": 32, "buffer_size": 96, "start_steps": 40,
+           "target_every": 24, "eps_steps": 400, "anneal_lr": False, "beta_start": 1.0,
+           "inverse_every": 3, "policy_delay": 3, "her_k": 4, "momentum": 0.5}
+
+
+def train(name, **settings):
+    return module(name).train(config(name, ENDS, **ALIGNED | settings))
+
+
+WHOLE = {}
+
+
+@pytest.fixture
+def whole(name, tmp_path_factory):
+    """The directory of a run that ends by itself. Two tests compare others with it."""
+    if name not in WHOLE:
+        WHOLE[name] = str(tmp_path_factory.mktemp(f"{name}-whole") / "run")
+        train(name, run_dir=WHOLE[name])
+    return WHOLE[name]
+
+
+@every_algo
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(name, whole):
+    """Networks, optimizers, buffers, schedules, statistics and generators: all to the bit."""
+    train(name, run_dir="parts", total_steps=128)
+    train(name, run_dir="parts", resume=True)
+    assert_same_run("parts", whole)
+
+
+@every_algo
+def test_a_seed_is_a_run_whether_it_is_evaluated_or_not(name, whole):
+    """And what is played afterwards, also one observation at a time, is what was evaluated."""
+    agent = train(name, run_dir="evaluated", eval_every=64)
+    train(name, run_dir="other", seed=2)
+    evaluated = rows("evaluated")
+    last = evaluated[-1]["eval_ret_mean"]
+    plain = [{k: v for k, v in row.items() if "eval" not in k} for row in evaluated]
+    assert plain == rows(whole) != rows("other")
+    same_episodes, episodes, others = ([row["ep_ret"] for row in rows(run_dir, "episodes.csv")]
+                                       for run_dir in ("evaluated", whole, "other"))
+    assert same_episodes == episodes and (not episodes or episodes != others)
+    for row in evaluated:                                       # in the reports it is due in
+        assert bool(row["eval_ret_mean"]) == (int(row["step"]) % 64 == 0)
+    loaded, returns = load_agent("evaluated"), play(Play("evaluated", episodes=10))
+    assert same(dict(loaded.state_dict()), dict(agent.state_dict()))
+    assert float(last) == returns.mean()
+    env, total, ended = make_envs(config(name, ENDS), 1), 0.0, False
+    obs, _ = env.reset(seed=mpi.seed(1, 2))
+    forget(loaded)
+    while not ended:
+        obs, rew, terminated, truncated, _ = env.step(loaded.predict(obs[0])[None])
+        total, ended = total + rew[0], terminated[0] or truncated[0]
+    assert total == pytest.approx(returns[0], rel=1e-4)
+
+
+# ---- Acting
+
+def sharpen(agent, factor):
+    """Let the best action depend strongly on what is seen."""
+    net = agent.actor if hasattr(agent, "actor") else agent.critic
+    [*_, last] = (each for each in net.modules() if isinstance(each, torch.nn.Linear))
+    last.weight.data *= factor
+    return agent
+
+
+@every_kind
+def test_evaluation_is_the_first_episode_of_each_environment_by_predict(name, kind, watched):
+    """Short ones do not crowd out long ones; nothing is drawn, and nothing of the agent changes."""
+    agent = sharpen(copy.deepcopy(watched.agent), 1 if kind == "goal" else 30)
+    before, state = copy.deepcopy(agent.state_dict()), torch.get_rng_state()
+    Counter.made.clear()
+    returns, lengths = evaluate(agent, watched.cfg, 5, seed=1)
+    first = [script(number, 8)[1][0] for number in range(5)]
+    assert returns.tolist() == [ep_ret for _, _, ep_ret, _ in first]
+    assert lengths.tolist() == [ep_len for *_, ep_len in first]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(dict(before), dict(agent.state_dict()))
+    made, sent = list(Counter.made), set()
+    for env in made:
+        plain = make_envs(watched.cfg, 1)
+        own = Counter.made[-1]
+        own.number, own.episode = env.number, -1
+        obs, _ = plain.reset()
+        forget(agent)
+        for act in env.acts:
+            best = agent.predict(obs[0])
+            np.testing.assert_allclose(best, act, atol=1e-4)
+            sent.add(tuple(np.atleast_1d(best).tolist()))
+            obs, _, terminated, truncated, _ = plain.step(best[None])
+            forget(agent, terminated | truncated)
+    assert len(sent) > 1 or kind == "image"                     # of nearly black ones
+
+
+@pytest.mark.parametrize("name", [name for name, row in ALGOS.items() if "box" in row.takes])
+@pytest.mark.parametrize("space", [
+    Box(LOW, HIGH), Box(np.float32([[0, -3, 1]] * 2), np.float32([[5, 3, 1.5]] * 2)),
+    Box(np.array([0.1, -3]), np.array([0.7, 3]), dtype=np.float64)], ids=["box", "block", "double"])
+def test_actions_fill_the_box_to_the_bit_and_never_leave_it(name, space):
+    """Each dimension has its own bounds, and outputs of 0 are the middle of them."""
+    agent = module(name).Agent(helpers.VECTOR, space, config(name))
+    [*_, last] = (each for each in agent.actor.modules() if isinstance(each, torch.nn.Linear))
+    last.weight.data.zero_()
+    obs, dims = torch.randn(50, 3), math.prod(space.shape)
+    for sign in (-1.0, 0.0, 1.0):
+        signs = sign * (-1.0) ** torch.arange(dims)             # bounds on both sides at once
+        last.bias.data[:dims] = 1e5 * signs
+        act = agent.env_act(agent.act(obs, deterministic=True))
+        wanted = np.where(signs.view(space.shape) > 0, space.high, space.low)
+        if sign == 0:
+            np.testing.assert_allclose(act[0], (space.low + space.high) / 2, rtol=1e-6)
+        else:
+            assert np.array_equal(act, np.stack(50 * [wanted]))
+        assert act.dtype == space.dtype and space.contains(agent.predict(np.ones(3)))
+        assert all(one in space for one in agent.env_act(agent.act(obs)))
+
+
+# ---- Seeds and ranks
+
+@every_algo
+def test_no_two_environments_share_a_seed_and_none_gets_it_twice(name):
+    """Those of training, of evaluation and of what is resumed, in runs of two seeds."""
+    if not hasattr(config(name), "num_envs"):
+        return                                                  # it steps no environment
+    seeds, evaluated, drawn = [], [], set()
+    for seed in (1, 2):
+        for total in (48, 72):
+            Counter.made.clear()
+            cfg = config(name, seed=seed, eval_every=48, total_steps=total, run_dir=f"run{seed}",
+                         num_envs=2, resume=total > 48)
+            if total == 48:
+                drawn.add(tuple(parameter_vector(build(name, cfg)["agent"]).tolist()))
+                Counter.made.clear()
+            module(name).train(cfg)
+            made = Counter.made
+            assert len(made) >= 2 + 10 and all(env.seeds[0] is not None for env in made)
+            assert all(set(env.seeds[1:]) <= {None} for env in made)
+            assert all(len(env.seeds) > 1 for env in made[:2])
+            seeds += [env.seeds[0] for env in made[:2]]
+            evaluated.append([env.seeds[0] for env in made[2:12]])
+    assert evaluated[0] == evaluated[1] and evaluated[2] == evaluated[3]
+    seeds += evaluated[0] + evaluated[2]
+    assert len(set(seeds)) == len(seeds) == 2 * (2 * 2 + 10) and len(drawn) == 2
+
+
+def parameter_vector(agent):
+    return torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
+
+
+@every_algo
+def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
+    """Of environments, buffer, minibatch and rollout; and its learning rate is that of both."""
+    counts = {"num_envs": 4, "minibatch_envs": 2}
+    alone = watch(name, config(name, run_dir="alone", **counts))
+    made, plain = [], make_envs
+    monkeypatch.setattr(mpi, "_size", 2)
+    monkeypatch.setattr(utils.run, "launch", lambda cfg: None)   # the other is not there
+    for function, told in (("average", lambda x: x), ("gather", lambda x: [x, x]),
+                           ("bcast", lambda x: x), ("barrier", lambda: None)):
+        monkeypatch.setattr(mpi, function, told)
+    monkeypatch.setattr(module(name), "make_envs",
+                        lambda cfg, n: made.append(n) or plain(cfg, n))
+    half = watch(name, config(name, run_dir="half", **counts))
+    assert made == [2 if half.acts else 1]
+    assert len(half.phases) == len(alone.phases)
+    for ours, whole in zip(half.phases, alone.phases):
+        assert len(ours.batches) == len(whole.batches)
+        assert ours.args.get("lr") == whole.args.get("lr")
+        for (loss, mine), (_, both) in zip(ours.batches, whole.batches):
+            dims = 2 if name == "ppo_lstm" else 1               # [T, n, ...] there
+            assert 2 * mine.shape[:dims].numel() == both.shape[:dims].numel(), loss
+    for key in alone.state.keys() & {"buffer"}:
+        own, whole = (filled(x.state[key].state_dict()) for x in (half, alone))
+        assert 2 * own == whole > 0
+
+
+def filled(state):
+    """How many numbers a buffer holds."""
+    if isinstance(state, dict):
+        return sum(filled(x) for x in state.values())
+    if isinstance(state, list):
+        return sum(filled(x) for x in state)
+    return state.numel() if isinstance(state, torch.Tensor) else 0
+
+
+def part_of(data):
+    """This rank's part: of a batch its rows, of a rollout its environments (also of a memory)."""
+    if not hasattr(data, "rew"):
+        return data                                             # demonstrations are for all
+    ranks, rank, dim = mpi.size(), mpi.rank(), data.rew.ndim - 1
+    return type(data)(**{key: x.chunk(ranks, dim)[rank] if isinstance(x, torch.Tensor)
+                         else np.array_split(x, ranks)[rank] for key, x in vars(data).items()})
+
+
+@contextlib.contextmanager
+def drawn_alike():
+    """Noise follows from the row that it belongs to; rows are drawn for all ranks, and shared."""
+    randint = torch.randint
+
+    def shared(high, shape, **kwargs):
+        whole = randint(high, (shape[0] * mpi.size(),), **kwargs)
+        return whole.chunk(mpi.size())[mpi.rank()]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randn_like", lambda x: 1.4 * (50 * x.detach()).sin())
+        patch.setattr(torch, "randint", shared)
+        yield
+
+
+def rank_config(name, **settings):
+    return config(name, num_envs=4, rollout_steps=32, minibatch_size=32, minibatch_envs=4,
+                  total_steps=96, buffer_size=96, **settings)
+
+
+def learn_share(name, folder):
+    """Repeat the last phases of a run with this rank's part. Return what the agent is then."""
+    state = build(name, rank_config(name))
+    result = {}
+    for phase in torch.load(Path(folder, f"{name}.pt"), weights_only=False):
+        for key, saved in phase.before.items():
+            state[key].load_state_dict(saved)
+        with drawn_alike():
+            parts = {key: part_of(x) for key, x in phase.args.items()}
+            after, rollout = repeat(name, phase, state, **parts)
+        if rollout is not None and hasattr(state["agent"], "update_stats"):
+            state["agent"].update_stats(rollout)
+        result[phase.function] = dict(copy.deepcopy(after.get("learner", after["agent"])))
+    torch.save(result, Path(folder, f"{name}-{mpi.rank()}of{mpi.size()}.pt"))
+    return result
+
+
+@pytest.fixture(scope="module")
+def shares(request, tmp_path_factory):
+    """Two processes that repeat phases together, of every algorithm that is tested here."""
+    folder = tmp_path_factory.mktemp("shares")
+    names = {item.callspec.params["name"] for item in request.session.items
+             if "shares" in getattr(item, "fixturenames", ())}
+    before = os.getcwd()
+    os.chdir(folder)
+    for name in sorted(names):
+        Counter.made.clear()
+        seen = watch(name, rank_config(name, run_dir=f"run-{name}"))
+        torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
+    os.chdir(before)
+    two_ranks(__file__, "share", folder, *sorted(names))
+    return folder
+
+
+@every_algo
+def test_two_ranks_equal_one(name, shares):
+    """With half of each batch, or of each rollout's environments, they take the step of one."""
+    one = learn_share(name, shares)
+    first, second = (torch.load(shares / f"{name}-{k}of2.pt") for k in (0, 1))
+    assert same(first, second)
+    for function, state in one.items():
+        for key, expected in state.items():
+            close(first[function][key], expected, rtol=2e-3, atol=1e-4)
+
+
+# ---- With --compile
+
+def learn_compiled(folder, names):
+    """Repeat the phases of a run, eager and compiled."""
+    graphs, plain = [], mpi.compile_gradient
+    mpi.compile_gradient = lambda *args: graphs.append(plain(*args)) or graphs[-1]
+    for name in names:
+        results = []
+        for compiled in (False, True):
+            state = build(name, rank_config(name))
+            mpi.COMPILE = compiled
+            for phase in torch.load(Path(folder, f"{name}.pt"), weights_only=False):
+                for key, saved in phase.before.items():
+                    state[key].load_state_dict(saved)
+                for _ in range(2):                              # the first call of a loss is eager
+                    after, _ = repeat(name, phase, state)
+            mpi.COMPILE = False
+            results.append(dict(after.get("learner", after["agent"])))
+        torch.save(results, Path(folder, f"{name}-compiled.pt"))
+        assert graphs or "@mpi.compilable" not in inspect.getsource(module(name))
+        assert all(hasattr(graph, "_torchdynamo_orig_callable") for graph in graphs)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
+@every_algo
+def test_compiled_equals_eager(name, tmp_path, dynamo_env):
+    seen = watch(name, rank_config(name, run_dir="watched"))
+    torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
+    done = run([sys.executable, __file__, "compiled", tmp_path, name], env=dynamo_env)
+    assert "--compile failed" not in done.stdout + done.stderr
+    eager, compiled = torch.load(f"{name}-compiled.pt")
+    for key in eager:
+        close(compiled[key], eager[key], rtol=1e-3, atol=1e-4)
+
+
+# ---- What is refused
+
+@pytest.mark.parametrize("name,kind", [
+    (name, kind) for name, row in ALGOS.items() for kind in ("box", "discrete", "image")
+    if kind not in row.takes])
+def test_other_spaces_are_refused_with_the_algorithms_that_fit(name, kind):
+    said = refused(module(name).train, config(name, kind=kind))
+    fits = said.rpartition("algorithms for this one: ")[2]
+    assert "space" in said
+    assert name == "sac_her" or ("ppo" in fits.split(", ") and name not in fits.split(", "))
+
+
+@every_algo
+@pytest.mark.parametrize("fault", ["obs", "rew"])
+def test_what_is_no_number_is_not_learned_from(name, fault, monkeypatch):
+    plain, cfg = Counter.step, config(name)
+
+    def step(env, act):
+        obs, rew, *rest = plain(env, act)
+        bad = math.nan if len(env.acts) == 9 else 1.0
+        return (obs * bad, rew, *rest) if fault == "obs" else (obs, rew * bad, *rest)
+
+    takes = ALGOS[name].takes
+    if hasattr(cfg, "num_envs") and (fault == "rew" or "box" in takes or "discrete" in takes):
+        monkeypatch.setattr(Counter, "step", step)
+        with pytest.raises(FloatingPointError, match="the environment returned NaN or infinity"):
+            module(name).train(cfg)
+
+
+@every_algo
+def test_no_setting_takes_nan_or_a_negative_number(name):
+    """But the entropy that is asked for, which is negative as a rule."""
+    cfg = config(name)
+    for each in dataclasses.fields(cfg):
+        kind, flag = type(getattr(cfg, each.name)), f"--{each.name.replace('_', '-')}"
+        if kind in (int, float) and each.name not in SHARED | {"target_entropy"}:
+            for bad in (-1, math.nan) if kind is float else (-1,):
+                said = refused(lambda each=each, bad=bad: config(name, **{each.name: bad}))
+                assert said.startswith(f"{flag} is {bad}; it takes"), said
+
+
+# ---- Any configuration
+
+VALUES = {int: (0, 1, 2, 3, 8, 24, -1), float: (0.0, 1e-3, 0.5, 1.0, 1.5, -0.1),
+          bool: (True, False)}
+
+
+@every_algo
+def test_any_configuration_trains_or_is_refused_with_the_flag(name):
+    """Of one to three settings of its own, with any values of their types."""
+    count, cfg = itertools.count(), config(name)
+    kinds = {each.name: type(getattr(cfg, each.name)) for each in dataclasses.fields(cfg)}
+    some = st.sampled_from([(each, value) for each, kind in kinds.items() if each not in SHARED
+                            for value in VALUES.get(kind, ())])
+
+    @how(max_examples=6, deadline=None, derandomize=True, database=None,
+         suppress_health_check=list(HealthCheck))
+    @given(st.lists(some, min_size=1, max_size=3).map(dict))
+    def check(changed):
+        run_dir = f"run{next(count)}"
+        try:
+            agent = module(name).train(config(name, run_dir=run_dir, total_steps=48, **changed))
+        except UsageError as error:
+            said = str(error)
+            assert any(f"--{each.replace('_', '-')}" in said for each in changed), said
+            assert not Path(run_dir).exists()
+        else:
+            assert parameter_vector(agent).isfinite().all() and rows(run_dir)
+
+    check()
+
+
+# ---- What is learned
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", probe.CASES, ids=lambda case: case.env)
+@pytest.mark.parametrize("name,box", [
+    (name, kind == "box") for name, row in ALGOS.items() for kind in ("box", "discrete")
+    if kind in row.takes and name not in ("gail", "bc")])
+def test_probe(name, box, case):
+    found = probe.probe(module(name), case, box, **ALGOS[name].probed)
+    assert probe.passed(found), f"look at {case.hint}: {found}"
+
+
+if __name__ == "__main__":
+    what, folder, *names = sys.argv[1:]
+    os.chdir(folder)
+    if what == "share":
+        os.makedirs(f"rank{mpi.rank()}", exist_ok=True)
+        os.chdir(f"rank{mpi.rank()}")
+        for each in names:
+            learn_share(each, folder)
+    else:
+        learn_compiled(folder, names)

@@ -1,0 +1,487 @@
+"""algos/ppo.py: its loss by hand, what `update` gives to it, and stable-baselines3's step."""
+import copy
+import math
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+from stable_baselines3 import PPO
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.type_aliases import RolloutBufferSamples
+from torch.distributions import Categorical
+
+from algos import ppo
+from tests import helpers
+from tests.helpers import (
+    BOX,
+    DISCRETE,
+    IMAGES,
+    LOG_2PI,
+    SPACES,
+    Descent,
+    Nowhere,
+    bare,
+    close,
+    descend,
+    distribution,
+    gradients,
+    onpolicy_agent,
+    onpolicy_pairs as pairs,
+    outputs,
+    parameters,
+    vec,
+)
+from utils import mpi
+
+SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "hidden": (8, 8)}
+make_agent = partial(onpolicy_agent, ppo)
+make_rollout = partial(helpers.make_rollout, ppo)
+targets = partial(helpers.targets, ppo)
+
+every_kind = pytest.mark.parametrize("kind", SPACES)
+vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
+
+
+PLAIN_LOSS = ppo.ppo_loss
+
+
+def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3, make=None):
+    """One update -> the agent's parameters after it, and the metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ppo, "ppo_loss", loss)
+        return helpers.learn(ppo, agent, rollout, make, lr)
+
+
+class Spy:
+    """A loss that keeps what it was given, and a copy of the agent as it then was."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, agent, minibatch):
+        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
+        return PLAIN_LOSS(agent, minibatch)
+
+
+def gradient_of(agent, obs, act, logp_old, adv, ret):
+    """Of one minibatch: the gradients by name, and the terms of the loss [3]."""
+    loss, metrics = PLAIN_LOSS(agent, ppo.Minibatch(obs, act, logp_old, adv, ret))
+    names, params = zip(*agent.named_parameters())
+    grads = torch.autograd.grad(loss, params)
+    terms = [metrics[name].detach() for name in ("pi_loss", "v_loss", "entropy")]
+    return dict(zip(names, grads)), torch.stack(terms)
+
+
+def rows_of(call, agent, rollout):
+    """Which rows of the rollout, [T N], stand in a minibatch."""
+    rows = agent.normalize_obs(rollout.obs).flatten(0, 1).flatten(1)
+    equal = (call.obs.flatten(1)[:, None] == rows).all(-1)
+    assert (equal.sum(1) == 1).all()
+    return equal.int().argmax(1)
+
+
+# ---- Its own equations
+
+def test_normalize_adv_by_hand():
+    adv = vec((1, 2, 3), (10, 30, 20), (5, 5, 5))  # three minibatches, each by its own statistics
+    high = math.sqrt(1.5)  # 1 / sqrt(2/3): the variance divides by n
+    close(ppo.normalize_advantages(adv), vec((-high, 0, high), (-high, high, 0), (0, 0, 0)))
+
+
+def test_normalize_adv_adds_its_epsilon_outside_the_root():
+    close(ppo.normalize_advantages(vec((0, 2e-8))), vec((-0.5, 0.5)))
+
+
+def test_normalize_adv_of_single_samples_is_zero():
+    close(ppo.normalize_advantages(vec((3,), (-7,))), vec((0,), (0,)))
+
+
+def clip_loss(ratio, adv, clip=0.2):
+    """The loss of samples with these ratios, and its gradient in their log-probabilities."""
+    logp_old = torch.linspace(-3, 2, len(ratio))
+    return gradients(lambda logp: ppo.clipped_policy_loss(logp, logp_old, vec(*adv), clip),
+                     logp_old + vec(*ratio).log())
+
+
+@pytest.mark.parametrize("ratio,adv,clip,loss,slope", [
+    (1, 2, .2, -2, -2), (1, -2, .2, 2, 2),
+    (1.1, 2, .2, -2.2, -2.2), (.9, 2, .2, -1.8, -1.8),  # inside, it pays
+    (1.3, 2, .2, -2.4, 0), (.7, 2, .2, -1.4, -1.4),  # outside, no gain but all of a loss
+    (1.3, -2, .2, 2.6, 2.6), (.7, -2, .2, 1.6, 0),
+    (1.3, 2, .4, -2.6, -2.6), (.7, -2, .4, 1.4, 1.4),  # another range
+    (3, 0, .2, 0, 0),
+])
+def test_clip_loss_sign_by_sign(ratio, adv, clip, loss, slope):
+    actual, by_logp = clip_loss((ratio,), (adv,), clip)
+    close(actual, loss)
+    close(by_logp, vec(slope))
+
+
+def tiny_agent(mu, log_std, val, **settings):
+    """A policy of one action dimension and a value function that see nothing: only biases."""
+    space = gym.spaces.Box(-1, 1, (1,), np.float32)
+    agent = ppo.Agent(space, space, ppo.Config(hidden=(1,), **settings))
+    for param in agent.parameters():
+        param.data.zero_()
+    for param, value in ((agent.actor[-1].bias, mu), (agent.critic[-1].bias, val),
+                         (agent.log_std, log_std)):
+        param.data.fill_(value)
+    return agent
+
+
+def loss_and_gradients(agent, *columns):
+    """Loss, metrics and gradients by name, of one minibatch."""
+    loss, metrics = ppo.ppo_loss(agent, ppo.Minibatch(*columns))
+    names, params = zip(*agent.named_parameters())
+    return loss.detach(), metrics, dict(zip(names, torch.autograd.grad(loss, params)))
+
+
+def test_whole_loss_by_hand():
+    agent = tiny_agent(mu=1, log_std=math.log(2), val=2, vf_coef=0.5, ent_coef=0.1)
+    act = vec((1,), (5,))  # 0 and 2 deviations off
+    logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)
+    logp_old = logp - vec(1.5, 1).log()  # the first is beyond the range
+    obs, adv, ret = vec((3,), (4,)), vec(1, -2), vec(5, 1)
+    loss, metrics, grads = loss_and_gradients(agent, obs, act, logp_old, adv, ret)
+    bonus = math.log(2) + LOG_2PI / 2 + 0.5
+    close(metrics["pi_loss"], 0.4)
+    close(metrics["v_loss"], 5)
+    close(metrics["entropy"], bonus)
+    close(loss, 0.4 + 0.5 * 5 - 0.1 * bonus)
+    close(grads["actor.2.bias"], vec(1))  # -mean of ratio A z / sigma
+    close(grads["log_std"], vec(3 - 0.1))  # -mean of ratio A (z^2 - 1), less ent_coef
+    close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
+
+
+def test_approx_kl_by_hand():
+    logp_old = vec(-1, 2)
+    kl, by_logp = gradients(lambda logp: ppo.approx_kl(logp, logp_old).mean(),
+                            logp_old + vec(2, .5).log())
+    close(kl, 0.25)  # of 1 - log 2 and log 2 - 1/2
+    close(by_logp, vec(0.5, -0.25))  # (ratio - 1) / 2
+
+
+def test_approx_kl_expects_the_divergence_of_the_new_policy_from_the_old():
+    out, act = 2 * vec((1, -1, 0, 0.5)).expand(4, 4), torch.arange(4)
+    old = torch.zeros(4, 4)  # uniform: each action once is the expectation
+    kl = ppo.approx_kl(ppo.log_prob(out, None, act), ppo.log_prob(old, None, act)).mean()
+    library = torch.distributions.kl_divergence(Categorical(logits=old), Categorical(logits=out))
+    close(kl, library.mean())
+
+
+# ---- [B] against [B, 1]
+
+WRONG_SHAPES = [("value_loss", at, ()) for at in range(2)]
+WRONG_SHAPES += [("clipped_policy_loss", at, (0.2,)) for at in range(3)]
+
+
+@pytest.mark.parametrize("name,at,rest", WRONG_SHAPES)
+def test_a_loss_refuses_a_column_for_a_batch(name, at, rest):
+    count = 2 if name == "value_loss" else 3
+    args = [torch.randn(4, 1) if i == at else torch.randn(4) for i in range(count)]
+    with pytest.raises(AssertionError):
+        getattr(bare(ppo), name)(*args, *rest)
+    with pytest.raises(TypeCheckError):
+        getattr(ppo, name)(*args, *rest)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: ppo.approx_kl(torch.zeros(4), torch.zeros(4, 1)),
+    lambda: ppo.normalize_advantages(torch.zeros(4)),
+    lambda: ppo.gae(*[torch.zeros(4, 1)] * 2, torch.zeros(4), *[torch.zeros(4, 1)] * 2, 0.9, 0.9),
+    lambda: ppo.gae(*[torch.zeros(4, 3)] * 4, torch.zeros(4, 2), 0.9, 0.9),
+    lambda: ppo.value_loss(torch.zeros(4), torch.zeros(5)),
+    lambda: ppo.value_loss(torch.zeros(4).double(), torch.zeros(4)),
+])
+def test_the_hook_sees_shapes_and_types(call):
+    with pytest.raises(TypeCheckError):
+        call()
+
+
+# ---- Networks
+
+
+def test_channels_may_stand_first_or_last():
+    last = make_agent("images")
+    first_space = gym.spaces.Box(0, 255, (3, 44, 36), np.uint8)
+    first = ppo.Agent(first_space, DISCRETE, last.cfg)
+    names = dict(last.named_parameters())
+    first.load_state_dict({name: names.get(name, x) for name, x in first.state_dict().items()})
+    obs = torch.randint(256, (5, *IMAGES.shape), dtype=torch.uint8)
+    for actual, expected in zip(outputs(first, first.normalize_obs(obs.permute(0, 3, 1, 2))),
+                                outputs(last, last.normalize_obs(obs))):
+        close(actual, expected)
+
+
+# ---- Acting
+
+
+def test_an_observation_may_come_as_numpy_or_torch_in_either_precision():
+    agent, obs = make_agent(), np.random.default_rng(0).normal(3, 2, (6, 3)).astype(np.float32)
+    expected = agent.act(torch.from_numpy(obs), deterministic=True)
+    for other in (obs, obs.astype(np.float64), torch.from_numpy(obs).double()):
+        assert torch.equal(agent.act(other, deterministic=True), expected)
+
+
+def test_a_loaded_box_leaves_the_space_alone():
+    agent = make_agent()
+    agent.load_state_dict(agent.state_dict() | {"low": torch.tensor([-9.0, -9])})
+    assert BOX.low.tolist() == [0, -3]
+
+
+# ---- What the loss is given
+
+@every_kind
+def test_ratio_is_1_at_first_with_the_probabilities_of_acting(kind):
+    agent, spy = make_agent(kind, minibatch_size=8), Spy()
+    rollout = make_rollout(agent)
+    acting = distribution(agent, rollout.obs.flatten(0, 1))
+    logp = acting.log_prob(rollout.act.flatten(0, 1))
+    if kind == "box":
+        assert (rollout.act.abs() > 1).any()  # what the environment clips, the policy does not
+    learn(agent, rollout, spy)
+    for call in spy.calls:
+        rows = rows_of(call, agent, rollout)
+        assert torch.equal(call.act, rollout.act.flatten(0, 1)[rows])
+        close(call.logp_old, logp[rows], atol=1e-5)
+    first = spy.calls[0]
+    with torch.no_grad():
+        out, _ = outputs(first.agent, first.obs)
+        ratio = (ppo.log_prob(out, first.agent.log_std, first.act) - first.logp_old).exp()
+    close(ratio, torch.ones(8), rtol=1e-4)
+
+
+@vectors
+def test_every_sample_is_taken_once_an_epoch_and_in_a_new_order(kind):
+    agent, spy = make_agent(kind, minibatch_size=4, epochs=3), Spy()
+    rollout = make_rollout(agent)
+    learn(agent, rollout, spy)
+    orders = torch.stack([rows_of(call, agent, rollout) for call in spy.calls]).view(3, 24)
+    assert torch.equal(orders.sort(1).values, torch.arange(24).expand(3, 24))
+    assert len({tuple(order) for order in [range(24), *orders.tolist()]}) == 4
+
+
+@every_kind
+def test_targets_follow_the_critic_from_epoch_to_epoch_but_logp_old_does_not(kind):
+    agent, spy = make_agent(kind, epochs=3, norm_adv=False, gamma=0.9, lam=0.8), Spy()
+    rollout = make_rollout(agent)
+    learn(agent, rollout, spy, lr=1e-2)
+    rows = [rows_of(call, agent, rollout) for call in spy.calls]
+    for call, order in zip(spy.calls, rows):
+        adv, ret = targets(call.agent, rollout)
+        close(call.adv, adv[order], rtol=1e-4, atol=1e-5)
+        close(call.ret, ret[order], rtol=1e-4, atol=1e-5)
+        assert not (call.adv.requires_grad or call.ret.requires_grad or call.logp_old.requires_grad)
+    first, *_, last = (call.ret[order.argsort()] for call, order in zip(spy.calls, rows))
+    assert (first - last).abs().max() > 0.01
+    first, *_, last = (call.logp_old[order.argsort()] for call, order in zip(spy.calls, rows))
+    assert torch.equal(first, last)
+
+
+@pytest.mark.parametrize("minibatch", [24, 8])
+def test_norm_adv_normalizes_each_minibatch(minibatch):
+    agent, spy = make_agent(minibatch_size=minibatch), Spy()
+    rollout = make_rollout(agent)
+    adv, _ = targets(agent, rollout)
+    learn(agent, rollout, spy, lr=0.0)
+    for call in spy.calls:
+        own = adv[rows_of(call, agent, rollout)]
+        close(call.adv, (own - own.mean()) / own.std(correction=0), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings,expected", [
+    ({"scale_rew": True}, lambda rew: (rew / 3).clamp(-10, 10)),
+    ({"scale_rew": False}, lambda rew: rew),
+])
+def test_scale_rew_divides_by_the_deviation_of_returns(settings, expected):
+    agent, spy = make_agent(gamma=0.0, **settings), Spy()  # so that the return is the reward
+    rollout = make_rollout(agent)
+    rollout.rew[2, 1] = -500
+    learn(agent, rollout, spy)
+    close(spy.calls[0].ret, expected(rollout.rew).flatten()[rows_of(spy.calls[0], agent, rollout)],
+          rtol=1e-4)
+
+
+def test_the_unit_of_rewards_does_not_matter():
+    results = []
+    for unit in (1, 1000):
+        agent = make_agent(minibatch_size=8, epochs=2)
+        rollout = make_rollout(agent)
+        rollout.rew.mul_(unit)
+        agent.update_stats(rollout)
+        agent.reward_sum_stats.mean *= 0  # never read: rewards are not centred
+        torch.manual_seed(1)
+        agent.reward_sum_stats.var.copy_(unit**2 * torch.tensor(7.0))
+        results.append(learn(agent, rollout)[0])
+    close(*results)
+
+
+# ---- Steps and metrics
+
+@pytest.mark.parametrize("limit", [0.05, 0.0, 1e9])
+def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
+    free = make_agent(max_grad_norm=1e9)
+    start, rollout = parameters(free), make_rollout(free)
+    gradient = start - learn(free, rollout, lr=1.0, make=Descent)[0]
+    assert gradient.norm() > 0.1
+    flat, metrics = learn(make_agent(max_grad_norm=limit), rollout, lr=1.0, make=Descent)
+    close(metrics["grad_norm"], gradient.norm()[None], rtol=1e-4)  # as it was before the cut
+    share = 0.05 / gradient.norm() if limit == 0.05 else 1
+    close(start - flat, share * gradient, rtol=1e-3)
+
+
+def test_each_minibatch_is_one_step_down_its_own_gradient():
+    agent, spy = make_agent(minibatch_size=8, max_grad_norm=0.0), Spy()
+    expected = parameters(agent)
+    flat, metrics = learn(agent, make_rollout(agent), spy, lr=0.1, make=Descent)
+    for call in spy.calls:
+        grads, _ = gradient_of(*vars(call).values())
+        expected -= 0.1 * torch.cat([grad.flatten() for grad in grads.values()])
+    close(flat, expected, rtol=1e-4)
+    assert metrics["grad_norm"].shape == (3,)
+
+
+def test_lr_is_the_step_size():
+    results = []
+    for lr in (0.0, 1e-4, 2e-4):
+        agent = make_agent()
+        start = parameters(agent)
+        flat, metrics = learn(agent, make_rollout(agent), lr=lr)
+        results.append((flat - start).abs().max())
+        assert metrics["lr"] == lr
+    assert results[0] == 0
+    close(torch.stack(results[1:]), [1e-4, 2e-4], rtol=0.01)  # Adam's first step is of length lr
+
+
+def test_target_kl_is_compared_with_the_policy_that_acted():
+    agent = make_agent(epochs=3)
+    rollout = make_rollout(agent)
+    kls = [learn(make_agent(epochs=k), rollout)[1]["kl"] for k in (1, 2, 3)]
+    assert kls[0] < kls[1] < kls[2]
+    for limit, epochs in ((kls[0] * 0.9, 1), (kls[0] * 1.1, 2), (kls[1] * 1.1, 3)):
+        metrics = learn(make_agent(epochs=9, target_kl=float(limit)), rollout)[1]
+        assert metrics["epochs"] == epochs
+        close(metrics["kl"], kls[epochs - 1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("kl,epochs", [(0.011, 1), (0.009, 4)])
+def test_the_mean_kl_of_all_ranks_stops_the_update(kl, epochs, monkeypatch):
+    """Whatever this rank's own is, so all of them take equally many steps."""
+    monkeypatch.setattr(mpi, "moments", lambda rows: (1, torch.tensor(kl), torch.tensor(0.0)))
+    agent = make_agent(epochs=4, target_kl=0.01, norm_adv=False)
+    metrics = learn(agent, make_rollout(agent))[1]
+    assert metrics["epochs"] == epochs and metrics["kl"] == torch.tensor(kl)
+
+
+@every_kind
+def test_metrics_say_what_happened(kind):
+    agent, spy = make_agent(kind, minibatch_size=8, epochs=4, clip_ratio=0.05), Spy()
+    rollout, before = make_rollout(agent), copy.deepcopy(agent)
+    metrics = learn(agent, rollout, spy, lr=1e-3 if kind == "images" else 1e-2)[1]
+    obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten(0, 1)
+    old, new = (distribution(x, obs).log_prob(act) for x in (before, agent))
+    ratio = (new - old).exp()
+    outside = (ratio - 1).abs() > 0.05
+    assert 0 < outside.sum() < 24
+    close(metrics["clip_frac"], outside.float().mean())
+    close(metrics["kl"], (ratio - 1 - ratio.log()).mean(), rtol=1e-3)
+    with torch.no_grad():
+        _, val = outputs(before, before.normalize_obs(obs))
+    terms = torch.stack([gradient_of(*vars(call).values())[1] for call in spy.calls])
+    _, ret = targets(before, rollout)
+    close(metrics["val"].flatten(), val)
+    explained = 1 - np.var((ret - val).numpy()) / np.var(ret.numpy())
+    close(metrics["explained_variance"], explained, rtol=1e-4)
+    for name, term in zip(("pi_loss", "v_loss", "entropy"), terms.T):
+        close(metrics[name], term, rtol=1e-4)
+    assert metrics["epochs"] == 4 and metrics["grad_norm"].shape == (12,)
+    assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
+    assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
+
+
+# ---- stable-baselines3
+
+def their_ppo(agent, lr):
+    """Their PPO with our settings and weights; advantages come normalised from us."""
+    cfg = agent.cfg
+    nets = {"net_arch": [*cfg.hidden], "optimizer_kwargs": {"eps": 1e-5}}
+    model = PPO("MlpPolicy", Nowhere(*SPACES["discrete" if agent.discrete else "box"]), lr,
+                n_steps=64, n_epochs=1, clip_range=cfg.clip_ratio, normalize_advantage=False,
+                ent_coef=cfg.ent_coef, vf_coef=cfg.vf_coef, max_grad_norm=cfg.max_grad_norm,
+                policy_kwargs=nets, device="cpu")
+    model.set_logger(configure(None, []))
+    for our, their in pairs(agent, model.policy):
+        their.data.copy_(our.data)
+    return model
+
+
+class Drifted(Spy):
+    """A spy whose old policy is another one, so that ratios leave the range at once."""
+
+    def __call__(self, agent, minibatch):
+        noise = torch.linspace(-0.5, 0.5, len(minibatch.ret))  # of shuffled samples
+        return super().__call__(agent, replace(minibatch, logp_old=minibatch.logp_old + noise))
+
+
+def clipped_shares(call):
+    """Shares of a minibatch beyond the range, by side and sign: (+ +), (+ -), (- +), (- -)."""
+    with torch.no_grad():
+        out, _ = outputs(call.agent, call.obs)
+        ratio = (ppo.log_prob(out, call.agent.log_std, call.act) - call.logp_old).exp()
+    clip = call.agent.cfg.clip_ratio
+    return [(side & sign).float().mean() for side in (ratio > 1 + clip, ratio < 1 - clip)
+            for sign in (call.adv > 0, call.adv < 0)]
+
+
+@vectors
+@pytest.mark.parametrize("num_steps", [1, 10])
+def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
+    agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64,
+                       ent_coef=0.01, max_grad_norm=0.2)
+    start, model = parameters(agent), their_ppo(agent, lr=1e-3)
+    spy = Drifted()
+    flat, metrics = learn(agent, make_rollout(agent), spy, lr=1e-3)
+    assert len(spy.calls) == num_steps
+    assert min(min(clipped_shares(call)) for call in spy.calls) > 0.03
+
+    samples = [RolloutBufferSamples(call.obs, call.act, torch.zeros(64), call.logp_old, call.adv,
+                                    call.ret) for call in spy.calls]
+    model.rollout_buffer.get = lambda batch_size: iter(samples)
+    model.train()
+    logged = model.logger.name_to_value
+    close(metrics["pi_loss"].mean(), logged["train/policy_gradient_loss"], rtol=1e-4, atol=1e-6)
+    close(metrics["v_loss"].mean(), logged["train/value_loss"], rtol=1e-4)
+    close(metrics["entropy"].mean(), -logged["train/entropy_loss"], rtol=1e-4)
+    assert metrics["grad_norm"].min() > agent.cfg.max_grad_norm  # so that the cut is compared too
+    assert (flat - start).abs().max() > 9e-4 * num_steps**0.5
+    for our, their in pairs(agent, model.policy):
+        close(our.grad, their.grad, rtol=1e-3, atol=1e-6 * num_steps)
+        close(our.data, their.data, rtol=0, atol=1e-6 * num_steps)
+
+
+def test_training_steps_as_the_optimizer_of_stable_baselines3(monkeypatch):
+    """With all that it leaves at their defaults, which show where gradients are tiny."""
+    given, plain = [], ppo.update
+
+    def keep(agent, optimizer, *rest):
+        given.append(optimizer)
+        return plain(agent, optimizer, *rest)
+
+    monkeypatch.setattr(ppo, "update", keep)
+    ppo.train(ppo.Config(env="CartPole-v1", total_steps=24, **SMALL))
+    theirs = PPO("MlpPolicy", Nowhere(*SPACES["discrete"]), device="cpu")
+    [ours], their = given, theirs.policy.optimizer
+    start = torch.nn.Parameter(torch.zeros(300))
+    flat, slope = torch.zeros(300).requires_grad_(), torch.logspace(-9, 0, 300)
+    theirs = type(their)([flat], **their.defaults | {"lr": 0.1})
+    ours = type(ours)(start, eps=ours.eps)
+    for _ in range(3):
+        descend(ours, (start * slope).sum(), 0.1)
+        flat.grad = slope.clone()
+        theirs.step()
+    close(start.detach(), flat, rtol=1e-4)

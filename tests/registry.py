@@ -1,0 +1,82 @@
+"""One row for each algorithm: its parent, the environments that it takes, a tiny run's settings.
+
+Tests that hold for every file of algos/ take its algorithms from here. A new algorithm needs a row;
+if its settings have the names of others', the row is its parent and what it takes.
+"""
+import json
+from dataclasses import dataclass, field, fields
+from importlib import import_module
+
+# What an environment gives and takes: vectors and a box of actions, ...
+KINDS = {"box": {}, "discrete": {"act": "discrete"}, "image": {"obs": "image", "act": "discrete"},
+         "goal": {}}
+# A scripted environment, and one whose episodes end together and depend on the actions alone.
+SCRIPTED = dict.fromkeys(KINDS, "tests.envs:Counter-v0") | {"goal": "tests.envs:GoalCounter-v0"}
+ENDS = dict.fromkeys(KINDS, "tests.envs:Ends-v0") | {"goal": "tests.envs:GoalEnds-v0"}
+
+# Only the settings that an algorithm's Config has are used.
+TINY = {"device": "cpu", "run_dir": "run", "num_envs": 3, "total_steps": 72, "rollout_steps": 24,
+        "minibatch_size": 12, "minibatch_envs": 1, "epochs": 2, "v_steps": 3, "hidden": (8, 8),
+        "lstm_size": 8, "report_every": 24, "batch_size": 8, "buffer_size": 48, "start_steps": 12,
+        "update_every": 4, "target_every": 8, "eps_steps": 60, "policy_delay": 1, "her_k": 0,
+        "subsample": 1, "check_every": 24, "demos": "demos.npz"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the tests need to know about an algorithm."""
+
+    parent: str                                                 # "" if it has none
+    takes: str = "box discrete image"                           # those of KINDS, the quickest first
+    tiny: dict = field(default_factory=dict)                    # on top of TINY
+    learns: tuple = ("update",)                                 # its functions that take steps
+    probed: dict = field(default_factory=dict)                  # with these it learns the probes
+
+
+ALGOS = {
+    "vpg": Row("", probed={
+        "lr": 3e-2, "v_lr": 1e-2, "v_steps": 10, "rollout_steps": 128, "minibatch_size": 128,
+        "total_steps": 5120, "std_init": 0.3}),
+    "trpo": Row("vpg", probed={
+        "max_kl": 0.05, "v_lr": 1e-2, "v_steps": 20, "rollout_steps": 256, "minibatch_size": 256,
+        "total_steps": 6144}),
+    "a2c": Row("vpg", probed={
+        "lr": 1e-2, "rollout_steps": 64, "rmsprop": "torch", "rmsprop_eps": 1e-3,
+        "total_steps": 10240, "report_every": 2560}),
+    "acer": Row("a2c", "discrete image", {"buffer_size": 72, "replay_ratio": 2}),
+    "acktr": Row("a2c", probed={
+        "rollout_steps": 128, "max_kl": 0.003, "v_max_kl": 0.03, "total_steps": 10240,
+        "report_every": 2560}),
+    "ppo": Row("a2c"),
+    "ppo_popart": Row("ppo"),
+    "ppo_lstm": Row("ppo"),
+    "gail": Row("ppo", learns=("update_disc", "update")),
+    "bc": Row(""),
+    "dqn": Row("", "discrete image"),
+    "dqn_atari": Row("dqn", "image"),
+    "dqn_per": Row("dqn", "discrete image"),
+    "ddpg": Row("", "box"),
+    "td3": Row("ddpg", "box"),
+    "sac": Row("td3", "box"),
+    "sac_her": Row("sac", "goal"),
+}
+
+
+def module(name):
+    return import_module(f"algos.{name}")
+
+
+def config(name, envs=SCRIPTED, kind="", **settings):
+    """Return the Config of a tiny run in one of these environments, by default of the first kind.
+
+    Settings that the algorithm lacks are ignored. Demonstrations are written if it needs them.
+    """
+    row, known = ALGOS[name], {each.name for each in fields(module(name).Config)}
+    kind = kind or row.takes.split()[0]
+    env = {"env": envs[kind], "env_kwargs": json.dumps(KINDS[kind])}
+    settings = TINY | env | row.tiny | settings
+    if "demos" in known:
+        from tests.helpers import write_demos  # it imports algorithms
+
+        write_demos(env=settings["env"], env_kwargs=settings["env_kwargs"], lengths=(9, 15))
+    return module(name).Config(**{k: v for k, v in settings.items() if k in known})
