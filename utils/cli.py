@@ -130,11 +130,14 @@ def read_command(config_class, doc, prog, args=None, hint=None):
         alone += values[count:]
     if plain:
         name, kind = plain
-        if not alone and config_class.__dataclass_fields__[name].default is MISSING:
+        several = get_origin(kind) is tuple
+        required = config_class.__dataclass_fields__[name].default is MISSING
+        if required and not alone and not several:
             raise UsageError(f"{prog} needs {name.upper()}; --help says more")
         if len(alone) > most_values(kind):
             raise UsageError(f"{alone[1]} stands without a flag; there is {alone[0]} already")
-        given |= {name: read_values(name, name, kind, alone)} if alone else {}
+        if alone or required:
+            given[name] = read_values(name, name, kind, alone)
     return config_class(**given)
 
 
