@@ -84,7 +84,7 @@ class RunConfig:
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
     torch_threads: int = 1  # PyTorch threads per process, at most the number of cores
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
-    for_images: ClassVar[dict] = {}  # defaults where observations are images
+    for_games: ClassVar[dict] = {}  # defaults for ALE/... and MinAtar/...
 
     def __new__(cls, *args, **kwargs):
         cfg = super().__new__(cls)
@@ -116,13 +116,13 @@ def parse(config_class, doc: str, args: list[str] | None = None):
                         HINTS.get)
 
 
-def suit_images(cfg, given):
-    """Return `cfg` with its `for_images`, if observations are images, but for what was given."""
-    mine = {name: value for name, value in cfg.for_images.items() if name not in given}
-    if cfg.resume or not mine or not is_image(make_envs(cfg, 1).single_observation_space):
+def suit_games(cfg, given):
+    """Return `cfg` with its `for_games`, if it is to play one, but for what was given."""
+    mine = {name: value for name, value in cfg.for_games.items() if name not in given}
+    if cfg.resume or not mine or not cfg.env.startswith(("ALE/", "MinAtar/")):
         return cfg
     words = [f"{flag(name)} {value}" for name, value in mine.items()]
-    mpi.say(f"settings for images, unless given: {' '.join(words)}")
+    mpi.say(f"settings for Atari games, unless given: {' '.join(words)}")
     return replace(cfg, **mine)
 
 
@@ -142,7 +142,7 @@ class Run:
         if cfg.wandb:
             import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
-        self.cfg = cfg = suit_images(cfg, given)
+        self.cfg = cfg = suit_games(cfg, given)
         for name in SHARED:
             if getattr(cfg, name, 0) % mpi.size():
                 raise UsageError(f"{flag(name)} is {getattr(cfg, name)}; it takes a multiple of "

@@ -56,7 +56,7 @@ def make_demos(kind="box", count=20, seed=1):
 def played(agent, rollout):
     """Return what the discriminator should see of a rollout, computed here."""
     obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten(0, 1)
-    sees = obs.movedim(-1, -3) / 255 if agent.images else (obs - 3) / 2
+    sees = obs if agent.images else (obs - 3) / 2            # bytes go to the encoder
     if agent.discrete:
         return gail.Pairs(sees, torch.eye(4)[act])
     return gail.Pairs(sees, act.tanh())
@@ -157,7 +157,7 @@ def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch)
     monkeypatch.setattr(gail, "disc_loss", spy)
     rollout, demos = make_rollout(agent), make_demos(kind, count=40)
     gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
-    sees = gail.Pairs(demos.obs.movedim(-1, -3) / 255 if agent.images else (demos.obs - 3) / 2,
+    sees = gail.Pairs(demos.obs if agent.images else (demos.obs - 3) / 2,
                       2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
                       if kind == "box" else torch.eye(4)[demos.act])
     assert len(spy.calls) == 20 * 3

@@ -182,14 +182,16 @@ def test_observations_are_normalised_and_rewards_scaled_by_the_running_statistic
 
 
 @every_algo
-def test_images_are_between_0_and_1_and_keep_their_rows(name):
+def test_the_encoder_sees_images_between_0_and_1_and_keeps_their_rows(name):
     """And colours may stand first or last."""
     last = make_agent(ALGOS[name], "images")
     first = ALGOS[name].Agent(gym.spaces.Box(0, 255, (3, 44, 36), np.uint8), DISCRETE, last.cfg)
-    obs = torch.randint(256, (5, 2, *IMAGES.shape), dtype=torch.uint8)
-    expected = obs.permute(0, 1, 4, 2, 3).numpy() / np.float32(255)
-    close(last.normalize_obs(obs), expected)
-    close(first.normalize_obs(obs.permute(0, 1, 4, 2, 3)), expected)
+    obs = torch.randint(256, (5, *IMAGES.shape), dtype=torch.uint8)
+    floats = obs.permute(0, 3, 1, 2).float() / 255
+    for agent, images in ((last, obs), (first, obs.permute(0, 3, 1, 2))):
+        features = agent.encoder(agent.normalize_obs(images))
+        close(features, agent.encoder[1:](floats), rtol=1e-4, atol=1e-5)
+        assert features.shape == (5, 512) and features.std(0).max() > 0
 
 
 @every_algo

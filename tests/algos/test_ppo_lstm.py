@@ -5,7 +5,6 @@ The oracle is an agent that acts one step of one environment at a time, in `walk
 import copy
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,13 +20,11 @@ from tests.helpers import (
     gae,
     learn,
     make_rollout,
-    noted,
     onpolicy_agent,
     onpolicy_config,
     refused,
     vec,
 )
-from utils import video
 from utils.envs import evaluate, make_envs
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
@@ -298,21 +295,6 @@ def test_another_number_of_environments_starts_afresh():
     agent.act(obs[:2])
     assert agent.memory.shape[1] == 2
     close(agent.act(obs, deterministic=True), expected)
-
-
-def test_a_video_starts_without_memory():
-    pytest.importorskip("imageio_ffmpeg")
-    calls = []
-    agent = SimpleNamespace(env_act=lambda act: act)
-    for name, result in (("forget", None), ("act", np.array([0]))):
-        def call(*args, result=result):
-            return result
-        call.__name__ = name
-        setattr(agent, name, noted(calls, call))
-    cfg = onpolicy_config(ppo_lstm, env="CartPole-v1")
-    video.prepare_video("film.mp4")
-    video.record(agent, video.make_view(cfg), "film.mp4", seed=1)
-    assert calls[0] == "forget" and set(calls[1:]) == {"act"}
 
 
 # ---- What is refused, and what is learned

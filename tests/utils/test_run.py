@@ -780,7 +780,7 @@ def test_small_returns_have_digits_too(ret, text):
     assert rounded(ret) == text
 
 
-def test_images_bring_their_settings_except_where_others_were_given():
+def test_games_bring_their_settings_except_where_others_were_given():
     plain = ppo.Config(env="MinAtar/Breakout-v1", lr=3e-4, run_dir="images")
     with run_module.Run(plain) as images:
         assert images.cfg.lr == 3e-4 and images.cfg.epochs == 4 and images.cfg.clip_ratio == 0.1
