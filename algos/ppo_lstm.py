@@ -98,7 +98,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 @dataclass(frozen=True)
 class Sequences:  # all T steps of a few environments (N is their number; B = T x N)
-    obs: Float32[Tensor, "T N *obs"]  # normalised
+    obs: Shaped[Tensor, "T N *obs"]  # normalised
     done: PerStep
     memory: Memory  # m0
     act: Shaped[Tensor, "B *act"]  # a
@@ -190,7 +190,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def recurrent_targets(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "T N *obs"]
+def recurrent_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *obs"]
                       ) -> tuple[PerStep, PerStep, PerStep]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
@@ -297,7 +297,7 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
 
 
 @torch.no_grad()
-def recurrent_change(agent: Agent, rollout: Rollout, obs: Float32[Tensor, "T N *obs"],
+def recurrent_change(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *obs"],
                      logp_old: Float32[Tensor, "TN"]) -> dict:
     """Compare pi with pi_old on the whole rollout."""
     features, _ = agent.unroll(obs, rollout.done, rollout.memory)
@@ -390,7 +390,7 @@ class Agent(Policy):  # which adds predict(obs)
         h, after = self.lstm(features, (memory[:1], memory[1:]))
         return h, torch.cat(after)
 
-    def unroll(self, obs: Float32[Tensor, "T N *obs"], done: PerStep, memory: Memory
+    def unroll(self, obs: Shaped[Tensor, "T N *obs"], done: PerStep, memory: Memory
                ) -> tuple[Float32[Tensor, "TN size"], Float32[Tensor, "2 T N size"]]:
         """Return all h, and m after each step that ends an episode or the rollout.
 
