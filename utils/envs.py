@@ -111,6 +111,11 @@ class OwnStep(gym.Wrapper):
     HalfCheetahs. No algorithm reads them; of the last step of an episode, success is recorded.
     """
 
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:  # an environment may draw by `self.action_space.sample()`
+            self.unwrapped.action_space.seed(seed)
+        return super().reset(seed=seed, options=options)
+
     def step(self, action):
         obs, rew, terminated, truncated, info = self.env.step(action)
         return np.copy(obs), rew, terminated, truncated, info if terminated or truncated else {}
@@ -150,17 +155,17 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
 
     def reset(self, **kwargs):
         obs, infos = super().reset(**kwargs)
-        self.check_finite(obs)
+        self.check_finite(obs, "an observation")
         self.lives = infos.get("lives")
         return obs, infos
 
     def step(self, actions):
         obs, rew, terminated, truncated, infos = super().step(actions)
         self.vector_steps += 1
-        self.check_finite(obs)
-        self.check_finite(rew)
+        self.check_finite(obs, "an observation")
+        self.check_finite(rew, "a reward")
         for i in np.flatnonzero(terminated | truncated):
-            self.check_finite(infos["final_obs"][i])
+            self.check_finite(infos["final_obs"][i], "an observation")
             ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *success(infos, i)))
         if self.clip_rewards:
@@ -173,10 +178,12 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             terminated = terminated | lost
         return obs, rew, terminated, truncated, infos
 
-    def check_finite(self, values: np.ndarray) -> None:
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise FloatingPointError("the environment returned NaN or infinity, in its vector step "
-                                     f"{self.vector_steps} since the start of this process")
+    def check_finite(self, values: np.ndarray, what: str) -> None:
+        with np.errstate(over="ignore"):  # 1e39 is infinite in float32, in which we compute
+            finite = values.dtype.kind != "f" or np.isfinite(values.astype("f")).all()
+        if not finite:
+            raise FloatingPointError(f"the environment returned NaN or infinity as {what}, in its "
+                                     f"vector step {self.vector_steps} since this process started")
 
     def pop_episodes(self) -> list[tuple]:
         """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode.

@@ -23,6 +23,7 @@ import csv
 import json
 import math
 import os
+import random
 import re
 import shlex
 import signal
@@ -165,7 +166,10 @@ class Run:
 
     def __enter__(self):
         torch.set_num_threads(self.cfg.torch_threads)
-        torch.manual_seed(mpi.seed(self.cfg.seed, 0))  # differs between ranks
+        seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
+        torch.manual_seed(seed)
+        random.seed(seed)  # by these two an environment may draw, though it should not
+        np.random.seed(seed)
         mpi.COMPILE = self.cfg.compile
         return self
 

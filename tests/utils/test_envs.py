@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import math
+import random
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from tests.toy import Config
 from utils import envs, mpi
 from utils.envs import EpisodeRecorder, evaluate, make_envs
 from utils.mpi import UsageError
+from utils.run import Run
 
 # ---- What can be wrong with --env and --env-kwargs
 
@@ -483,6 +485,42 @@ def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch
     monkeypatch.setattr(envs, "__file__", str(tmp_path / "utils" / "envs.py"))
     with pytest.raises(UsageError, match="algorithms for this one: three, two$"):
         envs.check_spaces(VECTOR, BOX, obs="vector", act="discrete")
+
+
+class Draws(gym.Env):
+    """It draws from every generator that an environment should leave alone, and a huge number."""
+
+    observation_space = Box(-np.inf, np.inf, (3,))
+    action_space = Discrete(9)
+    huge = 0.0
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.step(0)[0], {}
+
+    def step(self, action):
+        obs = [random.random(), np.random.random(), self.action_space.sample()]
+        return np.array(obs) + self.huge, 0.0, False, False, {}
+
+
+def test_a_seed_also_fixes_what_an_environment_draws_elsewhere(monkeypatch):
+    monkeypatch.setattr(envs, "make_envs", lambda cfg, n: None)
+
+    def drawn(seed):
+        cfg = SimpleNamespace(seed=seed, torch_threads=1, compile=False)
+        Run.__enter__(SimpleNamespace(cfg=cfg))
+        one = envs.OwnStep(Draws())
+        return [one.reset(seed=seed)[0].tolist()] + [one.step(0)[0].tolist() for _ in range(5)]
+
+    first = drawn(1)
+    assert drawn(1) == first and not any(a == b for a, b in zip(sum(drawn(2), []), sum(first, [])))
+
+
+def test_what_is_infinite_in_float32_is_refused(monkeypatch):
+    monkeypatch.setattr(Draws, "huge", 1e39)
+    games = EpisodeRecorder(gym.vector.SyncVectorEnv([Draws], observation_mode="different"))
+    with pytest.raises(FloatingPointError, match="NaN or infinity as an observation"):
+        games.check_finite(Draws().step(0)[0], "an observation")
 
 
 # ---- games
