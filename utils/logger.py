@@ -109,6 +109,9 @@ class Logger:
                  and not name.endswith(("_std", "_min", "_max"))]
         names.sort(key=lambda name: name not in ("eval_ret_mean", "success"))  # these two first
         names = ["ep_ret_mean", "ep_len_mean", *names][:9]
+        minutes = int((self.bar.total - row["step"]) / max(row["steps_per_second"], 1e-9) / 60)
+        if minutes > 2 and self.reports % 20 == 1:
+            tqdm.write(f"about {minutes // 60}:{minutes % 60:02} h left at this speed")
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
             tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles))

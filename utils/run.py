@@ -169,7 +169,7 @@ class Run:
         seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
         random.seed(seed)  # by these two an environment may draw, though it should not
-        np.random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
         mpi.COMPILE = self.cfg.compile
         return self
 

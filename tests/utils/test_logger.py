@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import types
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -176,7 +177,8 @@ def test_the_table_shows_the_last_known_value(log, capsys):
     log.advance(100, loss=1.0)
     log.advance(100, (0, 0, 5.0, 9), eval_ret=np.array([7.0]))
     log.advance(100, loss=3.0)
-    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table = [line.split() for line in capsys.readouterr().out.splitlines()
+             if "left at this speed" not in line]
     assert table[0] == ["step", "steps/s", "ep_ret", "ep_len", "loss"]
     assert table[1][2:] == ["-", "-", "1"] and "eval_ret" not in table[0]
     assert table[2] == ["step", "steps/s", "ep_ret", "ep_len", "eval_ret", "loss"]
@@ -247,3 +249,16 @@ def test_weights_and_biases_offline():
     assert os.listdir("wandb")
     curve, last = re.findall(r"wandb: +ep_len_mean (\S+)$", done.stderr, re.M)
     assert len(curve) == 5 and float(last) == 7.5, "one point for each report"
+
+
+@pytest.mark.parametrize("speed,said", [(10.0, "about 2:45 h left at this speed"), (1e6, "")])
+def test_the_second_report_says_how_long_it_will_take(speed, said, tmp_path, capsys):
+    """At its own speed: learning starts late in off-policy files, and is slower than acting."""
+    with ExitStack() as stack:
+        log = logger.Logger()
+        log.open(tmp_path, 0, 1e5, stack)
+        for step in (500, 1000):
+            capsys.readouterr()
+            log.print({"step": step, "steps_per_second": speed, "ep_ret_mean": 1.0})
+        out = capsys.readouterr().out
+    assert said in out and ("left" in out) == bool(said)
