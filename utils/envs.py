@@ -27,7 +27,8 @@ from torch import nn
 from utils import mpi
 from utils.mpi import UsageError
 
-# How the names of the environments of gymnasium-robotics begin.
+# How the names of Atari games begin, and those of the environments of gymnasium-robotics.
+GAMES = "ALE/", "MinAtar/"
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
             "PointMaze")
 

@@ -44,7 +44,7 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.cli import SHARED, check_range, check_settings, flag, program, read_command
-from utils.envs import evaluate, is_image, make_envs
+from utils.envs import GAMES, evaluate, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, cores, launch, together
 
@@ -120,7 +120,7 @@ def parse(config_class, doc: str, args: list[str] | None = None):
 def suit_games(cfg, given):
     """Return `cfg` with its `for_games`, if it is to play one, but for what was given."""
     mine = {name: value for name, value in cfg.for_games.items() if name not in given}
-    if cfg.resume or not mine or not cfg.env.startswith(("ALE/", "MinAtar/")):
+    if cfg.resume or not mine or not cfg.env.startswith(GAMES):
         return cfg
     words = [f"{flag(name)} {value}" for name, value in mine.items()]
     mpi.say(f"settings for Atari games, unless given: {' '.join(words)}")
