@@ -12,9 +12,10 @@ barely change pi, and less far in sensitive ones. An iteration of `train`:
     collect              act for T steps in N parallel environments with pi_old
     update
       compute_targets      advantages A and returns R, by the current critic
-      surrogate_and_kl     S and KL, and the gradient g of S
-      conjugate_gradient   the natural gradient x, by products with the Fisher matrix
-      line_search          shorten the step along x until S > 0 and KL <= max_kl
+      policy_step
+        surrogate_and_kl     S and KL, and the gradient g of S
+        conjugate_gradient   the natural gradient x, by products with the Fisher matrix
+        line_search          shorten the step along x until S > 0 and KL <= max_kl
       critic_value_loss    `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
@@ -69,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     max_kl: float = 0.04  # maximum KL per update, delta in the paper (0.001 to 0.05)
-    max_step_size: float = 0.0  # maximum of m, see `update` (1 to 5); 0: off
+    max_step_size: float = 0.0  # maximum of m: `policy_step` (1 to 5); 0: off
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
@@ -152,6 +153,29 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
         old_log_std = None if agent.discrete else agent.log_std.clone()
     batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
                   old_out=old_out, old_log_std=old_log_std)
+    metrics = policy_step(agent, batch)
+
+    # Many steps: R stays as it is.
+    with torch.no_grad():
+        features = agent.encoder(obs)  # the encoder of images belongs to the policy
+    returns = ret.flatten()
+    step_metrics = []  # one dict per gradient step
+    for _ in range(cfg.v_steps):
+        rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
+        loss, critic_metrics = critic_value_loss(agent, features[rows], returns[rows])
+        critic_opt.zero_grad()
+        loss.backward()
+        critic_metrics["critic_grad_norm"] = critic_opt.step(cfg.v_lr)
+        step_metrics.append(critic_metrics)
+    for name in step_metrics[0]:
+        metrics[name] = torch.stack([one[name] for one in step_metrics])
+    explained = explained_variance(val, ret)
+    return metrics | {"val": val, "explained_variance": explained}
+
+
+def policy_step(agent: Agent, batch: Batch) -> dict:
+    """Move the policy along the natural gradient, as far as max_kl allows."""
+    cfg = agent.cfg
     params = agent.policy_parameters()
     gain, kl = surrogate_and_kl(agent, batch)
 
@@ -176,24 +200,8 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
     step, metrics = line_search(agent, batch, m * x)
     metrics |= {"step_size": m, "improvement_expected": g @ step,
                 "policy_grad_norm": g.norm(), "cg_residual": residual,
-                "entropy": entropy(old_out, old_log_std)}
-
-    # Many steps: R stays as it is.
-    with torch.no_grad():
-        features = agent.encoder(obs)  # the encoder of images belongs to the policy
-    returns = ret.flatten()
-    step_metrics = []  # one dict per gradient step
-    for _ in range(cfg.v_steps):
-        rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss, critic_metrics = critic_value_loss(agent, features[rows], returns[rows])
-        critic_opt.zero_grad()
-        loss.backward()
-        critic_metrics["critic_grad_norm"] = critic_opt.step(cfg.v_lr)
-        step_metrics.append(critic_metrics)
-    for name in step_metrics[0]:
-        metrics[name] = torch.stack([one[name] for one in step_metrics])
-    explained = explained_variance(val, ret)
-    return metrics | {"val": val, "explained_variance": explained}
+                "entropy": entropy(batch.old_out, batch.old_log_std)}
+    return metrics
 
 
 # ======================================= losses =======================================
