@@ -8,7 +8,7 @@ import numpy as np
 import plot
 from benchmarks import table
 
-FOLDERS = ("results", "ablation", "batch", "imitation", "scaled")
+FOLDERS = ("results", "ablation", "batch", "imitation", "powers", "scaled")
 DIGITS = 4      # of a stored return
 
 

@@ -108,14 +108,6 @@ def moved(before, agent):
     return {name for name, now in agent.state_dict().items() if not torch.equal(before[name], now)}
 
 
-def noted(calls, function):
-    """Wrap a function: each call first adds its name to the list `calls`."""
-    def call(*args, **kwargs):
-        calls.append(function.__name__)
-        return function(*args, **kwargs)
-    return call
-
-
 def script(number, steps):
     """Return what Counter `number` does: rows of a rollout, and (step, env, ep_ret, ep_len)."""
     rows, ended, episode, time, ep_ret = [], [], 0, 0, 0.0

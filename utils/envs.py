@@ -27,8 +27,7 @@ from torch import nn
 from utils import mpi
 from utils.mpi import UsageError
 
-# How the names of Atari games begin, and those of the environments of gymnasium-robotics.
-GAMES = "ALE/", "MinAtar/"
+# How the names of the environments of gymnasium-robotics begin.
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
             "PointMaze")
 
@@ -48,7 +47,7 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step,
               "wrappers": [flat_obs, OwnStep]}
-    atari = "ALE/" in cfg.env
+    atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
@@ -59,6 +58,11 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         say_once(f"Atari: sticky actions {sticky:g}; the learner's episodes end with each "
                  f"{'life' if lives_end else 'game'}, those of the log with each game")
     return EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
+
+
+def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bool:
+    """Return whether an id, perhaps after a module, is that of a game."""
+    return env.rpartition(":")[2].startswith(names)
 
 
 def flat_obs(env: gym.Env) -> gym.Env:
@@ -431,8 +435,7 @@ def refusing_bad_env(cfg):
 
     mujoco.set_mju_user_warning(print_mujoco_warning)  # also ends MUJOCO_LOG.TXT
     wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
-    atari = cfg.env.startswith("ALE/")
-    minatar = cfg.env.startswith("MinAtar/")
+    atari, minatar = is_game(cfg.env, "ALE/"), is_game(cfg.env, "MinAtar/")
     robotics = cfg.env.removeprefix("gymnasium_robotics:").startswith(ROBOTICS)
     try:
         env_kwargs = json.loads(cfg.env_kwargs)
@@ -455,7 +458,9 @@ def refusing_bad_env(cfg):
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
-        unknown = isinstance(error, gym.error.NameNotFound) and "Did you mean" not in str(error)
+        # With ale_py imported, Gymnasium also knows the games' old names, and means them.
+        near = "Did you mean" in str(error) and "ale_py" not in sys.modules
+        unknown = isinstance(error, gym.error.NameNotFound) and not near
         games = " Atari games have names such as ALE/Pong-v5" * unknown
         raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
     except TypeError as error:

@@ -33,7 +33,7 @@ from utils import checkpoint
 from utils.checkpoint import check_target
 from utils.cli import check_range, program, read_command
 from utils.demos import record_demos
-from utils.envs import evaluate, make_envs
+from utils.envs import evaluate, is_game, make_envs
 from utils.mpi import UsageError
 from utils.run import read_config
 
@@ -214,7 +214,7 @@ def choose_renderer() -> None:
 
 def make_film(cfg) -> Film:
     """Return an environment that can be drawn. UsageError: it cannot be drawn here."""
-    atari = "ALE/" in cfg.env
+    atari = is_game(cfg.env, "ALE/")
     kwargs = json.loads(cfg.env_kwargs) | ({} if atari else {"render_mode": "rgb_array"})
     try:
         envs = make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)

@@ -18,7 +18,7 @@ import torch
 
 from utils import play
 from utils.checkpoint import write_text
-from utils.envs import GAMES, evaluate
+from utils.envs import evaluate, is_game
 from utils.mpi import UsageError
 from utils.run import read_config, rounded
 
@@ -108,7 +108,7 @@ def make_result(run: Path) -> dict:
     settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
                 if field.name not in OURS | NO_NUMBERS}
     usual = {field.name: field.default for field in fields(cfg)}
-    usual |= cfg.for_games if cfg.env.startswith(GAMES) else {}
+    usual |= cfg.for_games if is_game(cfg.env) else {}
     changed = {name: x for name, x in settings.items() if x != usual[name]}
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,

@@ -44,7 +44,7 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.cli import SHARED, check_range, check_settings, flag, program, read_command
-from utils.envs import GAMES, evaluate, is_image, make_envs
+from utils.envs import evaluate, is_game, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, cores, launch, together
 
@@ -89,8 +89,10 @@ class RunConfig:
 
     def __new__(cls, *args, **kwargs):
         cfg = super().__new__(cls)
-        names = [field.name for field in fields(cls)][:len(args)]
-        object.__setattr__(cfg, "given", frozenset([*names, *kwargs]))  # it is frozen
+        values = {**dict(zip((field.name for field in fields(cls)), args)), **kwargs}
+        if len(values) == len(fields(cls)):  # `replace` gives all
+            values = {each.name for each in fields(cls) if values[each.name] != each.default}
+        object.__setattr__(cfg, "given", frozenset(values))  # it is frozen
         return cfg
 
     def __post_init__(self):
@@ -113,6 +115,9 @@ def main(train, config_class, doc: str) -> None:
 
 def parse(config_class, doc: str, args: list[str] | None = None):
     """Return the Config of a command line. --help prints `doc` and all settings."""
+    if config_class.for_games:
+        words = [f"{flag(name)} {value}" for name, value in config_class.for_games.items()]
+        doc += f"\nAtari games (ALE/..., MinAtar/...) have other defaults: {' '.join(words)}\n"
     return read_command(config_class, doc, f"python -m {module_name(config_class)}", args,
                         HINTS.get)
 
@@ -120,10 +125,10 @@ def parse(config_class, doc: str, args: list[str] | None = None):
 def suit_games(cfg, given):
     """Return `cfg` with its `for_games`, if it is to play one, but for what was given."""
     mine = {name: value for name, value in cfg.for_games.items() if name not in given}
-    if cfg.resume or not mine or not cfg.env.startswith(GAMES):
+    if cfg.resume or not mine or not is_game(cfg.env):
         return cfg
     words = [f"{flag(name)} {value}" for name, value in mine.items()]
-    mpi.say(f"settings for Atari games, unless given: {' '.join(words)}")
+    mpi.say(f"settings for games, unless given: {' '.join(words)}")
     return replace(cfg, **mine)
 
 

@@ -1,5 +1,4 @@
 """algos/acer.py: Retrace, truncated weights, the trust region, the average policy, the replay."""
-import copy
 
 import numpy as np
 import pytest
@@ -514,17 +513,6 @@ def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
     assert all(abs(drawn.count(number) - 1000) < 120 for number in (2, 3, 4))
     for x in vars(buffer.sample()).values():
         assert len(x.unique()) == 1                             # all columns are of one rollout
-
-
-def test_a_buffer_that_is_saved_goes_on_as_it_was():
-    first, second = (make_buffer() for _ in range(2))
-    for number in range(4):
-        first.add(numbered(number))
-    second.load_state_dict(copy.deepcopy(first.state_dict()))
-    assert same(first.state_dict(), second.state_dict())
-    for buffer in (first, second):
-        buffer.add(numbered(9))
-        assert [int(rollout.rew[0, 0]) for rollout in buffer.rollouts] == [2, 3, 9]
 
 
 # ---- Whole runs

@@ -254,12 +254,3 @@ def test_init_from_brings_weights_and_statistics():
 ])
 def test_refused_settings(name, value):
     assert f"--{name.replace('_', '-')} is {value}" in refused(partial(config, **{name: value}))
-
-
-@pytest.mark.parametrize("obs,act,message", [
-    (Box(-1, 1, (2, 2)), Discrete(2), "observation space"),
-    (VECTOR, Box(-np.inf, np.inf, (2,), np.float32), "action space"),
-])
-def test_refused_spaces(obs, act, message):
-    with pytest.raises(mpi.UsageError, match=message):
-        bc.Agent(obs, act, config())

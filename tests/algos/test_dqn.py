@@ -184,15 +184,6 @@ def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
     assert agent.act(obs).shape == (1,)
 
 
-@every_algo
-def test_channels_may_stand_first_or_last(algo):
-    last = make_agent(algo, "image", seed=3)
-    first = algo.Agent(Box(0, 255, (3, 36, 40), np.uint8), Discrete(4), last.cfg)
-    first.load_state_dict(last.state_dict())
-    obs = make_batch(algo, kind="image").obs
-    close(first.critic(obs.movedim(-1, 1)), last.critic(obs))
-
-
 # ---- The loss and its gradient
 
 @pytest.mark.parametrize("double,target", [(True, 1 + 0.5 * 1), (False, 1 + 0.5 * 5)])

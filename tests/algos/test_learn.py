@@ -8,69 +8,8 @@ import torch
 from algos import dqn, ppo
 from tests import probe
 from utils.envs import evaluate
-from utils.mpi import UsageError
 
 QUICK = {"device": "cpu", "run_dir": "run"}
-
-
-
-def test_the_tool_names_what_is_broken(monkeypatch, capsys):
-    monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
-    command = ["--algo", "ppo", "--set", "total_steps=1536", "num_envs=4"]
-    assert probe.main(command) == 0
-    assert "FAILED" not in capsys.readouterr().out
-    loss = ppo.value_loss
-    monkeypatch.setattr(ppo, "value_loss", lambda val, ret: loss(val, 0.5 * ret))
-    assert probe.main(command) == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.endswith("FAILED") for line in lines] == [False, True, True, False]
-    assert lines[1].split()[:6] == ["ProbeValue", "discrete", "value", "of", "0", "1.00"]
-    assert lines[3].startswith("ProbeValue failed: look at the value loss")
-
-
-def test_the_tool_says_which_number_turned_nan(monkeypatch, capsys):
-    monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
-    assert probe.main(["--algo", "ppo", "--set", "total_steps=512", "lr=1e38"]) == 1
-    assert "nan at step" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("algo,kind", [("sac", "discrete"), ("dqn", "continuous")])
-def test_the_tool_skips_actions_that_the_algorithm_does_not_take(algo, kind, monkeypatch, capsys):
-    """The algorithm is healthy, so nothing looks like an error."""
-    monkeypatch.setattr(probe, "CASES", [probe.CASES[0]])
-    status = probe.main(["--algo", algo, "--set", "total_steps=300"])
-    out, err = capsys.readouterr()
-    assert f"ProbeValue  skipped: {kind} actions" in out.splitlines()
-    assert out.count("skipped") == 1 and out.count("value of 0") == 1 and err == ""
-    assert status == out.count("FAILED")
-
-
-def test_the_tool_does_not_skip_what_else_is_refused(monkeypatch, capsys):
-    """Of an algorithm that refuses all, nothing is known, which is no success."""
-    with pytest.raises(UsageError, match="--gamma is 2"):
-        probe.main(["--algo", "ppo", "--set", "gamma=2"])
-    monkeypatch.setattr(probe, "quiet_probe", lambda *args: ([], "skipped"))
-    assert probe.main(["--algo", "ppo"]) == 1
-    assert "neither kind of action" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("args,said", [
-    ("--algo PPO", "--algo PPO: there is no algos/PPO.py, only .*ppo"),
-    ("--algo ppo --set learning_rate=1", "--set learning_rate=1: .* did you mean lr?"),
-    ("--algo ppo --set lr", "--set lr: it takes lr=VALUE"),
-    ("--algo ppo --set lr=fast", "--set lr=fast: it takes lr=VALUE"),
-])
-def test_what_the_tool_refuses(args, said):
-    with pytest.raises(UsageError, match=said):
-        probe.main(args.split())
-
-
-def test_settings_of_the_tool(monkeypatch):
-    seen = []
-    monkeypatch.setattr(probe, "quiet_probe", lambda algo, case, box, settings: (
-        seen.append(settings), ([], "skipped"))[1])
-    probe.main("--algo ppo --seed 7 --set lr=1e-3 epochs=2 norm_adv=False hidden=(8,)".split())
-    assert seen[0] == {"seed": 7, "lr": 1e-3, "epochs": 2, "norm_adv": False, "hidden": (8,)}
 
 
 # ---- What the end of an episode is worth

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings as how, strategies as st
 from torch.distributions import Categorical, Independent, Normal
 
-from algos import a2c, acktr, ppo, ppo_popart, vpg
+from algos import a2c, ppo, ppo_popart, vpg
 from tests.helpers import (
     DISCRETE,
     IMAGES,
@@ -27,7 +27,6 @@ from tests.helpers import (
     moved,
     onpolicy_agent as make_agent,
     onpolicy_config as config,
-    onpolicy_optimizers,
     parameters,
     reward_sums,
     scales_rewards,
@@ -215,15 +214,6 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind)
     assert torch.equal(agent.act(obs, deterministic=True), policy.mode)
 
 
-@every_algo
-def test_actions_fill_the_box_side_by_side(name):
-    """From one bound to the other, as tanh goes from -1 to 1, whatever the bounds are."""
-    agent = make_agent(ALGOS[name])
-    act = torch.tensor([[-99.0, 99], [99, -99], [0, 0], [math.atanh(0.5), -math.atanh(0.5)]])
-    np.testing.assert_allclose(agent.env_act(act), [[0, 3], [5, -3], [2.5, 0], [3.75, -1.5]],
-                               atol=1e-6)
-
-
 # ---- What an update changes
 
 
@@ -325,28 +315,6 @@ def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
     before = copies(agent)
     learn(algo, agent, make_rollout(algo, agent), lr=1e-2)
     assert {each.partition(".")[0] for each in moved(before, agent)} == WITHOUT_ADVANTAGE[name]
-
-
-@without_memory
-@every_kind
-def test_a_step_moves_the_parameters_of_its_optimizer_alone(name, kind):
-    """Also where the loss depends on others. The loss of an optimizer moves all of its own."""
-    algo = ALGOS[name]
-    agent = make_agent(algo, kind)
-    optimizers = onpolicy_optimizers(algo, agent)
-    names = {id(param): each for each, param in agent.named_parameters()}
-    obs = agent.normalize_obs(make_rollout(algo, agent).obs).flatten(0, 1)
-    if algo is acktr:
-        optimizers[0].measure(agent, obs)
-    for optimizer in optimizers:
-        before = copies(agent)
-        features = agent.encoder(obs)
-        loss = agent.actor(features).square().sum() + agent.critic(features).square().sum()
-        loss = loss + (0 if agent.discrete else agent.log_std.square().sum())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step(1e-2)
-        assert moved(before, agent) == {names[id(param)] for param in optimizer.params}
 
 
 # ---- Whole runs

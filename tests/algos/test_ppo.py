@@ -19,8 +19,6 @@ from algos import ppo
 from tests import helpers
 from tests.helpers import (
     BOX,
-    DISCRETE,
-    IMAGES,
     LOG_2PI,
     SPACES,
     Descent,
@@ -204,18 +202,6 @@ def test_the_hook_sees_shapes_and_types(call):
 
 
 # ---- Networks
-
-
-def test_channels_may_stand_first_or_last():
-    last = make_agent("images")
-    first_space = gym.spaces.Box(0, 255, (3, 44, 36), np.uint8)
-    first = ppo.Agent(first_space, DISCRETE, last.cfg)
-    names = dict(last.named_parameters())
-    first.load_state_dict({name: names.get(name, x) for name, x in first.state_dict().items()})
-    obs = torch.randint(256, (5, *IMAGES.shape), dtype=torch.uint8)
-    for actual, expected in zip(outputs(first, first.normalize_obs(obs.permute(0, 3, 1, 2))),
-                                outputs(last, last.normalize_obs(obs))):
-        close(actual, expected)
 
 
 # ---- Acting

@@ -28,13 +28,6 @@ def test_entries_are_whole():
         assert len(mutant.wrong) > 10 and len(mutant.found) > 3, mutant.id
 
 
-def test_a_shared_bug_is_planted_alone_and_in_all_copies():
-    found = [(p.id, p.module, p.files) for p in catalogue.plantings([one(also=["a2c", "vpg"])])]
-    assert found == [("ppo-x", "ppo", ("ppo",)), ("ppo-x@a2c", "a2c", ("a2c",)),
-                     ("ppo-x@vpg", "vpg", ("vpg",)), ("ppo-x@all", "ppo", ("ppo", "a2c", "vpg"))]
-    assert [p.id for p in catalogue.plantings([one()])] == ["ppo-x"]
-
-
 @pytest.mark.parametrize("said,status,crashes,expected", [
     ("2 passed", 0, False, ("survived", "")),
     ("..F\nFAILED tests/algos/test_a.py::test_b[no gain-box] - assert 1 == 2\n1 failed", 1, False,
@@ -74,23 +67,6 @@ def test_a_bug_is_planted_in_all_its_files_or_in_none(tmp_path):
     assert {path.read_text() for path in files.values()} == {"import math as m\n"}
 
 
-def test_what_was_not_killed_stands_last_and_is_the_exit_status(tmp_path, capsys):
-    results = [runner.Result("ppo-a", "survived", "", 1.0),
-               runner.Result("ppo-b", "error", "?", 1.0),
-               runner.Result("ppo-c", "killed", "test_d", 2.0)]
-    assert runner.report(results, tmp_path / "table.csv") == 1
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["ppo-c", "ppo-b", "ppo-a"]
-    assert lines[-1] == "killed 1 of 3"
-    assert (tmp_path / "table.csv").read_text().splitlines()[3] == "ppo-c,killed,test_d,2.0"
-    assert runner.report(results[2:], "") == 0
-
-
-def test_an_unknown_bug_is_refused():
-    with pytest.raises(SystemExit, match="ppo-nothing"):
-        runner.main(["--id", "ppo-nothing"])
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sample_is_killed():
@@ -98,21 +74,3 @@ def test_a_sample_is_killed():
                           capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "killed 12 of 12"
-
-
-HANGS = """
-from tests.mutants import __main__ as runner
-from tests.mutants.catalogue import Mutant, Planting
-
-runner.LIMIT = 3
-new = "while True: pass\\n\\ndef gae("
-bug = Mutant("a2c-x", "a2c", old="def gae(", new=new, wrong="", found="")
-for result in runner.run_all([Planting(bug.id, "a2c", ("a2c",), bug)], 1):
-    print(result.outcome, "by", result.by)
-"""
-
-
-@pytest.mark.slow
-def test_a_bug_that_hangs_is_killed_by_the_time_limit():
-    done = subprocess.run([sys.executable, "-c", HANGS], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "killed by the time limit\n", done.stdout + done.stderr

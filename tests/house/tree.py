@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = "algos utils tests benchmarks notebooks .ci".split()
+FOLDERS = "algos utils tests benchmarks docs notebooks .ci".split()
 
 
 def tracked(pattern="*", root=ROOT):
@@ -36,7 +36,7 @@ def by_hand(root=ROOT):
     paths = [*root.glob("*.*"), *(path for name in FOLDERS for path in (root / name).rglob("*"))]
     names = {path.relative_to(root).as_posix() for path in paths if path.is_file()}
     known = {f"algos/{name}.py" for name in in_readme(root)} | {"algos/__init__.py"}
-    return [name for name in names if "__pycache__" not in name and name != ".git"
+    return [name for name in names if "__pycache__" not in name
             and (name in known or not name.startswith("algos/"))]
 
 

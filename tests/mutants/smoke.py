@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/*.py")} - {"__init__"}
 
 # These depend on how busy the machine is, and that must not count as catching a bug.
-LEFT_OUT = ("test_killed_again_and_again", "test_a_kill_at_any_moment", "nearly_free",
-            "take_seconds", "test_config_json_has_the_commit",
+LEFT_OUT = ("test_killed_again_and_again",
             # Compiling takes longer than all other tests together.
             "test_compiled_equals_eager", "drawn_without_a_display")
 SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "images_are_learned",

@@ -16,7 +16,6 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -234,63 +233,6 @@ def test_one_process_needs_no_mpi():
     assert done.stderr == ""
 
 
-# ---- What the seed decides, and what it is not to depend on
-
-class Witness(gym.Wrapper):
-    """CartPole that keeps every first observation and every action of the process in `seen`."""
-
-    seen = []
-
-    def __init__(self):
-        super().__init__(gym.make("CartPole-v1").unwrapped)
-
-    def reset(self, **kwargs):
-        obs, info = super().reset(**kwargs)
-        self.seen.append(tuple(obs))
-        return obs, info
-
-    def step(self, act):
-        self.seen.append(int(act))
-        return super().step(act)
-
-
-gym.register("Witness-v0", Witness)
-
-
-def test_another_seed_is_another_run(monkeypatch):
-    seen = {}
-    for seed in (1, 2, 3):
-        monkeypatch.setattr(Witness, "seen", [])
-        agent = train(env="Witness-v0", total_steps=64, lr=1e-30, seed=seed, run_dir=f"run{seed}")
-        first = [x for x in Witness.seen if isinstance(x, tuple)]
-        acts = [x for x in Witness.seen if not isinstance(x, tuple)]
-        assert len(set(first)) == len(first) >= 2, "environments, episodes must begin differently"
-        assert set(acts) == {0, 1}
-        weights = tuple(agent.state_dict()["actor.0.weight"].flatten().tolist())
-        seen[seed] = weights, acts, first
-    for a, b in ((1, 2), (2, 3), (1, 3)):
-        assert seen[a][0] != seen[b][0] and seen[a][1] != seen[b][1]
-        assert not set(seen[a][2]) & set(seen[b][2]), "environment 1 of seed 1 is that of seed 2"
-
-
-def test_evaluation_changes_no_training_row():
-    every = {0: "never", 64: "always", 100: "sometimes"}
-    for eval_every, run_dir in every.items():
-        train(eval_every=eval_every, run_dir=run_dir, total_steps=320)
-    assert same(saved("never")[1]["state"], saved("always")[1]["state"])
-    assert same(saved("never")[1]["rng"], saved("always")[1]["rng"])
-    plain, always, sometimes = map(rows, every.values())
-    evaluated = {"always": [64, 128, 192, 256, 320], "sometimes": [128, 256, 320]}
-    for run_dir, table in (("always", always), ("sometimes", sometimes)):
-        assert [int(row["step"]) for row in table if row["eval_ret_mean"]] == evaluated[run_dir]
-        assert [{key: row[key] for key in plain[0]} for row in table] == plain
-        assert rows(run_dir, "episodes.csv") == rows("never", "episodes.csv")
-    assert "eval_ret_mean" not in plain[0]
-    at_same_step = {row["step"]: row["eval_ret_mean"] for row in always}
-    assert all(at_same_step[row["step"]] == row["eval_ret_mean"]
-               for row in sometimes if row["eval_ret_mean"])
-
-
 # ---- Save and resume
 
 
@@ -333,22 +275,6 @@ def test_a_new_budget_on_resume(capsys):
     assert [entry["step"] for entry in config["resumed"]] == [128]
     assert config["resumed"][0]["versions"]["torch"] == torch.__version__
     assert_no_gap("run", (0, 128))
-
-
-def test_a_resumed_run_begins_other_episodes(monkeypatch):
-    """Derived of the step, or a run that is resumed often would see the same few for ever."""
-    first = {}
-    for total, resume in ((64, False), (128, True), (192, True)):
-        monkeypatch.setattr(Witness, "seen", [])
-        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
-        first[total] = {x for x in Witness.seen if isinstance(x, tuple)}
-    assert not first[64] & first[128] and not first[128] & first[192] and not first[64] & first[192]
-    again = first[192]
-    shutil.rmtree("run")
-    for total, resume in ((64, False), (128, True), (192, True)):
-        monkeypatch.setattr(Witness, "seen", [])
-        train(env="Witness-v0", run_dir="run", total_steps=total, resume=resume)
-    assert {x for x in Witness.seen if isinstance(x, tuple)} == again
 
 
 def test_a_finished_run_returns_its_agent_and_writes_nothing(capsys):
