@@ -151,7 +151,8 @@ def print_help(config_class, doc, prog):
         comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M))
         for field in fields(config_class):
             if field.name in flags and field.name in owner.__annotations__:
-                lines += help_of(field, flags.pop(field.name), comments, width)
+                games = getattr(config_class, "for_games", {}).get(field.name, "")
+                lines += help_of(field, flags.pop(field.name), comments, width, games)
     try:
         print("\n".join(lines), flush=True)
     except BrokenPipeError:  # as in `--help | head`: the reader has left
@@ -159,14 +160,15 @@ def print_help(config_class, doc, prog):
         raise SystemExit(141) from None
 
 
-def help_of(field, kind, comments, width):
-    """Return the lines of one setting: its flag with its default, and its comment."""
+def help_of(field, kind, comments, width, games):
+    """Return the lines of one setting: its flag, its default, that for games, and its comment."""
     default = field.default
     if isinstance(default, tuple):
         default = " ".join(map(str, default))
     values = " | ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
     head = f"  {flag(field.name)}" + (f", {flag('no_' + field.name)}" if kind is bool else "")
-    head += f" {values}" * bool(values) + f"  (default: {default})"
+    games = f"; for Atari games {games}" if games != "" else ""
+    head += f" {values}" * bool(values) + f"  (default: {default}{games})"
     text = textwrap.wrap(comments.get(field.name, ""), width - 7)
     return [head, *(f"      {line}" for line in text)]
 

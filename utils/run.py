@@ -115,9 +115,6 @@ def main(train, config_class, doc: str) -> None:
 
 def parse(config_class, doc: str, args: list[str] | None = None):
     """Return the Config of a command line. --help prints `doc` and all settings."""
-    if config_class.for_games:
-        words = [f"{flag(name)} {value}" for name, value in config_class.for_games.items()]
-        doc += f"\nAtari games (ALE/..., MinAtar/...) have other defaults: {' '.join(words)}\n"
     return read_command(config_class, doc, f"python -m {module_name(config_class)}", args,
                         HINTS.get)
 
