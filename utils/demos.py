@@ -68,7 +68,7 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
                  max_steps: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
     """Call `evaluate`, write the episodes to `file`, and return (returns, lengths)."""
     envs = make_envs(cfg, episodes)
-    envs.clip_rewards = False  # only a learner needs clipped ones
+    envs.clip_rewards = envs.lives_end = False  # only a learner needs clipped ones
     envs = Recorder(envs)
     returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic,
                                 max_steps=max_steps, envs=envs)

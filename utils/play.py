@@ -182,7 +182,7 @@ class Film(gym.vector.VectorWrapper):
 
     def step(self, act):
         obs, rew, terminated, truncated, infos = self.env.step(act)
-        if not (terminated | truncated)[0]:  # else a new episode has begun
+        if "episode" not in infos:  # else a new one has begun
             self.draw(obs)
         return obs, rew, terminated, truncated, infos
 

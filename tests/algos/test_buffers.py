@@ -353,3 +353,13 @@ def test_hindsight_gives_goals_of_the_same_episodes_future():
                     wanted, rel=1e-6)
 
     check()
+
+
+def test_frames_are_drawn_alike_where_one_environment_has_more_episodes():
+    buffer = dqn_atari.FrameBuffer(200, 2, 4, (4, 5, 5), torch.device("cpu"))
+    frames = np.zeros((2, 4, 5, 5), np.uint8)
+    for t in range(12):                                         # 5 frames of environment 1 a step
+        buffer.add(obs=frames, act=np.full(2, t), rew=np.zeros(2), next_obs=frames,
+                   terminated=np.zeros(2), done=np.array([False, True]))
+    drawn = buffer.sample(5000).act
+    assert drawn.bincount().tolist() == pytest.approx([5000 / 12] * 12, rel=0.3)

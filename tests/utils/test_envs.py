@@ -13,9 +13,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
 
+from algos import ppo, ppo_lstm
 from tests.helpers import script
 from tests.toy import Config
 from utils import envs, mpi
+from utils.demos import read_demos, record_demos
 from utils.envs import EpisodeRecorder, evaluate, make_envs
 from utils.mpi import UsageError
 from utils.run import Run
@@ -523,6 +525,33 @@ def test_what_is_infinite_in_float32_is_refused(monkeypatch):
         games.check_finite(Draws().step(0)[0], "an observation")
 
 
+def agent_for(algo, env, **more):
+    cfg = algo.Config(env=env, run_dir="run", **more)
+    vector = make_envs(cfg, 1)
+    return cfg, algo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+def test_predict_of_one_is_one_of_a_batch_a_batch_and_of_else_an_error(env):
+    _, agent = agent_for(ppo, env)
+    obs = np.random.default_rng(0).normal(size=(3, *agent.obs_shape)).astype(np.float32)
+    one = agent.predict(obs[0])
+    for n in (1, 3):
+        assert agent.predict(obs[:n]).shape == (n, *np.shape(one))
+    np.testing.assert_allclose(agent.predict(obs)[0], one, rtol=1e-5)
+    for wrong in (obs[0][:-1], obs[:, :-1], obs[None], obs[0, 0]):
+        with pytest.raises(ValueError, match="an observation has the shape"):
+            agent.predict(wrong)
+
+
+def test_evaluation_leaves_the_memory_of_training_alone():
+    cfg, agent = agent_for(ppo_lstm, "CartPole-v1")
+    agent.act(np.ones((2, 4), np.float32))
+    memory = agent.memory.clone()
+    evaluate(agent, cfg, 3, seed=1)
+    assert memory.any() and torch.equal(agent.memory, memory)
+
+
 # ---- games
 
 def play_breakout(steps, **kwargs):
@@ -567,3 +596,11 @@ def test_minatar_has_bytes_and_its_channels_last(game, channels):
         features = layer(features)
     assert torch.allclose(encoder(torch.as_tensor(obs)), features, atol=1e-6)
     assert features.shape == (2, 512)
+
+
+def test_demonstrations_of_lives_are_games():
+    kwargs = json.dumps({"episodic_life": True, "max_num_frames_per_episode": 4000})
+    cfg, agent = agent_for(ppo, "ALE/Breakout-v5", env_kwargs=kwargs)
+    returns, _ = record_demos(agent, cfg, "demos.npz", 2, seed=1, deterministic=False)
+    arrays = read_demos("demos.npz")
+    assert (arrays["terminated"] | arrays["truncated"]).sum() == len(returns) == 2
