@@ -167,7 +167,7 @@ def help_of(field, kind, comments, width, games):
         default = " ".join(map(str, default))
     values = " | ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
     head = f"  {flag(field.name)}" + (f", {flag('no_' + field.name)}" if kind is bool else "")
-    games = f"; for Atari games {games}" if games != "" else ""
+    games = f"; for games {games}" if games != "" else ""
     head += f" {values}" * bool(values) + f"  (default: {default}{games})"
     text = textwrap.wrap(comments.get(field.name, ""), width - 7)
     return [head, *(f"      {line}" for line in text)]
@@ -311,6 +311,13 @@ def check_settings(cfg):
 
     NaN, infinity and text are refused. So is a fraction if the setting is declared int.
     """
+    kinds = {"str": (str, "text"), "bool": (bool, "True or False"),
+             "tuple": (tuple | list, "a tuple")}
+    for field in fields(cfg):
+        value, declared = getattr(cfg, field.name), getattr(field.type, "__name__", str(field.type))
+        kind, takes = kinds.get(declared.partition("[")[0], (object, ""))
+        if not isinstance(value, kind):
+            raise UsageError(f"{flag(field.name)} is {value!r}; it takes {takes}")
     known = [field.name for field in fields(cfg) if re.search("int|float", str(field.type))]
 
     def there(names):

@@ -462,6 +462,9 @@ def refusing_bad_env(cfg):
         near = "Did you mean" in str(error) and "ale_py" not in sys.modules
         unknown = isinstance(error, gym.error.NameNotFound) and not near
         games = " Atari games have names such as ALE/Pong-v5" * unknown
+        if minatar:
+            ids = [name for name in gym.registry if is_game(name, "MinAtar/")]
+            games = f" It has {', '.join(ids)}"
         raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
     except TypeError as error:
         if cfg.env_kwargs == "{}":  # then the error is the environment's own

@@ -306,6 +306,16 @@ def test_the_unit_of_advantages_does_not_matter():
 
 
 @every_kind
+def test_the_line_search_goes_by_what_all_ranks_measure(kind, monkeypatch):
+    """The mean KL is too large, so this rank draws back, too."""
+    plain, agent = mpi.average, make_agent(trpo, kind, backtracks=4)
+    monkeypatch.setattr(mpi, "average", lambda x: (torch.tensor([1.0, 1e9]) if x.shape == (2,)
+                                                   else plain(x)))
+    _, _, metrics = step(agent)
+    assert metrics["backtracks"] == 4
+
+
+@every_kind
 @pytest.mark.parametrize("why", ["the divergence", "no gain"])
 def test_a_failed_line_search_leaves_every_bit_as_it_was(kind, why):
     """The search is forced to fail. A zero keeps its sign, too."""
