@@ -79,7 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     norm_adv: bool = True  # normalise advantages within each minibatch
-    for_games = {  # instead of the above, for Atari games, as in the paper
+    for_games = {  # instead of the above, for Atari games, as in OpenAI Baselines
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 2.5e-4,
         "clip_ratio": 0.1, "ent_coef": 0.01}
 

@@ -3,6 +3,7 @@
 The title of a section says which tests use it. A helper that only one file needs is in that file.
 """
 import contextlib
+import copy
 import csv
 import dataclasses
 import importlib.util
@@ -635,3 +636,15 @@ def end(process):
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
+
+
+class Spy:
+    """A loss that keeps what it was given, and a copy of the agent as it then was."""
+
+    def __init__(self, loss):
+        self.loss = loss
+        self.calls = []
+
+    def __call__(self, agent, minibatch):
+        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
+        return self.loss(agent, minibatch)

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -74,8 +75,7 @@ def flat_obs(env: gym.Env) -> gym.Env:
     space = env.observation_space
     if isinstance(space, gym.spaces.Box) and space.dtype == bool and len(space.shape) == 3:
         images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
-        to_bytes = lambda obs: 255 * obs.astype(np.uint8)  # noqa: E731
-        return gym.wrappers.TransformObservation(env, to_bytes, images)
+        return gym.wrappers.TransformObservation(env, partial(np.multiply, np.uint8(255)), images)
     if isinstance(space, gym.spaces.Box) or not space.is_np_flattenable:
         return env
     env = gym.wrappers.FlattenObservation(env)
@@ -178,9 +178,10 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         if self.lives_end:
             lost = (infos["lives"] < self.lives) & ~(terminated | truncated)
             self.lives = infos["lives"]
-            final_obs = infos.setdefault("final_obs", obs.copy())
-            final_obs[lost] = obs[lost]
-            terminated = terminated | lost
+            if lost.any():
+                final_obs = infos.setdefault("final_obs", obs.copy())
+                final_obs[lost] = obs[lost]
+                terminated = terminated | lost
         return obs, rew, terminated, truncated, infos
 
     def check_finite(self, values: np.ndarray, what: str) -> None:

@@ -248,6 +248,12 @@ def test_damping_by_hand(X, S, damping, X_d, S_d):
     close(actual[1], torch.diag(vec(*S_d)))
 
 
+@pytest.mark.parametrize("kind,usual", [("discrete", 0.1), ("images", 0.1), ("box", 0.01)])
+def test_damping_is_larger_by_default_where_actions_are_discrete(kind, usual):
+    assert acktr.KFAC(make_agent(acktr, kind)).damping == usual
+    assert acktr.KFAC(make_agent(acktr, kind, damping=0.3)).damping == 0.3
+
+
 def test_damping_adds_at_least_lambda_and_survives_a_dead_layer():
     X_d, S_d, _ = damped(torch.diag(vec(0, 2)), torch.diag(vec(0, 3, 0)), 0.01)
     eigenvalues = torch.linalg.eigvalsh(torch.kron(X_d, S_d))

@@ -3,7 +3,6 @@ import copy
 import math
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -55,15 +54,7 @@ def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3, make=None):
         return helpers.learn(ppo, agent, rollout, make, lr)
 
 
-class Spy:
-    """A loss that keeps what it was given, and a copy of the agent as it then was."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, agent, minibatch):
-        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
-        return PLAIN_LOSS(agent, minibatch)
+Spy = partial(helpers.Spy, PLAIN_LOSS)
 
 
 def gradient_of(agent, obs, act, logp_old, adv, ret):
@@ -406,7 +397,7 @@ def their_ppo(agent, lr):
     return model
 
 
-class Drifted(Spy):
+class Drifted(helpers.Spy):
     """A spy whose old policy is another one, so that ratios leave the range at once."""
 
     def __call__(self, agent, minibatch):
@@ -430,7 +421,7 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
     agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64,
                        ent_coef=0.01, max_grad_norm=0.2)
     start, model = parameters(agent), their_ppo(agent, lr=1e-3)
-    spy = Drifted()
+    spy = Drifted(PLAIN_LOSS)
     flat, metrics = learn(agent, make_rollout(agent), spy, lr=1e-3)
     assert len(spy.calls) == num_steps
     assert min(min(clipped_shares(call)) for call in spy.calls) > 0.03

@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from functools import partial
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -38,15 +37,7 @@ PLAIN_LOSS = ppo_popart.popart_loss
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 
-class Spy:
-    """A loss that keeps what it was given, and a copy of the agent as it then was."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, agent, minibatch):
-        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
-        return PLAIN_LOSS(agent, minibatch)
+Spy = partial(helpers.Spy, PLAIN_LOSS)
 
 
 def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3):

@@ -40,7 +40,7 @@ from tests.helpers import (
     wait_for_rows,
 )
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import cli, mpi, play, run as run_module
+from utils import cli, mpi, play, results, run as run_module
 from utils.mpi import UsageError
 from utils.run import RunConfig, Stopped, open_run, parse, read_config, rounded, summary
 
@@ -712,3 +712,16 @@ def test_games_bring_their_settings_except_where_others_were_given():
         assert images.cfg.lr == 3e-4 and images.cfg.epochs == 4 and images.cfg.clip_ratio == 0.1
     with run_module.Run(ppo.Config(env="CartPole-v1", run_dir="vectors")) as vectors:
         assert vectors.cfg.epochs == 10 and vectors.cfg.lr == 3e-4
+    other = replace(plain, seed=2, lr=1e-3, run_dir="other")  # which passes all settings on
+    with run_module.Run(other) as images:
+        assert images.cfg.lr == 1e-3 and images.cfg.epochs == 4 and images.cfg.seed == 2
+
+
+def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
+    given = {"lr": 1e-4, "epochs": 1, "rollout_steps": 64, "minibatch_size": 32, "num_envs": 2}
+    cfg = ppo.Config(env="MinAtar/Breakout-v1", run_dir="run", total_steps=64, **given)
+    ppo.train(cfg)
+    ppo.train(ppo.Config(run_dir="run", resume=True, total_steps=128))
+    settings = read_config("run")["settings"]
+    assert settings["epochs"] == 1 and settings["clip_ratio"] == 0.1 and steps("run") == [64, 128]
+    assert results.make_result(Path("run"))["changed"] == {"total_steps": 128.0, **given}
