@@ -14,7 +14,6 @@ FUNCTIONS = {name: getattr(np, name) for name in ("mean", "std", "var", "clip", 
     "min": np.minimum, "sum": lambda x: np.sum(x, -1)}
 
 
-@pytest.mark.slow
 def test_every_key_names_a_function():
     known = {key for algo in algorithms().values() for name in algo.functions
              for key in (name, f"{algo.name}.{name}")}
