@@ -23,8 +23,9 @@ initial weights in the last layers. The action enters the critic at its first la
 (second). Learning rate 1e-3 for both (actor 1e-4), tau 0.005 (0.001), batches of 256
 (64), layers of 256 and 256 units (400 and 300). Random actions and no updates at first.
 
-Healthy values. `q` grows with the return. If it keeps growing while the return does
-not, the critic overestimates: TD3 was designed against this weakness.
+Healthy values. `q` grows with the return. With --eval-every, compare `eval_q` with
+`eval_discounted`, the discounted return that was really obtained from the same states.
+Where Q stays above it, the critic overestimates, the weakness that TD3 was made for.
 
 Run   python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
 Next  diff algos/ddpg.py algos/td3.py
@@ -269,6 +270,12 @@ class Agent(Policy):  # which adds predict(obs)
         if deterministic:
             return act
         return (act + self.cfg.act_noise * torch.randn_like(act)).clamp(-1, 1)
+
+    @torch.no_grad()
+    def q_value(self, obs: np.ndarray, act: Actions) -> PerSample:
+        """Q(s, a). --eval-every logs it beside the discounted return obtained."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
+        return self.critic(obs, act.to(self.low.device)).cpu()
 
     def random_act(self, num_envs: int) -> Tensor:
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1

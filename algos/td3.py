@@ -23,8 +23,9 @@ Departures from the paper, as in the authors' later code (github.com/sfujim/TD3)
 of 256 units (paper: 400, 300), batches of 256 (100), actions clipped to [-1, 1], noise
 in units of half the action range, no updates during the random actions at the start.
 
-Healthy values. `q1` and `q2` stay close together. If they keep growing while the return
-does not, the critics overestimate. `critic_loss` grows with Q, so it need not fall.
+Healthy values. `q1` and `q2` stay close together. With --eval-every, `eval_q` is near
+`eval_discounted`, the discounted return that was really obtained from the same states;
+DDPG's is often above. `critic_loss` grows with Q, so it need not fall.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)
@@ -302,6 +303,12 @@ class Agent(Policy):  # which adds predict(obs)
         if deterministic:
             return act
         return (act + self.cfg.act_noise * torch.randn_like(act)).clamp(-1, 1)
+
+    @torch.no_grad()
+    def q_value(self, obs: np.ndarray, act: Actions) -> PerSample:
+        """Q_1(s, a). --eval-every logs it beside the discounted return obtained."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
+        return self.critic.q1(obs, act.to(self.low.device)).cpu()
 
     def random_act(self, num_envs: int) -> Tensor:
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1

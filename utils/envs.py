@@ -210,11 +210,13 @@ def success(infos: dict, i: int) -> list[float]:
 
 def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
              stop=lambda: False, max_steps: int = 100_000,
-             envs: gym.vector.VectorEnv | None = None) -> tuple[np.ndarray, np.ndarray]:
+             envs: gym.vector.VectorEnv | None = None, watch=lambda step: None
+             ) -> tuple[np.ndarray, np.ndarray]:
     """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
 
     stop    asked before every step: whether to end at once, with lengths of 0 where it did
     envs    the environments to play in (default: new ones, by `make_envs`)
+    watch   called after every step with its (obs, act, rew, terminated), each [episodes, ...]
 
     The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
     A copy of the agent acts. So a memory of the training environments stays as it is, and `play`
@@ -233,8 +235,10 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
             raise UsageError(f"{sum(lengths == 0)} of {episodes} evaluated episodes of {cfg.env} "
                              f"did not end within {max_steps:,} steps (play: --max-steps); "
                              """--env-kwargs '{"max_episode_steps": N}' ends them after N""")
-        act = agent.env_act(agent.act(obs, deterministic))
-        obs, _, terminated, truncated, infos = envs.step(act)
+        act = agent.act(obs, deterministic)
+        old_obs = obs
+        obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        watch((old_obs, act, rew, terminated))
         forget(agent, terminated | truncated)
         if "episode" in infos:
             first = infos["_episode"] & (lengths == 0)  # later episodes do not count

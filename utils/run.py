@@ -308,10 +308,15 @@ class Run:
         every = self.cfg.eval_every
         at_end = step >= self.cfg.total_steps
         if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
+            steps = []
+            has_q = hasattr(self.agent, "q_value")
             returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
-                                        lambda: self.signal > 0)
+                                        lambda: self.signal > 0,
+                                        **{"watch": steps.append} if has_q else {})
             if lengths.all():  # else a signal has ended it
                 self.store(eval_ret=returns)
+                if has_q:
+                    self.store(**q_and_return(self.agent, steps, lengths))
 
     def log(self, step: int, envs, **metrics) -> None:
         """Write a row of progress.csv, and the episodes that ended, if `step` is due.
@@ -405,6 +410,31 @@ class Run:
             self.logger.sync()
             checkpoint.save_file(self.run_dir / name, {
                 "agent": state, "step": self.reported_step, "settings": plain_settings(self.cfg)})
+
+
+def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Return Q(s, a) and the discounted return that followed, for the states of evaluated episodes.
+
+    steps      (obs, act, rew, terminated) of each step, as `evaluate` gives them to its `watch`
+    lengths    of the episodes, [N]
+
+    At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
+    if what lies beyond the limit weighs less than 1%.
+    """
+    obs, act, rew, terminated = (np.stack(column) for column in zip(*steps))  # [T, N, ...]
+    gamma = agent.cfg.gamma
+    left = lengths - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
+    returns = np.zeros_like(rew)
+    for t in reversed(range(len(rew))):
+        returns[t] = rew[t]
+        if t + 1 < len(rew):
+            returns[t] += gamma * (left[t] > 1) * returns[t + 1]
+    whole = terminated[lengths - 1, np.arange(len(lengths))] | (gamma ** np.maximum(left, 0) < 0.01)
+    counts = whole & (left > 0)
+    if not counts.any():
+        return {}
+    q = agent.q_value(obs[counts], torch.from_numpy(act[counts]))
+    return {"eval_q": q.numpy(), "eval_discounted": returns[counts]}
 
 
 def choose_device(cfg) -> torch.device:

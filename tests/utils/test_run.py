@@ -15,12 +15,13 @@ import threading
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from algos import ppo, sac
+from algos import ddpg, ppo, sac, td3
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -725,3 +726,26 @@ def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
     settings = read_config("run")["settings"]
     assert settings["epochs"] == 1 and settings["clip_ratio"] == 0.1 and steps("run") == [64, 128]
     assert results.make_result(Path("run"))["changed"] == {"total_steps": 128.0, **given}
+
+
+def test_q_stands_beside_the_discounted_return_of_the_same_state():
+    """Episode 0 terminates after 3 steps, episode 1 is cut off after 4, the third plays on."""
+    agent = SimpleNamespace(cfg=SimpleNamespace(gamma=0.5))
+    steps = [(np.array([t, t + 0.1, t + 0.2]), torch.zeros(3), np.array([1.0, 2.0, 4.0]),
+              np.array([t == 2, False, False])) for t in range(9)]
+    agent.q_value = lambda obs, act: torch.from_numpy(10 * obs) + act
+    both = run_module.q_and_return(agent, steps, np.array([3, 4, 9]))
+    # Of 9 steps at gamma 0.5, those with at least 7 to go count: 0.5^7 is below 1%.
+    np.testing.assert_allclose(both["eval_q"], [0, 2, 10, 12, 20, 22])
+    rest = [8 * (1 - 0.5 ** n) for n in (9, 8, 7)]
+    np.testing.assert_allclose(both["eval_discounted"], [1.75, rest[0], 1.5, rest[1], 1, rest[2]])
+
+
+@pytest.mark.parametrize("algo", [ddpg, td3])
+def test_a_critic_is_judged_by_the_return_obtained(algo):
+    algo.train(algo.Config("InvertedPendulum-v4", total_steps=60, start_steps=50, eval_every=60,
+                           hidden=(8,), report_every=60, run_dir="run"))
+    row = rows("run")[-1]
+    length = float(row["eval_ret_mean"])  # 1 per step
+    assert float(row["eval_discounted_max"]) < length
+    assert abs(float(row["eval_q_mean"])) < 5  # a critic that has learned nothing yet
