@@ -59,7 +59,7 @@ from utils.run import Run, RunConfig, main
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
+PerAction = Float32[Tensor, "B n"]  # one number per sample for each of n actions
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
@@ -104,11 +104,11 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 @dataclass(frozen=True)
 class ReplayRollout(Rollout):  # a rollout that can be replayed
-    log_mu: Float32[Tensor, "T N k"]  # log mu(a|s) of every action a
+    log_mu: Float32[Tensor, "T N n"]  # log mu(a|s) of every action a
 
 
 @dataclass(frozen=True)
-class ReplayBatch:  # the B samples of a ReplayRollout
+class ReplayBatch:  # a ReplayRollout in one row: B = TN samples
     obs: Inputs  # s, normalised
     act: Choices  # a_t, the action taken
     log_mu: PerAction  # log mu(a|s)
@@ -196,8 +196,8 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout,
     rew = rollout.rew
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
-    actor_out, q = agent(obs)
-    val = state_value(actor_out, q).view_as(rew)
+    actor_out, q_all = agent(obs)  # of all actions
+    val = state_value(actor_out, q_all).view_as(rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
@@ -205,8 +205,9 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout,
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
     next_val[ends] = state_value(*agent(next_obs))
     act = rollout.act.flatten()
-    ratio = (actor_out.log_softmax(-1) - rollout.log_mu.flatten(0, 1)).exp()
-    ratio, q = pick(ratio, act).view_as(rew), pick(q, act).view_as(rew)
+    log_ratio = actor_out.log_softmax(-1) - rollout.log_mu.flatten(0, 1)
+    ratio = pick(log_ratio.exp(), act).view_as(rew)
+    q = pick(q_all, act).view_as(rew)
     ret = retrace(rew, q, next_val, ratio, rollout.terminated, rollout.done, cfg.gamma,
                   cfg.lam)
     return q, ret
@@ -248,7 +249,8 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
+    R contains V, so the less lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -258,7 +260,7 @@ def acer_loss(agent: Agent, batch: ReplayBatch) -> tuple[Scalar, dict]:
 
         L_pi = -mean sum_a z(a) log pi(a|s), where z is a constant
         L_Q  = mean (Q(s, a_t) - R)^2
-        H    is the entropy of pi, which keeps it exploring
+        H    is the entropy of pi, which keeps it exploring; `project` does not limit it
 
     `policy_direction` computes z, in which the logits of a sample should move. z sums
     to 0 over the actions, so the gradient of L_pi in these logits is -z / B.
@@ -295,8 +297,8 @@ def policy_direction(agent: Agent, batch: ReplayBatch, log_pi: PerAction,
     z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
     kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1).mean()
     projected = (z != g).any(-1).float().mean()  # the share of samples
-    ratio = pick(ratio, batch.act)
-    return z, {"ratio": ratio, "kl_avg": kl_avg, "projected": projected}
+    return z, {"ratio": pick(ratio, batch.act), "kl_avg": kl_avg,
+               "projected": projected}
 
 
 def policy_gradient(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choices,

@@ -1,7 +1,8 @@
 """Soft Actor-Critic (SAC).  Haarnoja et al. 2018, arXiv:1812.05905.
 
-The problem. TD3 explores with noise of one fixed scale, tuned by hand. The noise is the
-same in every state, whether a wrong action is harmless there or costs the episode.
+The problem. In TD3 a critic learns Q(s, a), the discounted return after action a in
+state s, and an actor learns the action with the highest Q. It explores by noise of one
+fixed scale, whether a wrong action is harmless in this state or costs the episode.
 
 The idea. The policy pi(a|s) is random and learns how random to be in each state. Every
 state adds a bonus to the reward: alpha times the policy's entropy H = E[-log pi(a|s)].
@@ -12,9 +13,8 @@ its bonus, and `soft_value` computes it for two of the three losses:
     actor_loss     pi maximises V(s)
     alpha_loss     alpha falls while the entropy is above its target, else it rises
 
-Unlike in TD3, pi is random, so its action in s' needs no added noise. There is no
-target actor, and the actor learns in every update, by the lower of both critics. One
-step of `train`:
+Unlike in TD3, pi itself is random, there is no target actor, and the actor learns in
+every update, by the lower of both critics. One step of `train`:
 
     interact       a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
     update         one Adam step on each loss; the target critics follow

@@ -3,8 +3,8 @@
 The problem. VPG's learning rate limits how far the weights move. But of two steps of
 equal length, one may barely change the policy pi and the other ruin it.
 
-The idea. Limit the change of the policy itself: maximise S, an estimate of how much
-better pi becomes, subject to KL <= max_kl, where KL is the divergence between the old
+The idea. Limit the change of the policy itself: maximise S, an estimate of the
+gain in return, subject to KL <= max_kl, where KL is the divergence between the old
 policy, pi_old, and pi. Near pi_old, S is linear in the weights and KL is quadratic, so
 the best direction is known. It is the natural gradient: it goes far in directions that
 barely change pi, and less far in sensitive ones. An iteration of `train`:
@@ -65,8 +65,8 @@ Vector = Float32[Tensor, "P"]  # one number per weight of the policy
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
-    minibatch_size: int = 256  # B, samples per gradient step of the critic (32 to 512)
+    rollout_steps: int = 2048  # T x N, samples per rollout; N has to divide it
+    minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
     max_kl: float = 0.04  # maximum KL per update, delta in the paper (0.001 to 0.05)
@@ -94,7 +94,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 
 @dataclass(frozen=True)
-class Batch:  # the B samples of a rollout
+class Batch:  # a rollout in one row: B = TN samples
     obs: Inputs  # s, normalised
     act: Shaped[Tensor, "B *act"]  # a
     adv: PerSample  # A: how much better a was than the policy's average action in s
@@ -191,14 +191,14 @@ def policy_step(agent: Agent, batch: Batch) -> dict:
         return mpi.average(flat_grad(v @ kl_grad, params)) + cfg.damping * v
 
     # At the maximum of g^T d subject to d^T D d / 2 = max_kl, the gradients of both, g
-    # and D d, are parallel. So d = m x, where D x = g. Inserting d gives m.
+    # and D d, are parallel. So d = m x, where D x = g, and m^2 x^T D x / 2 = max_kl.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
     m = (2 * cfg.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     if cfg.max_step_size > 0:  # else m grows as g shrinks, even if g is only noise
         m = m.clamp(max=cfg.max_step_size)
     # All this holds for small d, and m x may not be small. So measure S and KL.
     step, metrics = line_search(agent, batch, m * x)
-    metrics |= {"step_size": m, "improvement_expected": g @ step,
+    metrics |= {"step_size": m, "gain_expected": g @ step,
                 "policy_grad_norm": g.norm(), "cg_residual": residual,
                 "entropy": entropy(batch.old_out, batch.old_log_std)}
     return metrics
@@ -246,7 +246,8 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
+    R contains V, so the less lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -272,7 +273,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, which has no weights
+    z = (act - actor_out) / log_std.exp()  # before tanh: its Jacobian has no weights
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -332,9 +333,9 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
         vector_to_parameters(start + 0.8**k * step, params)  # overwrites the weights
         gain, kl = mpi.average(torch.stack(surrogate_and_kl(agent, batch)))
         if gain > 0 and kl <= agent.cfg.max_kl:
-            return 0.8**k * step, {"improvement": gain, "kl": kl, "backtracks": k}
+            return 0.8**k * step, {"gain": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
-    failed = {"improvement": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
+    failed = {"gain": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
     return torch.zeros_like(step), failed
 
 

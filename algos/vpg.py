@@ -62,8 +62,8 @@ Scalar = Float32[Tensor, ""]
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
     num_envs: int = 8  # N, parallel environments (usually 1 to 64)
-    rollout_steps: int = 512  # T x N, samples per rollout; N and B have to divide it
-    minibatch_size: int = 256  # B, samples per gradient step of the critic (32 to 512)
+    rollout_steps: int = 512  # T x N, samples per rollout; N has to divide it
+    minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
@@ -88,7 +88,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 
 @dataclass(frozen=True)
-class Batch:  # the B samples of a rollout
+class Batch:  # a rollout in one row: B = TN samples
     obs: Inputs  # s, normalised
     act: Shaped[Tensor, "B *act"]  # a
     adv: PerSample  # A: how much better a was than the policy's average action in s
@@ -210,7 +210,8 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
+    R contains V, so the less lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -229,7 +230,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, which has no weights
+    z = (act - actor_out) / log_std.exp()  # before tanh: its Jacobian has no weights
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 

@@ -236,9 +236,9 @@ def test_step_by_hand():
     agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9)
     _, _, metrics = step(agent, TWO, vec(1, -1))
     close(parameters(agent)[:3], vec(0.1, 0, 0.1), rtol=1e-4)
-    close(metrics["improvement_expected"], 0.3, rtol=1e-4)  # g' step
+    close(metrics["gain_expected"], 0.3, rtol=1e-4)  # g' step
     first, second = 2 - 1.9**2 / math.exp(0.2) / 2 - 0.1, -0.01 / math.exp(0.2) / 2 - 0.1
-    close(metrics["improvement"], (math.expm1(first) - math.expm1(second)) / 2, rtol=1e-4)
+    close(metrics["gain"], (math.expm1(first) - math.expm1(second)) / 2, rtol=1e-4)
     close(metrics["kl"], (1 + 0.01) / (2 * math.exp(0.2)) - 0.5 + 0.1, rtol=1e-3)
     close(metrics["policy_grad_norm"], 5**0.5)
     assert metrics["backtracks"] == 0 and metrics["cg_residual"] < 1e-4
@@ -255,7 +255,7 @@ def test_a_step_that_goes_too_far_is_drawn_back_by_hand(max_kl):
     assert k == metrics["backtracks"] > 0
     close(parameters(agent)[:3], vec(-1, 0, -1) * sizes[k], rtol=1e-4)
     close(metrics["kl"], kls[k], rtol=1e-3)
-    close(metrics["improvement_expected"], 3 * sizes[k], rtol=1e-4)
+    close(metrics["gain_expected"], 3 * sizes[k], rtol=1e-4)
 
 
 @pytest.mark.parametrize("limit,size", [(0.05, 0.05), (0.2, 0.1), (0.0, 0.1)])
@@ -265,7 +265,7 @@ def test_step_size_limit_by_hand(limit, size):
     _, _, metrics = step(agent, TWO, vec(1, -1))
     close(parameters(agent)[:3], vec(size, 0, size), rtol=1e-4)
     close(metrics["step_size"], size, rtol=1e-4)
-    close(metrics["improvement_expected"], 3 * size, rtol=1e-4)
+    close(metrics["gain_expected"], 3 * size, rtol=1e-4)
 
 
 @every_kind
@@ -290,7 +290,7 @@ def test_the_divergence_stays_within_max_kl_and_something_is_gained(kind, max_kl
         before, rollout = copy.deepcopy(agent), make_rollout(trpo, agent, seed)
         _, _, metrics = step(agent, rollout)
         kl = true_kl(before, agent, rollout).mean()
-        assert 0 < kl <= max_kl * 1.001 and metrics["improvement"] > 0
+        assert 0 < kl <= max_kl * 1.001 and metrics["gain"] > 0
         close(metrics["kl"], kl, rtol=1e-2, atol=1e-6)
         kls.append(kl)
     assert min(kls) > 0.1 * max_kl and max(kls) > 0.2 * max_kl  # it goes as far as it may
@@ -333,7 +333,7 @@ def test_a_failed_line_search_leaves_every_bit_as_it_was(kind, why):
     before, after, metrics = step(agent, surrogate_and_kl=spoiled)
     assert len(searched) == 4
     assert before.numpy().tobytes() == after.numpy().tobytes()
-    assert metrics["kl"] == metrics["improvement"] == metrics["improvement_expected"] == 0
+    assert metrics["kl"] == metrics["gain"] == metrics["gain_expected"] == 0
     assert metrics["backtracks"] == 4
 
 
@@ -387,7 +387,7 @@ def test_the_step_is_that_of_sb3_contrib(kind):
         metrics = trpo.update(agent, *optimizers, rollout)
         logged = model.logger.name_to_value
         assert metrics["backtracks"] < 5 and logged["train/is_line_search_success"] == 1
-        close(metrics["improvement"], logged["train/policy_objective"] - adv.mean(), rtol=1e-2,
+        close(metrics["gain"], logged["train/policy_objective"] - adv.mean(), rtol=1e-2,
               atol=1e-4)
         close(metrics["v_loss"].mean(), logged["train/value_loss"], rtol=1e-3)
         moved = max((our - old).detach().abs().max() for our, old in zip(agent.parameters(),
