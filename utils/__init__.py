@@ -14,3 +14,12 @@ Two files are commands: play.py (evaluate a run, record a video or demonstration
     results.py      result.json, and suites of results
     tasks.py        environments of this project: --env utils.tasks:CartPoleNoVel-v0
 """
+
+import os
+import sys
+
+# PyTorch's threads wait for each other after each operation. If they sleep while they wait, two of
+# them are hardly slower than one on a busy machine; if they spin, they are 100 times slower. This
+# is read when PyTorch is loaded, so it has no effect after that.
+if "torch" not in sys.modules:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -82,7 +82,8 @@ def plan(sweep: Sweep) -> list[Job]:
         module = play.find_module(algo, f"--algos {algo}")
         for values in itertools.product(*(values for _, values in grid)):
             flags = [word for given in zip(names, values) for word in as_flags(module, *given)]
-            flags = ["--env", env, *flags]
+            one_thread = [] if "torch_threads" in names else ["--torch-threads", "1"]
+            flags = ["--env", env, *flags, *one_thread]
             runs.append((algo, module, parse(module.Config, module.__doc__, flags), flags))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
         check_pair(module, cfg)

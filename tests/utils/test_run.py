@@ -146,7 +146,8 @@ def test_config_json(hopper):
     assert config["algo"] == "ppo" and config["module"] == "algos.ppo"
     settings = config["settings"]
     expected = dataclasses.asdict(ppo.Config(env="Hopper-v4", total_steps=1500, rollout_steps=512,
-                                             epochs=2, seed=3, run_dir=RUN_DIR))
+                                             epochs=2, seed=3, run_dir=RUN_DIR,
+                                             torch_threads=1))
     assert settings == json.loads(json.dumps(expected))
     for package in ("torch", "gymnasium", "numpy", "mujoco"):
         assert config["versions"][package] == metadata.version(package)
@@ -329,8 +330,9 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
 
 
 def test_an_evaluation_without_end_is_refused_in_training_too(monkeypatch):
-    monkeypatch.setattr(run_module.evaluate, "__defaults__",
-                        (*run_module.evaluate.__defaults__[:2], 50, None))
+    defaults = list(run_module.evaluate.__defaults__)
+    defaults[defaults.index(100_000)] = 50
+    monkeypatch.setattr(run_module.evaluate, "__defaults__", tuple(defaults))
     with pytest.raises(UsageError, match="episodes of CliffWalking-v1 did not end within 50 steps "
                                          ".*--env-kwargs .*max_episode_steps"):
         train(env="CliffWalking-v1", eval_every=64, run_dir="run", lr=1e-30)
@@ -573,7 +575,7 @@ def test_a_part_of_the_settings_is_enough_to_resume():
 
 
 def test_config_comes_back():
-    cfg = open_run(Config(lr=np.float64(0.1), seed=np.int64(5), hidden=(3, 4)))
+    cfg = open_run(Config(lr=np.float64(0.1), seed=np.int64(5), hidden=(3, 4), torch_threads=1))
     with start(cfg):
         pass
     config = read_config("run")
@@ -749,3 +751,36 @@ def test_a_critic_is_judged_by_the_return_obtained(algo):
     length = float(row["eval_ret_mean"])  # 1 per step
     assert float(row["eval_discounted_max"]) < length
     assert abs(float(row["eval_q_mean"])) < 5  # a critic that has learned nothing yet
+
+
+@pytest.mark.parametrize("cores, policy, algo, env, more, threads", [
+    (2, "passive", sac, "Pendulum-v1", {}, 2),
+    (64, "passive", sac, "Pendulum-v1", {}, 4),
+    (1, "passive", sac, "Pendulum-v1", {}, 1),
+    (2, "active", sac, "Pendulum-v1", {}, 1),           # they would spin
+    (2, "passive", sac, "Pendulum-v1", {"batch_size": 255}, 1),
+    (2, "passive", sac, "Pendulum-v1", {"torch_threads": 1}, 1),
+    (2, "passive", ppo, "CartPole-v1", {}, 1),
+    (2, "passive", ppo, "ALE/Pong-v5", {}, 2),
+    (8, "passive", ppo, "CartPole-v1", {"torch_threads": 3}, 3)])
+def test_threads_are_chosen_by_what_the_updates_hold(cores, policy, algo, env, more, threads,
+                                                     monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert run_module.choose_threads(algo.Config(env, **more)).torch_threads == threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run_module.choose_threads(algo.Config(env)).torch_threads == 1
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(mpi, "_size", 2)
+    assert run_module.choose_threads(algo.Config(env)).torch_threads == 1
+
+
+@pytest.mark.parametrize("order, policy", [("import algos.ppo, torch", "passive"),
+                                           ("import utils.play", "passive"),
+                                           ("import torch, algos.ppo", "None")])
+def test_threads_wait_asleep_unless_pytorch_came_first(order, policy):
+    env = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"}
+    program = f"{order}, os; print(os.environ.get('OMP_WAIT_POLICY'))"
+    done = subprocess.run([sys.executable, "-c", program], env=env, text=True, capture_output=True)
+    assert done.stdout.split()[-1] == policy
