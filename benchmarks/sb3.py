@@ -63,8 +63,11 @@ class Episodes(BaseCallback):
         return True
 
 
-def make_peer(algo, env, seed, num_envs=None, **given):
-    """Return the peer with the settings of the comparison; `given` overrides them."""
+def make_peer(algo, env, seed, num_envs=None, library=stable_baselines3, **given):
+    """Return the peer with the settings of the comparison; `given` overrides them.
+
+    library    stable_baselines3, or sbx for ppo, dqn, ddpg, td3 and sac
+    """
     num_envs = num_envs or NUM_ENVS.get(algo, 1)
     envs = make_vec_env(env, n_envs=num_envs, seed=seed)
     common = {"seed": seed, "device": "cpu", "gamma": 0.99}
@@ -74,7 +77,7 @@ def make_peer(algo, env, seed, num_envs=None, **given):
         own = dict(n_steps=2048 // num_envs, batch_size=64, n_epochs=10, clip_range=0.2,
                    learning_rate=lambda left: 3e-4 * left, gae_lambda=0.95, ent_coef=0.0,
                    vf_coef=0.5, max_grad_norm=0.5)
-        return stable_baselines3.PPO("MlpPolicy", envs, **common | own | given)
+        return library.PPO("MlpPolicy", envs, **common | own | given)
     if algo == "ppo_lstm":
         own = dict(n_steps=512 // num_envs, batch_size=128, n_epochs=10, clip_range=0.2,
                    learning_rate=lambda left: 1e-3 * left, gae_lambda=0.95, ent_coef=0.0,
@@ -96,15 +99,14 @@ def make_peer(algo, env, seed, num_envs=None, **given):
                    gradient_steps=max(1, num_envs // 2),
                    target_update_interval=250, exploration_fraction=8000 / 5e4,
                    exploration_final_eps=0.04, policy_kwargs={"net_arch": [128, 128]})
-        return stable_baselines3.DQN("MlpPolicy", envs, **common | own | given)
+        return library.DQN("MlpPolicy", envs, **common | own | given)
     own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256, learning_starts=10_000,
                tau=0.005, train_freq=1, gradient_steps=1,
                policy_kwargs={"net_arch": [256, 256]})
     if algo != "sac":       # SAC explores by its stochastic policy
         num_acts = envs.action_space.shape[0]
         own["action_noise"] = NormalActionNoise(np.zeros(num_acts), 0.1 * np.ones(num_acts))
-    peer = {"ddpg": stable_baselines3.DDPG, "td3": stable_baselines3.TD3,
-            "sac": stable_baselines3.SAC}[algo]
+    peer = getattr(library, algo.upper())
     return peer("MlpPolicy", envs, **common | own | given)
 
 

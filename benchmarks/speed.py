@@ -1,7 +1,7 @@
-"""Time whole training runs here and in stable-baselines3, in turn, in pairs.
+"""Time whole training runs here and in stable-baselines3 or SBX, in turn, in pairs.
 
     python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
-    python benchmarks/speed.py --algo sac --num-envs 1 --steps 20000
+    python benchmarks/speed.py --algo sac --num-envs 1 --steps 5000 [--peer sbx]
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
     python benchmarks/speed.py --table [--quick]  # where the time goes
@@ -10,8 +10,8 @@
 Both train with the same environments, rollout steps, minibatch size, epochs and
 network, without evaluation. On-policy algorithms normalise observations and
 rewards. Both processes count the environment's and the optimizer's steps, and
-the comparison fails if the counts differ. Unless --threads is given, a short
-trial picks the faster thread count for each library.
+the comparison fails if the counts differ (SBX's optimizer is not counted).
+Each library chooses its threads, as if typed; --threads N gives each N cores.
 
 --table has a row per algorithm file, with the peer where there is one. `start`,
 `environment`, `acting`, `learning` and `rest` are shares of the whole process.
@@ -24,6 +24,7 @@ import csv
 import functools
 import importlib
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -85,7 +86,9 @@ def count_steps(library: str, env: str) -> dict[str, int]:
         return wrapper
 
     env_class.step = counted("env", env_class.step)
-    if library == "sb3":
+    if library == "sbx":
+        del counts["optimizer"]  # it is compiled
+    elif library == "sb3":
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         register_optimizer_step_post_hook(counted("optimizer", lambda *_: None))
@@ -126,8 +129,12 @@ def clock_parts(module) -> dict[str, float]:
 
 def child(library: str, args: argparse.Namespace) -> None:
     """Train once. The last line has the counts of steps; ours also where the time went."""
+    if args.threads:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
     if library == "sb3":
         import torch  # before `utils`, which would make the import faster than its users have it
+    if library == "sbx":
+        import sbx
 
     from utils import mpi
     from utils.envs import refusing_bad_env
@@ -136,12 +143,13 @@ def child(library: str, args: argparse.Namespace) -> None:
         pass  # registers Atari's games and the robots
     counts = count_steps(library, args.env)
     seconds = {}
-    if library == "sb3":
+    if library != "plainrl":
         sys.path.insert(0, str(HERE))
         from sb3 import make_peer
 
-        torch.set_num_threads(args.threads)
-        given = PEER.get(args.algo, {})
+        if library == "sb3" and args.threads:
+            torch.set_num_threads(args.threads)
+        given = PEER.get(args.algo, {}) | ({"library": sbx} if library == "sbx" else {})
         make_peer(args.algo, args.env, 1, args.num_envs, **given).learn(args.steps)
     else:
         module = importlib.import_module(f"algos.{args.algo}")
@@ -150,7 +158,7 @@ def child(library: str, args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
                 env=args.env, total_steps=args.steps, num_envs=args.num_envs,
-                num_procs=args.num_procs, torch_threads=args.threads, compile=args.compile,
+                num_procs=args.num_procs, torch_threads=args.threads or None, compile=args.compile,
                 run_dir=mpi.bcast(f"{folder}/run"),
                 **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
         seconds["train"] = time.perf_counter() - began
@@ -180,36 +188,27 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     return took, told["counts"], parts
 
 
-def timed_pair(args: argparse.Namespace, threads: dict[str, int],
-               steps: int) -> tuple[float, float, dict, dict]:
+def timed_pair(args: argparse.Namespace, threads: int, steps: int
+               ) -> tuple[float, float, dict, dict]:
     """Time the peer, then ours; return the seconds of both, the counts, and where ours went.
 
     The script ends if they made different numbers of steps.
     """
-    peer, peer_counts, _ = timed("sb3", args, threads["sb3"], steps)
-    ours, counts, parts = timed("plainrl", args, threads["plainrl"], steps)
-    if counts != peer_counts:
+    peer, peer_counts, _ = timed(args.peer, args, threads, steps)
+    ours, counts, parts = timed("plainrl", args, threads, steps)
+    if not peer_counts.items() <= counts.items():
         sys.exit(f"{args.algo}: numbers of steps differ: plainrl {counts}, "
-                 f"stable-baselines3 {peer_counts}")
+                 f"{args.peer} {peer_counts}")
     return peer, ours, counts, parts
 
 
 def compare(args: argparse.Namespace) -> None:
     """Print each pair's seconds and ratio, and the median ratio."""
-    threads = {}
-    for library in ("plainrl", "sb3"):
-        if args.threads:
-            threads[library] = args.threads
-            continue
-        trial = {n: timed(library, args, n, args.steps // 5)[0] for n in (1, 2)}
-        threads[library] = min(trial, key=trial.get)
-        times = ", ".join(f"{n}: {seconds:.1f} s" for n, seconds in trial.items())
-        print(f"{library}: trial by number of threads: {times}", flush=True)
     ratios = []
     for pair in range(args.pairs):
-        peer, ours, counts, parts = timed_pair(args, threads, args.steps)
+        peer, ours, counts, parts = timed_pair(args, args.threads, args.steps)
         ratios.append(peer / ours)
-        print(f"pair {pair + 1}: stable-baselines3 {peer:.1f} s, plainrl {ours:.1f} s, "
+        print(f"pair {pair + 1}: {args.peer} {peer:.1f} s, plainrl {ours:.1f} s, "
               f"ratio {ratios[-1]:.2f}; ours: {in_percent(parts, ours)}", flush=True)
     print(f"{args.algo}, num_envs {args.num_envs}, num_procs {args.num_procs}, "
           f"compile {args.compile}, {counts}: median ratio "
@@ -248,14 +247,14 @@ def table(args: argparse.Namespace) -> None:
           + " |\n|---|---|---:|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
     for algo, (env, num_envs, steps) in CASES.items():
         case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile,
-                                  num_procs=1)
+                                  num_procs=1, peer="sb3")
         steps = steps // 4 if args.quick else steps
         if algo.startswith(("ppo", "trpo")):
             steps = -(-steps // 2048) * 2048  # whole rollouts
         times, ratios, shares = [], [], []
         for _ in range(pairs):
             if algo in TABLE_PEERS:
-                peer, ours, _, parts = timed_pair(case, {"plainrl": 1, "sb3": 1}, steps)
+                peer, ours, _, parts = timed_pair(case, 1, steps)
                 ratios.append(peer / ours)
             else:
                 ours, _, parts = timed("plainrl", case, 1, steps)
@@ -314,7 +313,9 @@ if __name__ == "__main__":
     parser.add_argument("--pairs", type=int, default=5, help="repetitions (3 to 5)")
     parser.add_argument("--steps", type=int, default=200_000, help="environment steps per run")
     parser.add_argument("--threads", type=int, default=0,
-                        help="threads of PyTorch; 0: the faster of 1 and 2")
+                        help="cores and threads of each; 0: as each library chooses by itself")
+    parser.add_argument("--peer", choices=("sb3", "sbx"), default="sb3",
+                        help="stable-baselines3, or SBX: pip install -e '.[bench]'")
     parser.add_argument("--compile", action="store_true", help="run ours with --compile")
     parser.add_argument("--num-procs", type=int, default=1, help="processes of ours (1 to 2)")
     parser.add_argument("--table", action="store_true", help="a row per algorithm file")
@@ -322,7 +323,7 @@ if __name__ == "__main__":
                         help="--table with one pair of short runs each: five minutes")
     parser.add_argument("--scaling", action="store_true",
                         help="one process against two, for each family")
-    parser.add_argument("--child", choices=("plainrl", "sb3"), help="internal: one training run")
+    parser.add_argument("--child", choices=("plainrl", "sb3", "sbx"), help="internal: one training run")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments)

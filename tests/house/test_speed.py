@@ -54,7 +54,7 @@ def test_a_comparison_of_unequal_work_is_refused(monkeypatch, command):
     told_by(monkeypatch, counts, {"plainrl": 1.0, "sb3": 2.0})
     monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 1, 2048)})
     args = argparse.Namespace(algo="ppo", num_envs=1, threads=1, pairs=1, steps=8, quick=True,
-                              compile=False, num_procs=1)
+                              compile=False, num_procs=1, peer="sb3")
     with pytest.raises(SystemExit, match="ppo: numbers of steps differ: .*4.*5"):
         command(args)
 
