@@ -20,10 +20,11 @@ barely change pi, and less far in sensitive ones. An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. GAE replaces sums of rewards. The paper has max_kl 0.01,
-50,000 or more samples per rollout, 10 `cg_steps`, no damping and no max_step_size.
+50,000 or more samples per rollout, 10 `cg_steps`, no damping, no `step_fraction`.
 
-Healthy values. `kl` is 0.25 to 0.97 times max_kl, and `backtracks` mostly 0. On MuJoCo
-`cg_residual` grows from 0.01 to about 0.5, and `explained_variance` rises above 0.9.
+Healthy values. While pi improves, `step_fraction` is 1, `kl` is 0.25 to 0.97 times
+max_kl, and `backtracks` mostly 0. On MuJoCo `cg_residual` grows from 0.01 to about 0.5,
+and `explained_variance` rises above 0.9.
 
 Run   python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Diff  diff algos/vpg.py algos/trpo.py
@@ -68,9 +69,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 2048  # T x N, samples per rollout; N has to divide it
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
-    v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
+    v_lr: float = 1e-3  # the critic's learning rate at the start of an update
     max_kl: float = 0.04  # maximum KL per update, delta in the paper (0.001 to 0.05)
-    max_step_size: float = 0.0  # maximum of m: `policy_step` (1 to 5); 0: off
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
@@ -153,19 +153,20 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
         old_log_std = None if agent.discrete else agent.log_std.clone()
     batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
                   old_out=old_out, old_log_std=old_log_std)
-    metrics = policy_step(agent, batch)
+    metrics = policy_step(agent, batch, step_fraction(agent, ret))
 
-    # Many steps: R stays as it is.
+    # Many steps: R stays as it is. Ever shorter: V settles at a mean of minibatches.
     with torch.no_grad():
         features = agent.encoder(obs)  # the encoder of images belongs to the policy
     returns = ret.flatten()
     step_metrics = []  # one dict per gradient step
-    for _ in range(cfg.v_steps):
+    for i in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
         loss, critic_metrics = critic_value_loss(agent, features[rows], returns[rows])
         critic_opt.zero_grad()
         loss.backward()
-        critic_metrics["critic_grad_norm"] = critic_opt.step(cfg.v_lr)
+        critic_metrics["critic_grad_norm"] = critic_opt.step(
+            cfg.v_lr * (1 - i / cfg.v_steps))
         step_metrics.append(critic_metrics)
     for name in step_metrics[0]:
         metrics[name] = torch.stack([one[name] for one in step_metrics])
@@ -173,8 +174,9 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
     return metrics | {"val": val, "explained_variance": explained}
 
 
-def policy_step(agent: Agent, batch: Batch) -> dict:
-    """Move the policy along the natural gradient, as far as max_kl allows."""
+def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
+    """Move the policy by a fraction of the step along the natural gradient that max_kl
+    allows. Return metrics."""
     cfg = agent.cfg
     params = agent.policy_parameters()
     gain, kl = surrogate_and_kl(agent, batch)
@@ -194,11 +196,10 @@ def policy_step(agent: Agent, batch: Batch) -> dict:
     # and D d, are parallel. So d = m x, where D x = g, and m^2 x^T D x / 2 = max_kl.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
     m = (2 * cfg.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
-    if cfg.max_step_size > 0:  # else m grows as g shrinks, even if g is only noise
-        m = m.clamp(max=cfg.max_step_size)
+    m = fraction * m
     # All this holds for small d, and m x may not be small. So measure S and KL.
     step, metrics = line_search(agent, batch, m * x)
-    metrics |= {"step_size": m, "gain_expected": g @ step,
+    metrics |= {"step_size": m, "step_fraction": fraction, "gain_expected": g @ step,
                 "policy_grad_norm": g.norm(), "cg_residual": residual,
                 "entropy": entropy(batch.old_out, batch.old_log_std)}
     return metrics
@@ -249,6 +250,20 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
     """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
     R contains V, so the less lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
+@torch.no_grad()
+def step_fraction(agent: Agent, ret: PerStep) -> Scalar:
+    """min(1, 2 std R), in units of the running std of discounted reward sums.
+
+    A step of full length has the same KL whether A is large or small. Once a task is
+    solved, all returns are nearly equal, and A is mostly the critic's error. Such steps
+    would ruin the policy again, so they become shorter as the returns become equal.
+    """
+    if not agent.cfg.scale_rew:
+        ret = agent.reward_sum_stats.scale(ret)
+    _, _, var = mpi.moments(ret.flatten())  # over all processes
+    return (2 * var.sqrt()).clamp(max=1).float()
 
 
 def surrogate_and_kl(agent: Agent, batch: Batch) -> tuple[Scalar, Scalar]:

@@ -323,7 +323,8 @@ if __name__ == "__main__":
                         help="--table with one pair of short runs each: five minutes")
     parser.add_argument("--scaling", action="store_true",
                         help="one process against two, for each family")
-    parser.add_argument("--child", choices=("plainrl", "sb3", "sbx"), help="internal: one training run")
+    parser.add_argument("--child", choices=("plainrl", "sb3", "sbx"),
+                        help="internal: one training run")
     arguments = parser.parse_args()
     if arguments.child:
         child(arguments.child, arguments)

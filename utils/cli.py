@@ -59,7 +59,7 @@ COUNTS = """total_steps num_envs num_procs torch_threads rollout_steps minibatch
             minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
             check_every disc_epochs"""
 NONNEGATIVE = """seed eval_every start_steps vf_coef ent_coef max_grad_norm target_kl
-                 act_noise target_noise noise_clip max_step_size damping replay_ratio max_slope
+                 act_noise target_noise noise_clip damping replay_ratio max_slope
                  num_trajectories her_k"""
 FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta"
 POSITIVE = """hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl

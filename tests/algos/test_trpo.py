@@ -1,5 +1,6 @@
 """algos/trpo.py: Fisher matrix, conjugate gradient, line search, and sb3-contrib's step."""
 import copy
+import itertools
 import math
 from functools import partial
 
@@ -258,22 +259,48 @@ def test_a_step_that_goes_too_far_is_drawn_back_by_hand(max_kl):
     close(metrics["gain_expected"], 3 * sizes[k], rtol=1e-4)
 
 
-@pytest.mark.parametrize("limit,size", [(0.05, 0.05), (0.2, 0.1), (0.0, 0.1)])
-def test_step_size_limit_by_hand(limit, size):
-    """As in `test_step_by_hand`: the root is 0.1. A limit of 0 is none."""
-    agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, max_step_size=limit)
-    _, _, metrics = step(agent, TWO, vec(1, -1))
+@pytest.mark.parametrize("unit,size", [(0.1, 0.02), (0.5, 0.1), (3.0, 0.1)])
+@pytest.mark.parametrize("scale_rew", [True, False])
+def test_steps_shorten_as_returns_become_equal_by_hand(unit, size, scale_rew):
+    """As in `test_step_by_hand`, but R = (unit, -unit): the step is min(1, 2 unit) of 0.1."""
+    agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, scale_rew=scale_rew)
+    agent.reward_sum_stats.var.fill_(1e-8 if scale_rew else 49.0)  # the unit of R without scaling
+    ret = vec(unit, -unit) if scale_rew else 7 * vec(unit, -unit) + 3
+    adv = vec(1, -1).view_as(TWO.rew)
+    _, _, metrics = step(agent, TWO, compute_targets=lambda *_: (adv, adv, ret.view_as(adv)))
     close(parameters(agent)[:3], vec(size, 0, size), rtol=1e-4)
     close(metrics["step_size"], size, rtol=1e-4)
+    close(metrics["step_fraction"], size / 0.1, rtol=1e-4)
     close(metrics["gain_expected"], 3 * size, rtol=1e-4)
+
+
+def test_all_processes_shorten_their_steps_alike(monkeypatch):
+    """The returns of each rank are equal, but not those of both."""
+    agent = tiny_agent()
+    monkeypatch.setattr(mpi, "moments", lambda rows: (4, rows.mean(), torch.tensor(0.04).double()))
+    close(trpo.step_fraction(agent, torch.ones(2, 1)), 0.4)
+
+
+def test_the_critic_takes_ever_shorter_steps():
+    """1 / v_steps of the rate less each time, so that noise of single minibatches averages out."""
+    rates = []
+
+    class Watched(mpi.Adam):
+        def step(self, lr):
+            rates.append(lr)
+            return super().step(lr)
+
+    agent = make_agent(trpo, v_steps=4, v_lr=0.8)
+    trpo.update(agent, Watched(agent.critic), make_rollout(trpo, agent))
+    close(vec(*rates), vec(0.8, 0.6, 0.4, 0.2))
 
 
 @every_kind
 def test_where_little_is_left_to_gain_the_policy_hardly_moves(kind):
-    """A hundredth of the advantages: the limit holds, and KL falls with their square."""
+    """A hundredth of the returns and advantages: KL falls with their square."""
     kls = []
     for unit in (0.01, 0.001):
-        agent = make_agent(trpo, kind, max_step_size=1.0)
+        agent = make_agent(trpo, kind)
         rollout = make_rollout(trpo, agent)
         before = copy.deepcopy(agent)
         step(agent, rollout, unit * targets(trpo, agent, rollout)[0])
@@ -299,9 +326,10 @@ def test_the_divergence_stays_within_max_kl_and_something_is_gained(kind, max_kl
 def test_the_unit_of_advantages_does_not_matter():
     results = []
     for unit in (1.0, 1000.0):
-        agent = make_agent(trpo, max_step_size=0.0)
+        agent = make_agent(trpo)
         rollout = make_rollout(trpo, agent)
-        results.append(step(agent, rollout, unit * targets(trpo, agent, rollout)[0])[1])
+        results.append(step(agent, rollout, unit * targets(trpo, agent, rollout)[0],
+                            step_fraction=lambda *_: torch.ones(()))[1])
     close(*results, rtol=1e-3, atol=1e-4)
 
 
@@ -359,11 +387,13 @@ def test_value_steps_leave_the_policy_to_the_bit(kind):
 # ---- sb3-contrib
 
 @vectors
-def test_the_step_is_that_of_sb3_contrib(kind):
+def test_the_step_is_that_of_sb3_contrib(kind, monkeypatch):
     """Their KL is a mean over d dimensions, ours a sum: our max_kl and damping are d times theirs.
 
-    With actions drawn from the policy, and values that follow; ten updates, optimizer included.
+    With actions drawn from the policy, and values that follow; ten updates, optimizer included. The
+    peer's critic gets our falling rate, and we take its full steps.
     """
+    monkeypatch.setattr(trpo, "step_fraction", lambda *_: torch.ones(()))
     dims = 2 if kind == "box" else 1
     agent = make_agent(trpo, kind, num_envs=4, rollout_steps=64, minibatch_size=64, v_steps=5,
                        v_lr=1e-2, max_kl=0.005 * dims, damping=0.05 * dims, cg_steps=12)
@@ -376,6 +406,9 @@ def test_the_step_is_that_of_sb3_contrib(kind):
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
     optimizers = onpolicy_optimizers(trpo, agent)
+    adam, rates = model.policy.optimizer, itertools.cycle([1e-2, 8e-3, 6e-3, 4e-3, 2e-3])
+    plain = adam.step
+    adam.step = lambda: [adam.param_groups[0].update(lr=next(rates)), plain()]
     for seed in range(10):
         rollout, before = make_rollout(trpo, agent, seed), copy.deepcopy(agent)
         adv, ret = targets(trpo, agent, rollout)
