@@ -3,15 +3,16 @@
 The problem. VPG's learning rate limits how far the weights move. But of two steps of
 equal length, one may barely change the policy pi and the other ruin it.
 
-The idea. Limit the change of the policy itself: maximise S, an estimate of the
-gain in return, subject to KL <= max_kl, where KL is the divergence between the old
-policy, pi_old, and pi. Near pi_old, S is linear in the weights and KL is quadratic, so
-the best direction is known. It is the natural gradient: it goes far in directions that
-barely change pi, and less far in sensitive ones. An iteration of `train`:
+The idea. Limit the change of the policy itself: maximise S, an estimate of the gain in
+return, subject to KL <= max_kl, where KL is the divergence between the old policy,
+pi_old, and pi. For a small step d, S is g^T d and KL is d^T F d / 2, which the step d =
+sqrt(2 max_kl / x^T F x) x with F x = g solves. This is the natural gradient: far in
+directions that barely change pi, and less far in sensitive ones. One iteration:
 
     collect              act for T steps in N parallel environments with pi_old
     update
       compute_targets      advantages A and returns R, by the current critic
+      step_fraction        1, or less where all returns are nearly equal
       policy_step
         surrogate_and_kl     S and KL, and the gradient g of S
         conjugate_gradient   the natural gradient x, by products with the Fisher matrix
@@ -19,8 +20,8 @@ barely change pi, and less far in sensitive ones. An iteration of `train`:
       critic_value_loss    `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. GAE replaces sums of rewards. The paper has max_kl 0.01,
-50,000 or more samples per rollout, 10 `cg_steps`, no damping, no `step_fraction`.
+Departures. GAE, normalised observations and rewards; damping; `step_fraction`, which is
+ours. The paper has max_kl 0.01, 50,000 samples or more per rollout and 10 `cg_steps`.
 
 Healthy values. While pi improves, `step_fraction` is 1, `kl` is 0.25 to 0.97 times
 max_kl, and `backtracks` mostly 0. On MuJoCo `cg_residual` grows from 0.01 to about 0.5,
@@ -257,8 +258,8 @@ def step_fraction(agent: Agent, ret: PerStep) -> Scalar:
     """min(1, 2 std R), in units of the running std of discounted reward sums.
 
     A step of full length has the same KL whether A is large or small. Once a task is
-    solved, all returns are nearly equal, and A is mostly the critic's error. Such steps
-    would ruin the policy again, so they become shorter as the returns become equal.
+    solved, all returns are nearly equal, and A is mostly the critic's error. Full steps
+    would then ruin the policy. The price: they are also short where all returns fail.
     """
     if not agent.cfg.scale_rew:
         ret = agent.reward_sum_stats.scale(ret)
@@ -271,7 +272,7 @@ def surrogate_and_kl(agent: Agent, batch: Batch) -> tuple[Scalar, Scalar]:
 
     Up to a factor, S estimates how much pi's expected return exceeds pi_old's. The
     ratio corrects for the actions, which are pi_old's. Nothing corrects for the states,
-    so S is accurate only near pi_old. As E[A] = 0 under pi_old, the -1 adds no bias.
+    so S is accurate only near pi_old. The -1, a constant, makes S the difference.
     """
     actor_out = agent.actor(agent.encoder(batch.obs))
     logp = log_prob(actor_out, agent.log_std, batch.act)

@@ -44,7 +44,7 @@ LIMIT = 600                                                     # seconds of CPU
 # Imported once, before forking, because the imports take longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config "
         "gymnasium scipy.stats tqdm matplotlib.figure jaxtyping beartype "
-        "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin typeguard._pytest_plugin "
+        "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin "
         "mujoco gymnasium.envs.mujoco").split()
 
 

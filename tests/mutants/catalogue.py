@@ -11,9 +11,9 @@ An entry replaces a text that stands exactly once in the file of its module:
     also = ["a2c", "vpg"]               # optional: other modules with the same text, once in each
     crashes = true                      # optional: an assertion or a check of ours may stop it
 
-Bugs are those of the algorithms and of utils/mpi.py; ordinary tests have to do for the rest. An
-entry is only removed with the code that it breaks. If the text changes, change `old` and `new` with
-it. An id with `2-` before the module's name is by an author who had not seen the tests.
+Bugs are those of the algorithms, of utils/mpi.py, and of images and games in utils/envs.py;
+ordinary tests have to do for the rest. An entry is only removed with the code that it breaks. If
+the text changes, change `old` and `new` with it. An id with `2-` before the module's name is by an author who had not seen the tests.
 """
 import hashlib
 import tomllib
@@ -28,6 +28,8 @@ HERE = Path(__file__).resolve().parent
 # Test files that may catch bugs of a module, besides those that `tests_of` finds.
 MORE = {"ppo": "collect run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
 
+OF_UTILS = {"mpi": "mpi saving onpolicy a2c ddpg contract run", "envs": "envs dqn onpolicy"}
+
 
 def tests_of(module):
     """Return the test files that may catch a module's bugs, the quickest to catch one first.
@@ -35,8 +37,8 @@ def tests_of(module):
     They are its own, its ancestors', those that its family shares, and the contract suite. House
     rules are not among them: they see that two files differ, not that a result is wrong.
     """
-    if module == "mpi":
-        return "mpi saving onpolicy a2c ddpg contract run".split()
+    if module in OF_UTILS:
+        return OF_UTILS[module].split()
     found, ancestor = [], module
     while ancestor:
         found.append(ancestor)
@@ -46,7 +48,7 @@ def tests_of(module):
                                *MORE.get(module, "").split(), *found[2:]]))
 
 
-TESTS = {module: tests_of(module) for module in (*ALGOS, "mpi")}
+TESTS = {module: tests_of(module) for module in (*ALGOS, *OF_UTILS)}
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ def test_it_runs(request):
         raise RuntimeError("the tests import another tree than the one with the bug")
     if of == "mpi":
         run_mpi()
+    elif of == "envs":
+        run_algo("ppo")
     else:
         run_algo(of)
 

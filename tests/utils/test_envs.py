@@ -260,9 +260,13 @@ def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():
 
 def test_atari_rewards_are_clipped_and_returns_are_scores():
     pytest.importorskip("ale_py")
-    vector = make_envs(Config(env="ALE/SpaceInvaders-v5"), 1)
-    assert isinstance(vector, EpisodeRecorder) and vector.clip_rewards
+    kwargs = json.dumps({"max_num_frames_per_episode": 2000, "num_threads": 1})
+    vector = make_envs(Config(env="ALE/SpaceInvaders-v5", env_kwargs=kwargs), 1)
     assert vector.single_observation_space.shape == (4, 84, 84)
+    vector.reset(seed=1)
+    rewards = [vector.step(np.array([1 + step % 2]))[1].item() for step in range(600)]  # fire, move
+    (_, _, score, _), *_ = vector.pop_episodes()
+    assert set(rewards) == {0, 1} and score % 5 == 0 and score > sum(rewards)  # of all episodes
     vector.close()
     assert not counters(1).clip_rewards
 
@@ -581,6 +585,26 @@ def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
         lost += (end_2 & ~end).sum()
         left = infos["lives"]
     assert lost == 4 * len(episodes) + (5 - left).sum()  # the fifth life ends the game
+
+
+def test_a_lost_life_keeps_its_own_last_observation():
+    """In the same step, the other game ends: final_obs is there, dense, with garbage in this row."""
+    class Games(Vector):
+        def reset(self, **kwargs):
+            return super().reset()[0], {"lives": np.array([3, 3])}
+
+        def step(self, actions):
+            obs, rew, ended, cut, _ = super().step(actions)
+            infos = {"lives": np.array([2, 5])}
+            if ended.any():
+                infos |= {"final_obs": np.array([[-7.0], [6.0]]), "_final_obs": ended}
+            return obs + 1, rew, ended, cut, infos
+
+    games = EpisodeRecorder(Games(at=1), lives_end=True)
+    games.reset()
+    obs, _, terminated, truncated, infos = games.step(None)
+    assert terminated.all() and not truncated.any()
+    assert infos["final_obs"].tolist() == [obs[0].tolist(), [6.0]]
 
 
 @pytest.mark.parametrize("game,channels", [("Breakout", 4), ("Seaquest", 10)])
