@@ -588,7 +588,7 @@ def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
 
 
 def test_a_lost_life_keeps_its_own_last_observation():
-    """In the same step, the other game ends: final_obs is there, dense, with garbage in this row."""
+    """In the same step the other game ends, so final_obs is there, with garbage in this row."""
     class Games(Vector):
         def reset(self, **kwargs):
             return super().reset()[0], {"lives": np.array([3, 3])}
