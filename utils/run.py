@@ -35,6 +35,7 @@ from collections import deque
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -122,7 +123,13 @@ def parse(config_class, doc: str, args: list[str] | None = None):
 def suit_games(cfg, given):
     """Return `cfg` with its `for_games`, if it is to play one, but for what was given."""
     mine = {name: value for name, value in cfg.for_games.items() if name not in given}
-    if cfg.resume or not mine or not is_game(cfg.env):
+    if cfg.resume or not is_game(cfg.env):
+        return cfg
+    if not mine:
+        file = checkpoint.file_of(type(cfg)) or Path("notebook.py")
+        other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
+        if other.exists() and other != file:
+            mpi.say(f"these defaults are not for games; those of algos.{other.stem} are")
         return cfg
     words = [f"{flag(name)} {value}" for name, value in mine.items()]
     mpi.say(f"settings for games, unless given: {' '.join(words)}")
@@ -248,7 +255,10 @@ class Run:
                         f"{cfg.torch_threads} threads (--torch-threads)")
                 if cfg.wandb:
                     start_wandb(self.run_dir, plain_settings(cfg), stack)
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
+                start = learning_starts(cfg)
+                if self.reported_step < start:
+                    mpi.say(f"learning starts at step {start:,}; steps take longer from there")
+                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
                 before = signal.signal(number, self.on_signal)
@@ -447,6 +457,12 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
         return {}
     q = agent.q_value(obs[counts], torch.from_numpy(act[counts]))
     return {"eval_q": q.numpy(), "eval_discounted": returns[counts]}
+
+
+def learning_starts(cfg) -> int:
+    """Return the step before which an off-policy algorithm only collects; 0 for all others."""
+    own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
+    return own(cfg) if own else getattr(cfg, "start_steps", 0)
 
 
 def choose_device(cfg) -> torch.device:
@@ -663,9 +679,10 @@ def summary(cfg, step: int, seconds: float) -> str:
     """Return what a run says when it has ended or was stopped: how it went, how to go on."""
     total, run = cfg.total_steps, shlex.quote(cfg.run_dir)
     with open(Path(cfg.run_dir, "episodes.csv"), newline="") as file:
-        columns = next(file).strip().split(",")
-        rows = csv.DictReader(deque(file, maxlen=100), columns)
-        returns = [float(row["ep_ret"]) for row in rows]
+        rows = (float(row["ep_ret"]) for row in csv.DictReader(file))
+        first = list(islice(rows, 20))
+        later = deque(rows, maxlen=100)
+    returns = [*first, *later][-100:]
     with open(Path(cfg.run_dir, "progress.csv"), newline="") as file:
         evals = [(float(row["eval_ret_mean"]), int(row["step"])) for row in csv.DictReader(file)
                  if row.get("eval_ret_mean")]
@@ -674,6 +691,9 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
                          f"{len(returns)} training episodes" if returns else
                          "no episode has ended; the command for play below shows returns")
+    if step >= total and len(later) == 100 and not (cfg.init_from or is_higher(later, first)):
+        lines["train100"] += (f", hardly better than the first 20 ({rounded(np.mean(first))}): "
+                              "train for longer, or see docs/debugging.md")
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
         lines["eval"] = (f"{rounded(last)} at step {at:,}; best {rounded(best)} at step "
@@ -686,6 +706,12 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines |= {"files": cfg.run_dir, "play": f"python -m utils.play {run}",
               "plot": f"python -m plot {run}", "resume": resume}
     return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
+
+
+def is_higher(later, first) -> bool:
+    """Return whether the mean of some returns exceeds that of others by a standard error."""
+    error = math.sqrt(np.var(later) / len(later) + np.var(first) / len(first))
+    return np.mean(later) - np.mean(first) > 1.5 * error
 
 
 def rounded(ret: float) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from algos import sac
 from tests.helpers import refused, run
 from tests.toy import Config, rows, start, train
 from utils import checkpoint, logger
@@ -252,13 +253,31 @@ def test_weights_and_biases_offline():
 
 
 @pytest.mark.parametrize("speed,said", [(10.0, "about 2:45 h left at this speed"), (1e6, "")])
-def test_the_second_report_says_how_long_it_will_take(speed, said, tmp_path, capsys):
-    """At its own speed: learning starts late in off-policy files, and is slower than acting."""
+@pytest.mark.parametrize("start", [0, 2000])
+def test_how_long_it_will_take_is_told_by_the_speed_of_learning(speed, start, said, tmp_path,
+                                                                capsys):
+    """At the second report after its start. Before it, an off-policy file is a thousand times as
+    fast."""
     with ExitStack() as stack:
         log = logger.Logger()
-        log.open(tmp_path, 0, 1e5, stack)
-        for step in (500, 1000):
-            capsys.readouterr()
-            log.print({"step": step, "steps_per_second": speed, "ep_ret_mean": 1.0})
-        out = capsys.readouterr().out
-    assert said in out and ("left" in out) == bool(said)
+        log.open(tmp_path, 0, 1e5 + start, stack, start)
+        told = {}
+        for step in range(500, start + 12_001, 500):
+            slow = max(0, step - start)
+            log.print({"step": step, "time": (step - slow) / speed / 1000 + slow / speed,
+                       "steps_per_second": 1.0})
+            lines = capsys.readouterr().out.splitlines()
+            told |= dict.fromkeys([step - start], lines[0]) if "left" in lines[0] else {}
+    first = 500 if start else 1000
+    assert sorted(told) == [first, first + 10_000] * bool(said)
+    assert told.get(1000, said) == said
+
+
+@pytest.mark.parametrize("settings,said", [({"start_steps": 300}, 300), ({}, 40), (None, 0)])
+def test_a_run_says_when_learning_starts(settings, said, capsys):
+    """`start_steps`, or what the file makes of None."""
+    cfg = (Config(total_steps=400) if settings is None else
+           sac.Config(env="Pendulum-v1", run_dir="run", total_steps=400, **settings))
+    with start(cfg, torch.nn.Linear(3, 2)):
+        line = f"learning starts at step {said}; steps take longer from there"
+    assert (line in capsys.readouterr().out) == bool(said)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ddpg, ppo, sac, td3
+from algos import ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -636,6 +636,21 @@ def test_figures_of_the_summary():
     assert found["eval"].startswith("-7.00 at step 5,000; best 30.0 at step 2,000 ")
 
 
+@pytest.mark.parametrize("first,later,more,silent", [
+    ([9, 11], [9, 11], {}, False), ([9, 11], [1, 2], {}, False), ([0, 0], [0, 0], {}, False),
+    ([9, 11], [9.6, 11.6], {}, True), ([9, 11], [9, 11], {"total_steps": 900}, True),
+    ([9, 11], [9, 11], {"init_from": "other"}, True), ([9, 11], [9, 11] * 49 + [9], {}, True)])
+def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
+    """The last 100 episodes against the first 20. Not if it was stopped, is short or a child."""
+    toy_train(Config())
+    returns = 10 * first + (50 * later if len(later) == 2 else later)
+    lines = [f"{k},0.5,0,{ret},9" for k, ret in enumerate(returns)]
+    Path("run/episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
+    told = said(summary(Config(**more), 800, 5.0))["train100"]
+    assert silent == ("debugging.md" not in told)
+    assert silent or f"better than the first 20 ({rounded(np.mean(first))}): train" in told
+
+
 def test_the_end_of_a_run(capsys):
     toy_train(Config())
     found = said(capsys.readouterr().out)
@@ -718,6 +733,15 @@ def test_games_bring_their_settings_except_where_others_were_given():
     other = replace(plain, seed=2, lr=1e-3, run_dir="other")  # which passes all settings on
     with run_module.Run(other) as images:
         assert images.cfg.lr == 1e-3 and images.cfg.epochs == 4 and images.cfg.seed == 2
+
+
+@pytest.mark.parametrize("algo,env,hinted", [
+    (dqn, "MinAtar/Breakout-v1", True), (dqn_per, "ALE/Pong-v5", True), (dqn, "CartPole-v1", False),
+    (dqn_atari, "ALE/Pong-v5", False), (sac, "MinAtar/Breakout-v1", False)])
+def test_a_file_whose_defaults_are_not_for_games_names_its_relative(algo, env, hinted, capsys):
+    with run_module.Run(algo.Config(env=env)):
+        said = capsys.readouterr().out
+    assert said == "these defaults are not for games; those of algos.dqn_atari are\n" * hinted
 
 
 def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
