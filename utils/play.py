@@ -78,7 +78,7 @@ def find_module(algo: str, asked: str):
     """Import algos/<algo>.py. UsageError says what `asked` for it."""
     folder = importlib.import_module("algos").__path__
     names = [module.name for module in pkgutil.iter_modules(folder)]
-    stem = Path(algo).stem
+    stem = Path(algo).stem.lower().replace("-", "_")
     if algo not in names and stem in names:
         raise UsageError(f"{asked}: name it {stem}")
     if algo not in names:

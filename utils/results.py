@@ -22,7 +22,7 @@ from utils.envs import evaluate, is_game
 from utils.mpi import UsageError
 from utils.run import read_config, rounded
 
-OURS = {"env", "seed", "run_dir", "resume"}  # settings that a sweep gives
+OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
 BACKEND = {"compile", "device", "torch_threads"}  # they change numbers only by rounding
 NO_NUMBERS = {"changed_code", "eval_every", "wandb"}  # they change no number of training
 CURVES = "curve", "eval_curve"  # of a suite, they stand in a file of their own

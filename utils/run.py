@@ -26,15 +26,18 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -44,7 +47,7 @@ import numpy as np
 import torch
 
 from utils import checkpoint, mpi
-from utils.cli import SHARED, check_range, check_settings, flag, program, read_command
+from utils.cli import SHARED, check_range, check_settings, flag, nearest, program, read_command
 from utils.envs import evaluate, is_game, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, cores, launch, together
@@ -65,6 +68,9 @@ HINTS = {"render": "python -m utils.play RUN --video FILE.mp4 records a video",
 SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
 # Settings that may differ on --resume.
 FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code", "wandb"}
+# The files of a run, but for config.json, which names it as one.
+PARTS = ("algo.py", "algo-until-*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
+         "policy.pt", "best.pt", "resume-*", "result.json")
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
@@ -77,6 +83,7 @@ class RunConfig:
     seed: int = 1  # seed of everything random in the run
     run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>/seed<k>)
     resume: bool = False  # continue from the last checkpoint in the run directory
+    overwrite: bool = False  # replace the run that is in the run directory
     changed_code: bool = False  # --resume even if the algorithm file has changed since
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
@@ -90,7 +97,11 @@ class RunConfig:
 
     def __new__(cls, *args, **kwargs):
         cfg = super().__new__(cls)
-        values = {**dict(zip((field.name for field in fields(cls)), args)), **kwargs}
+        known = [field.name for field in fields(cls)]
+        values = {**dict(zip(known, args)), **kwargs}
+        for name in values.keys() - known:
+            near = " or ".join(nearest(name, known))
+            raise TypeError(f"Config has no setting {name}{near and f'; did you mean {near}?'}")
         if len(values) == len(fields(cls)):  # `replace` gives all
             values = {each.name for each in fields(cls) if values[each.name] != each.default}
         object.__setattr__(cfg, "given", frozenset(values))  # it is frozen
@@ -158,11 +169,13 @@ class Run:
     """
 
     def __init__(self, cfg):
-        given = cfg.given
+        given, asked = cfg.given, cfg.env
         cfg = open_run(cfg)
         if cfg.wandb:
             import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
+        if cfg.env.startswith(f"{asked}-v"):
+            mpi.say(f"--env {asked} is {cfg.env}, its newest version")
         self.cfg = cfg = choose_threads(suit_games(cfg, given))
         for name in SHARED:
             if getattr(cfg, name, 0) % mpi.size():
@@ -493,22 +506,46 @@ def open_run(cfg):
     """Return `cfg` with the run directory filled in. Every rank calls it; it writes nothing.
 
     With --resume the settings come from the run. UsageError: the directory holds a run already or
-    cannot be written; --resume names no run of this algorithm, other settings or changed code;
-    --init-from names no policy.
+    cannot be written; --env names no package; --resume names no run of this algorithm, other
+    settings or changed code; --init-from names no policy.
     """
+    cfg = with_version(cfg)
     algo = module_name(type(cfg)).rpartition(".")[2]
     run_dir = Path(cfg.run_dir or Path("runs", as_folder(cfg.env), algo, f"seed{cfg.seed}"))
+    if cfg.resume and cfg.overwrite:
+        raise UsageError("--resume and --overwrite exclude each other: one continues, one deletes")
     if cfg.resume:
         return settings_of_run(cfg, algo, run_dir)
     if cfg.changed_code:
         raise UsageError("--changed-code is for --resume")
-    refuse_taken(run_dir)
+    refuse_taken(cfg, run_dir)
     if cfg.init_from:
         checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step", flag="--init-from")
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.exists(path))
     if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
         raise UsageError(f"--run-dir is {run_dir}, but {there} is no directory to write in")
     return replace(cfg, run_dir=str(run_dir))
+
+
+def with_version(cfg):
+    """Return `cfg` with the newest version of an environment that is named without one.
+
+    UsageError: --env names a package that Python does not find.
+    """
+    package, _, name = cfg.env.rpartition(":")
+    top = package.partition(".")[0]
+    if top and top not in sys.modules and find_spec(top) is None:
+        raise UsageError(f"--env is {cfg.env}, but there is no module named {top!r} here: start "
+                         "from its parent folder, or pip install -e it")
+    if re.search(r"-v\d+$", name):
+        return cfg
+    with warnings.catch_warnings():  # Gymnasium says which version it takes, in two lines
+        warnings.simplefilter("ignore")
+        envs = make_envs(cfg, 1)
+    new = replace(cfg, env=f"{package}:" * bool(package) + envs.unwrapped.spec.id)
+    envs.close()
+    object.__setattr__(new, "given", cfg.given)  # `replace` cannot know it
+    return new
 
 
 def as_folder(text):
@@ -588,13 +625,25 @@ def has_rows(run_dir):
     return path.exists() and path.read_bytes().count(b"\n") > 1  # more than the header
 
 
-def refuse_taken(run_dir):
-    """UsageError if a directory holds any part of a run."""
+def refuse_taken(cfg, run_dir):
+    """UsageError if a directory holds any part of a run, or, with --overwrite, no whole one."""
     names = ("config.json", "policy.pt", "progress.csv")
-    if any(os.path.exists(run_dir / name) for name in names) or checkpoint.resume_folders(run_dir):
-        empty = "" if has_rows(run_dir) else "; it has not reported yet, so you may remove it"
-        raise UsageError(f"{run_dir} holds a run already: --resume continues it, another --seed or "
-                         f"--run-dir starts a new one{empty}")
+    if not (any(os.path.exists(run_dir / name) for name in names)
+            or checkpoint.resume_folders(run_dir)):
+        return
+    if cfg.overwrite:
+        read_config(run_dir, "--overwrite: ")
+        return
+    command = f"python -m {module_name(type(cfg))} --run-dir {shlex.quote(str(run_dir))} --resume"
+    raise UsageError(f"{run_dir} holds a run already. To continue it: {command}. To replace it, "
+                     f"add --overwrite. To keep it, add --seed {cfg.seed + 1} or another --run-dir")
+
+
+def delete_run(run_dir):
+    """Delete the files of a run, config.json last. Others in its directory stay."""
+    for pattern in (*PARTS, "config.json"):
+        for path in run_dir.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def hold(cfg):
@@ -613,7 +662,9 @@ def hold(cfg):
     except OSError:
         pass  # some network file systems have no locks
     if not cfg.resume:
-        refuse_taken(Path(cfg.run_dir))  # another run may have used it since `open_run` looked
+        refuse_taken(cfg, Path(cfg.run_dir))  # another run may have used it since `open_run` looked
+    if cfg.overwrite:
+        delete_run(Path(cfg.run_dir))
     return file
 
 
@@ -643,7 +694,7 @@ def write_config(cfg, step, initial):
 
 def plain_settings(cfg):
     """Return the settings as plain values, which JSON and a checkpoint can hold."""
-    settings = asdict(cfg) | {"resume": False, "changed_code": False}
+    settings = asdict(cfg) | {"resume": False, "changed_code": False, "overwrite": False}
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 

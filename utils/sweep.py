@@ -30,7 +30,7 @@ from utils.cli import check_range, flag, nearest, program, read_command
 from utils.envs import make_envs
 from utils.mpi import UsageError
 from utils.results import OURS, has_result, headline, make_results
-from utils.run import as_folder, parse
+from utils.run import as_folder, parse, with_version
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def plan(sweep: Sweep) -> list[Job]:
             flags = [word for given in zip(names, values) for word in as_flags(module, *given)]
             one_thread = [] if "torch_threads" in names else ["--torch-threads", "1"]
             flags = ["--env", env, *flags, *one_thread]
-            runs.append((algo, module, parse(module.Config, module.__doc__, flags), flags))
+            cfg = with_version(parse(module.Config, module.__doc__, flags))
+            runs.append((algo, module, cfg, flags))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
         check_pair(module, cfg)
     jobs = []

@@ -117,7 +117,7 @@ def test_cuda_without_a_gpu(refusal):
 
 @pytest.mark.parametrize("env,named", [
     ("CartPol-v1", "Did you mean: `CartPole`?"), ("LunarLander-v2", "LunarLander-v3"),
-    ("no_such_package:Env-v0", "No module named 'no_such_package'"),
+    ("no_such_package.sub:Env-v0", "no module named 'no_such_package' here: start from its parent"),
 ])
 def test_an_unknown_environment_is_named(refusal, env, named):
     message = refusal("--env", env)
@@ -211,12 +211,32 @@ def test_a_directory_that_holds_a_run(refusal, run):
     for left in ("config.json", "policy.pt", "progress.csv", "resume-64"):
         message = refusal(*FLAGS, "--run-dir", "run")
         assert "run holds a run already" in message
-        for way_out in ("--resume", "--seed", "--run-dir"):
+        for way_out in ("python -m algos.ppo --run-dir run --resume.", "--overwrite", "--seed 2"):
             assert way_out in message
-        assert ("you may remove it" in message) == (not (run / "progress.csv").exists())
+        if not (run / "config.json").exists():
+            assert "holds no run: " in refusal(*FLAGS, "--run-dir", "run", "--overwrite")
         path = run / left
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     ppo.train(parse(ppo.Config, ppo.__doc__, (*FLAGS, "--run-dir", "run", "--total-steps", "64")))
+
+
+def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
+    """Only when all else is right, as late as the run is opened."""
+    ours = {path.name for path in run.iterdir()}
+    (run / "notes.txt").write_text("mine")
+    (run / "inner").mkdir()
+    assert "exclude each other" in refusal(*FLAGS, "--run-dir", "run", "--overwrite", "--resume")
+    assert "Pendulum" in refusal("--env", "Pendulm-v1", "--run-dir", "run", "--overwrite")
+    before = (run / "episodes.csv").read_text()
+    again = (*FLAGS, "--run-dir", "run", "--total-steps", "64", "--seed", "5", "--overwrite")
+    ppo.train(parse(ppo.Config, ppo.__doc__, again))
+    now = {path.name for path in run.iterdir()}
+    assert len(now) == len(ours) + 2 and {"notes.txt", "inner"} < now
+    assert (run / "episodes.csv").read_text() != before
+    settings = json.loads((run / "config.json").read_text())["settings"]
+    assert settings["seed"] == 5 and settings["overwrite"] is False
+    (run / "config.json").write_text('{"name": "a project of somebody else"}')
+    assert "is damaged" in refusal(*again)
 
 
 @pytest.mark.parametrize("run_dir", ["file", "file/run", "/dev/null/run", "/proc/run", "a" * 300])

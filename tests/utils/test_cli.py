@@ -329,6 +329,13 @@ def test_a_config_knows_which_settings_were_given(given, expected):
     assert parse(Config, "", words) == Config(**given)
 
 
+def test_a_setting_of_another_name_from_python():
+    for name, hint in (("learning_rate", "; did you mean lr?"), ("lrr", "; did you mean lr?"),
+                       ("title", "")):
+        with pytest.raises(TypeError, match=f"^Config has no setting {name}{re.escape(hint)}$"):
+            ppo.Config(**{name: 1})
+
+
 # ---- How a program ends
 
 @pytest.mark.parametrize("error,status,said", [

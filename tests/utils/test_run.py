@@ -492,12 +492,26 @@ def test_directory_by_default():
 def test_a_taken_directory_names_the_ways_out():
     toy_train(Config(total_steps=100))
     message = refused(open_run, Config())
-    assert all(way in message for way in ("--resume", "--seed", "--run-dir"))
+    assert all(way in message for way in ("--run-dir run --resume.", "--seed 2", "--overwrite"))
     for name in ("config.json", "progress.csv", "policy.pt"):       # any of it is a run
         os.rename(f"run/{name}", name)
         assert "holds a run" in refused(open_run, Config())
     os.mkdir("notes")
     open_run(Config(run_dir="notes"))                               # a directory is not yet a run
+
+
+@pytest.mark.parametrize("env,folder", [("CartPole", "CartPole-v1"), ("ALE/Pong", "ALE-Pong-v5"),
+                                        ("tests.envs:Ends", "tests.envs-Ends-v0")])
+def test_an_environment_without_version_is_its_newest(env, folder, capsys, recwarn):
+    """Its runs lie in one folder with those that name the version, and resume like them."""
+    cfg = Config(env=env, run_dir="", total_steps=800)
+    with run_module.Run(cfg) as run:
+        assert Path(run.cfg.run_dir) == Path("runs", folder, "toy/seed1")
+    assert f"--env {env} is {run.cfg.env}, its newest version\n" in capsys.readouterr().out
+    assert open_run(run.cfg) == run.cfg and not recwarn.list
+    if env == "CartPole":
+        toy_train(Config(env=env, run_dir="", total_steps=100))
+        assert open_run(replace(cfg, resume=True)).env == "CartPole-v1"
 
 
 def test_unwritable_directories():
