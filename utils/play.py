@@ -77,7 +77,7 @@ HINTS = {"run": "the run directory stands alone: python -m utils.play RUN",
 def find_module(algo: str, asked: str):
     """Import algos/<algo>.py. UsageError says what `asked` for it."""
     folder = importlib.import_module("algos").__path__
-    names = [module.name for module in pkgutil.iter_modules(folder)]
+    names = [each.name for each in pkgutil.iter_modules(folder) if each.name[0] != "_"]
     stem = Path(algo).stem.lower().replace("-", "_")
     if algo not in names and stem in names:
         raise UsageError(f"{asked}: name it {stem}")

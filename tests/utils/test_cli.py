@@ -53,6 +53,17 @@ def test_help_ends_in_silence_when_its_reader_leaves():
     assert child.stderr.read() == "" and child.wait() == 141
 
 
+def test_the_package_lists_the_algorithms():
+    """And nobody takes its __main__ for one."""
+    first, *lines, last = run([sys.executable, "-m", "algos"]).stdout.splitlines()
+    assert first == "python -m algos.a2c         Advantage Actor-Critic (A2C)" and "--help" in last
+    assert len(lines) + 1 == len(ALGOS) and max(map(len, lines)) < 90
+    with pytest.raises(UsageError, match="there is no algos/x.py, only a2c, [a-z0-9_, ]*vpg$"):
+        play.find_module("x", "x")
+    with pytest.raises(UsageError, match="^--algo PPO-LSTM: name it ppo_lstm$"):
+        play.find_module("PPO-LSTM", "--algo PPO-LSTM")
+
+
 def check_help(text, prog):
     assert f"usage: {prog} [-h]" in text and str(ROOT) not in text
     assert max(map(len, text.splitlines())) <= 100
