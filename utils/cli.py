@@ -103,7 +103,7 @@ def program():
 def read_command(config_class, doc, prog, args=None, hint=None):
     """Return an instance of a dataclass, with the settings that a command line gives.
 
-    doc      what --help prints first
+    doc      what --help prints beside the settings
     prog     how the program is called, such as "python -m utils.sweep"
     args     the words of the command line (default: those of this process)
     hint     function of the name of an unknown flag: what to say about it, or ""
@@ -142,35 +142,52 @@ def read_command(config_class, doc, prog, args=None, hint=None):
 
 
 def print_help(config_class, doc, prog):
-    """Print `doc`, and below it every setting: first those of the class itself."""
+    """Print `doc` and every setting, those of the class itself before those of its parents.
+
+    If the class names settings that are changed `often`, these come first of all, and `doc` last.
+    """
     flags, plain = flags_of(config_class)
-    width = shutil.get_terminal_size().columns
-    alone = f" {plain[0].upper()}" if plain else ""
-    lines = [doc, f"usage: {prog} [-h]{alone} [--FLAG VALUE ...]", ""]
+    often = getattr(config_class, "often", ())
+    first, rest = {}, []
     for owner in config_class.__mro__[:-1]:
         comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M))
         for field in fields(config_class):
             if field.name in flags and field.name in owner.__annotations__:
                 games = getattr(config_class, "for_games", {}).get(field.name, "")
-                lines += help_of(field, flags.pop(field.name), comments, width, games)
+                lines = help_of(field, flags.pop(field.name), comments.get(field.name, ""), games)
+                if field.name in often:
+                    first[field.name] = lines
+                else:
+                    rest += lines
+    alone = f" {plain[0].upper()}" if plain else ""
+    usage = f"usage: {prog} [-h]{alone} [--FLAG VALUE ...]"
+    parts = [[usage], sum((first[name] for name in often if name in first), []), rest]
+    parts.insert(3 if often else 0, [doc.strip("\n")])
     try:
-        print("\n".join(lines), flush=True)
+        print("\n\n".join("\n".join(part) for part in parts if part), flush=True)
     except BrokenPipeError:  # as in `--help | head`: the reader has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
 
 
-def help_of(field, kind, comments, width, games):
-    """Return the lines of one setting: its flag, its default, that for games, and its comment."""
+def help_of(field, kind, comment, games):
+    """Return the lines of one setting: its flag, its comment, its default, and that for games."""
     default = field.default
     if isinstance(default, tuple):
-        default = " ".join(map(str, default))
+        default = " ".join(map(str, default)).strip()
+    if isinstance(default, float) and default.is_integer():
+        default = int(default)
     values = " | ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
-    head = f"  {flag(field.name)}" + (f", {flag('no_' + field.name)}" if kind is bool else "")
+    head = f"  {flag(field.name)}" + f", {flag('no_' + field.name)}" * (default is True)
+    head += f" {values}" * bool(values)
     games = f"; for games {games}" if games != "" else ""
-    head += f" {values}" * bool(values) + f"  (default: {default}{games})"
-    text = textwrap.wrap(comments.get(field.name, ""), width - 7)
-    return [head, *(f"      {line}" for line in text)]
+    # Where the default is nothing, the comment says what that means.
+    shown = default not in ("", None, MISSING) and default is not False
+    known = f" (default: {default}{games})" * shown
+    text = textwrap.wrap(comment + known, shutil.get_terminal_size().columns - 23) or [""]
+    if len(head) > 21:
+        return [head, *(" " * 22 + line for line in text)]
+    return [f"{head:<22}{text[0]}", *(" " * 22 + line for line in text[1:])]
 
 
 # ---- words

@@ -92,6 +92,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
     torch_threads: int | None = None  # PyTorch threads (default: 1; 4 at most for large batches)
+    often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
     for_games: ClassVar[dict] = {}  # defaults for ALE/... and MinAtar/...
 

@@ -40,8 +40,12 @@ def test_help_of_every_algorithm(algo, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(algo.Config, algo.__doc__, ["--help"])
     text = capsys.readouterr().out
-    assert text.startswith(algo.__doc__)
+    assert text.endswith(algo.__doc__) and text.startswith(f"usage: python -m {algo.__name__} [-h]")
     check_help(text, f"python -m {algo.__name__}")
+    first = re.findall(r"^  (--[a-z-]+)", text.split("\n\n")[1], re.M)
+    assert set(first) == {"--env", "--total-steps", "--seed", "--num-envs", "--lr"} & set(
+        re.findall(r"--[a-z-]+", text)) and first[0] == "--env"
+    assert len(text.splitlines()) < 120  # twice as many as the docstring has, and not more
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such pipes")
