@@ -43,7 +43,7 @@ OTHERS_SAY = {
     "env": "env_id env_name", "env_kwargs": "max_episode_steps max_ep_len",
     "run_dir": "log_dir logdir save_path save_dir exp_name out", "eval_every": "eval_freq",
     "init_from": "load load_path pretrained", "report_every": "log_interval",
-    "device": "cuda gpu", "wandb": "track use_wandb", "jobs": "n_jobs workers", "video": "render",
+    "device": "cuda gpu", "wandb": "track use_wandb", "jobs": "n_jobs workers",
 }
 # Where the other name means something else.
 REMARKS = {

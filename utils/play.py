@@ -1,6 +1,7 @@
-"""Evaluate the policy of a run, or record a video or demonstrations of it.
+"""Evaluate the policy of a run, watch it, or record a video or demonstrations of it.
 
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1
+    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --render
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --video cheetah.mp4
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --record demos.npz
 
@@ -45,6 +46,7 @@ NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
 class Play:
     run: Annotated[str, "without a flag"]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
+    render: bool = False  # play the episodes one by one in a window
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
     seconds: float | None = None  # length of the video (default: an episode)
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
@@ -63,9 +65,9 @@ class Play:
             raise UsageError("--seconds is the length of a --video")
         if self.overwrite and not self.record:
             raise UsageError("--overwrite is for --record")
-        if self.record and self.video:
-            raise UsageError("--record and --video exclude each other: a video draws an episode of "
-                             "its own, which would not be among the demonstrations")
+        if bool(self.record) + bool(self.video) + self.render > 1:
+            raise UsageError("--record, --video and --render exclude each other: each plays "
+                             "episodes of its own")
 
 
 # What to say about flags that do not exist.
@@ -212,12 +214,17 @@ def choose_renderer() -> None:
                          f"{os.environ.get('MUJOCO_GL')}: {error}. {NO_DISPLAY}") from None
 
 
+def make_drawn(cfg, **mode):
+    """Return one environment, made with a render_mode."""
+    kwargs = json.loads(cfg.env_kwargs) | mode
+    return make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)
+
+
 def make_film(cfg) -> Film:
     """Return an environment that can be drawn. UsageError: it cannot be drawn here."""
     atari = is_game(cfg.env, "ALE/")
-    kwargs = json.loads(cfg.env_kwargs) | ({} if atari else {"render_mode": "rgb_array"})
     try:
-        envs = make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)
+        envs = make_drawn(cfg, **({} if atari else {"render_mode": "rgb_array"}))
         if not atari:
             follow_robot(envs.unwrapped.envs[0])
         film = Film(envs, atari)
@@ -227,6 +234,43 @@ def make_film(cfg) -> Film:
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
         hint = f". {NO_DISPLAY}" if spec and "mujoco" in str(spec.entry_point) else ""
         raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
+
+
+class Window(gym.vector.VectorWrapper):
+    """One environment in a window, which `evaluate` leaves open for the next episode."""
+
+    def close(self, **kwargs):
+        pass
+
+
+def make_window(cfg) -> Window:
+    """Return an environment in a window. UsageError: there can be none; it names --video."""
+    why = "Atari games have none" if is_game(cfg.env, "ALE/") else ""
+    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+        why = "there is no display"
+    try:
+        if not why:
+            envs = make_drawn(cfg, render_mode="human")
+            if "human" not in envs.metadata.get("render_modes", ()):
+                raise ValueError("it has no render mode human")
+            if hasattr(envs.unwrapped.envs[0].unwrapped, "mujoco_renderer"):
+                check_glfw()
+            envs.reset(seed=cfg.seed)
+            return Window(envs)
+    except Exception as error:
+        why = str(error)
+    raise UsageError(f"--render cannot open a window for {cfg.env} here: {why}. --video FILE.mp4 "
+                     "draws an episode into a file")
+
+
+def check_glfw() -> None:
+    """OSError if GLFW cannot start. MuJoCo's viewer would then abort the process."""
+    import glfw
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if not glfw.init():
+            raise OSError("GLFW finds no display")
 
 
 def follow_robot(env) -> None:
@@ -276,6 +320,7 @@ def main(play: Play) -> np.ndarray:
     torch.set_num_threads(cfg.torch_threads or 1)
     agent = load_agent(play.run, play.best, play.device)
     film = make_film(cfg) if play.video else None
+    window = make_window(cfg) if play.render else None
     seed = cfg.seed if play.seed is None else play.seed
     if play.stochastic:
         torch.manual_seed(seed)
@@ -284,6 +329,11 @@ def main(play: Play) -> np.ndarray:
     if play.record:
         returns, lengths = record_demos(agent, cfg, play.record, play.episodes, seed,
                                         not play.stochastic, play.max_steps)
+    elif window:
+        shown = [evaluate(agent, cfg, 1, seed + k, not play.stochastic, max_steps=play.max_steps,
+                          envs=window) for k in range(play.episodes)]
+        returns, lengths = (np.concatenate(column) for column in zip(*shown))
+        window.env.close()
     else:
         returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
                                     max_steps=play.max_steps)

@@ -60,7 +60,7 @@ except ImportError:  # Windows
 __all__ = ["Run", "RunConfig", "check_range", "main"]  # for algorithm files
 
 # What to say about flags that do not exist.
-HINTS = {"render": "python -m utils.play RUN --video FILE.mp4 records a video",
+HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
          "capture_video": "python -m utils.play RUN --video FILE.mp4 records a video",
          "seeds": "python -m utils.sweep --seeds N trains with several seeds",
          "algo": "the module is the algorithm, as in python -m algos.NAME"}

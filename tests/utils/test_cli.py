@@ -113,7 +113,7 @@ def test_every_kind_of_value():
 # ---- What is wrong is named
 
 @pytest.mark.parametrize("given,said", [
-    ("--render", "utils.play RUN --video"), ("--seeds", "utils.sweep --seeds"),
+    ("--render", "utils.play RUN --render"), ("--seeds", "utils.sweep --seeds"),
     ("--algo", "python -m algos."), ("--title", "--help lists the flags"),
 ])
 def test_what_an_algorithm_does_not_have(given, said):
@@ -124,7 +124,7 @@ def test_what_an_algorithm_does_not_have(given, said):
 @pytest.mark.parametrize("given,said", [
     ("--run x", "the run directory stands alone"), ("--deterministic", "it is the default"),
     ("--env x", "says which environment"),
-    ("--num-episodes 3", "did you mean --episodes?"), ("--render", "did you mean --video?"),
+    ("--num-episodes 3", "did you mean --episodes?"),
 ])
 def test_what_play_does_not_have(given, said):
     with pytest.raises(UsageError, match=f"^there is no {given.split()[0]}; .*{re.escape(said)}"):
@@ -202,7 +202,7 @@ def test_a_name_that_means_something_else_is_explained():
 
 def test_every_name_that_is_suggested_exists():
     known = {field.name for algo in ALGOS for field in dataclasses.fields(algo.Config)}
-    assert set(cli.OTHERS_SAY) <= known | {"jobs", "video"}
+    assert set(cli.OTHERS_SAY) <= known | {"jobs"}
     words = " ".join(cli.OTHERS_SAY.values()).split()
     assert cli.REMARKS.keys() <= set(words)
     for ours, theirs in cli.OTHERS_SAY.items():

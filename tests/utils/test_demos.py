@@ -153,7 +153,7 @@ def test_refused_record(file, more, message, monkeypatch):
 
 
 @pytest.mark.parametrize("settings,message", [
-    ({"record": "demos.npz", "video": "run.gif"}, "--record and --video exclude each other"),
+    ({"record": "demos.npz", "video": "run.gif"}, "--record, --video and --render exclude"),
     ({"overwrite": True}, "--overwrite is for --record"),
 ])
 def test_refused_combinations(settings, message):

@@ -151,7 +151,7 @@ REFUSED = {
     "no policy": (lambda run: (run / "policy.pt").unlink(), "there is no"),
     "policy cut off": (lambda run: os.truncate(run / "policy.pt", 3000), "policy.pt is damaged"),
     "bit flipped": (flip_bit, "policy.pt is damaged"),
-    "no such setting": (lambda run: rewrite(run, gama=1), "'gama'"),
+    "no such setting": (lambda run: rewrite(run, gama=1), "has no setting gama; "),
     "setting out of range": (lambda run: rewrite(run, gamma=2.0), "--gamma is 2.0"),
     "no directory": (lambda run: [shutil.rmtree(run), run.touch()], "holds no run"),
     "runs below": (lambda run: move(run, run / "a/b"), r"there are 1 below: \S*run/a/b"),
@@ -215,6 +215,35 @@ def skip_without_display(done):
         assert done.returncode == 2 and "apt-get install libegl1" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and not list(Path().glob("*.mp4"))
         pytest.skip("no EGL here")
+
+
+def test_a_window_needs_a_display(trained, monkeypatch):
+    """SDL's dummy driver stands in for one. The first episode is that of an evaluation."""
+    run, agent, cfg = trained["CartPole-v1"]
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    said = "^--render cannot open a window for .* here: {}. --video FILE.mp4 draws an episode"
+    if sys.platform == "linux":
+        with pytest.raises(UsageError, match=said.format("there is no display")):
+            play.main(play.Play(run, render=True))
+    monkeypatch.setenv("DISPLAY", ":0")
+    with pytest.raises(UsageError, match=said.format("Atari games have none")):
+        play.make_window(ppo.Config("ALE/Pong-v5"))
+    with pytest.raises(UsageError, match=said.format("none not available")):
+        monkeypatch.setenv("SDL_VIDEODRIVER", "none")
+        play.make_window(cfg)
+    with pytest.raises(UsageError, match=said.format("GLFW finds no display")):
+        monkeypatch.setenv("DISPLAY", "nowhere:77")             # MuJoCo would abort the process
+        play.make_window(ppo.Config())
+    with (pytest.warns(UserWarning, match="render_mode"),       # Gymnasium's
+          pytest.raises(UsageError, match=said.format("it has no render mode human"))):
+        monkeypatch.setitem(Odd.metadata, "render_modes", [])
+        play.make_window(ppo.Config("OddFrames-v0"))
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    returns = play.main(play.Play(run, render=True, episodes=2))
+    assert returns.shape == (2,) and returns[0] == evaluate(agent, cfg, 1, cfg.seed)[0][0]
+    with pytest.raises(UsageError, match="exclude each other"):
+        play.Play(run, render=True, video="a.mp4")
 
 
 # ---- Videos
