@@ -7,15 +7,12 @@
     python plot.py runs --compare my_ppo ppo   does my_ppo beat ppo?
     python plot.py runs --anchors              beside published results
 
-Every environment has its own panels; so does every number of steps, if some
-runs are more than three times as long as others. A line is named after the
-settings that differ, except for values that two thirds of the runs have.
-train100 is the mean return of the last 100 training episodes, eval that of
-deterministic episodes with the final weights. Brackets are 95% percentile
-bootstraps over seeds. --compare A B estimates the probability that a seed of A
-has a higher train100 than a seed of B (Agarwal et al. 2021). Without --out,
-the figure is curves.svg, or curves-2.svg, ... if other commands made those.
-With --out, it replaces any file of that name.
+Each environment has its own panels; so have runs over three times as long as
+others. A line is named after the settings that differ, but for values that two
+thirds of the runs have. train100 is the mean return of the last 100 training
+episodes, which act with noise; eval is that of deterministic episodes with the
+final weights. Brackets: 95% percentile bootstraps over seeds. --compare A B: how
+probably has a seed of A a higher train100 than one of B (Agarwal et al. 2021)?
 """
 import csv
 import json
@@ -57,17 +54,16 @@ STATISTICS = {"mean": np.mean, "median": np.median,
 
 @dataclass(frozen=True)
 class Plot:
-    # run directories, or folders that hold runs at any depth
-    runs: Annotated[tuple[str, ...], "without a flag"]
-    x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time is in minutes
+    runs: Annotated[tuple[str, ...], "without a flag"]  # folders that hold runs, at any depth
+    x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time: minutes of training
     y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv; val finds val_mean
-    smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # in a moving average: episodes, or rows
+    smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # episodes, or rows, in a moving average
     rows: str = ""  # a setting, or algo; each of its values has its own panels
-    by: str = ""  # the setting that tells lines apart, or algo; empty: all settings that differ
-    aggregate: Literal["mean", "median", "iqm"] = "mean"  # statistic over seeds
-    compare: tuple[str, str] = ("", "")  # names of two lines, such as my_ppo ppo
+    by: str = ""  # the setting that tells lines apart, or algo; default: all settings that differ
+    aggregate: Literal["mean", "median", "iqm"] = "mean"  # over seeds; iqm: interquartile mean
+    compare: tuple[str, str] = ("", "")  # two lines of the table, such as my_ppo ppo
     anchors: bool = False  # list published results after as many steps; draw those of training
-    out: str = ""  # file for the figure: .svg, .png or .pdf
+    out: str = ""  # the figure, .svg, .png or .pdf; default: curves.svg, or a new curves-2.svg, ...
 
 
 # ---- Reading runs
@@ -85,7 +81,7 @@ class RunData(NamedTuple):
     steps: int
     total_steps: float  # that the run was to make
     train100: float
-    eval: float         # NaN if there is no result.json
+    eval: float         # NaN if there is none
 
 
 Groups = dict[str, dict[str, list[RunData]]]    # panel -> line -> its seeds
@@ -107,9 +103,9 @@ def load(plot: Plot) -> list[RunData]:
 
 
 def read_run(folder: Path, x: str, y: str) -> RunData:
-    """Return the run in a run directory, with the evaluation from its result.json, if any."""
+    """Return the run in a run directory, with its last evaluation, if any."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    settings, final = config["settings"] | {"algo": config["algo"]}, np.nan
+    settings = config["settings"] | {"algo": config["algo"]}
     progress, episodes = (read_columns(folder / name) for name in ("progress.csv", "episodes.csv"))
     files = {name: columns for columns in (progress, episodes) for name in columns}
     name = y if y in files else f"{y}_mean"
@@ -124,6 +120,7 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
             "episodes": lambda step: np.searchsorted(ends, step, side="right").astype(float),
             # Episodes only know when they were reported. Between reports, time grows with steps.
             "time": lambda step: np.interp(step, [0, *reports], [0, *progress["time"] / 60])}[x]
+    final = progress.get("eval_ret_mean", [np.nan])[-1]     # --eval-every also evaluates at the end
     if (folder / "result.json").exists():
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         if result.get("steps", reports[-1]) == reports[-1]:     # else the run was resumed since
@@ -334,17 +331,18 @@ def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int
     row = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
     ax.set_title(panel + f": mean of {window} {row}" * (window > 1))
     for line, runs in lines.items():
-        # A mean stands at the last of its rows.
-        curves = [(run.x[window - 1:], np.convolve(run.y, np.full(window, 1 / window), "valid"))
-                  for run in runs]
+        curves = []
+        for run in runs:    # a mean stands at the last of its rows; ties would draw a staircase
+            means = np.convolve(run.y, np.full(window, 1 / window), "valid")
+            x, place = np.unique(run.x[window - 1:], return_inverse=True)
+            curves.append((x, np.bincount(place, means) / np.bincount(place)))
         x = np.linspace(max(x[0] for x, _ in curves), min(run.end for run in runs), 100)
         y = np.stack([np.interp(x, *curve) for curve in curves], -1)        # [points, seeds]
         statistic, colour = STATISTICS[plot.aggregate], looks[line]["color"]
         centre = statistic(y, axis=-1)
         ax.plot(x, centre, **looks[line], linewidth=1.8)
         if len(runs) > 1:
-            sd = y.std(-1, ddof=1)
-            ends = ((centre - sd, centre + sd) if plot.aggregate == "mean" else
+            ends = (centre + np.outer([-1, 1], y.std(-1, ddof=1)) if plot.aggregate == "mean" else
                     interval([y], statistic))
             ax.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
             if len(lines) <= CROWDED:
@@ -380,8 +378,10 @@ def main(plot: Plot) -> None:
                 done[panel][line].append(run)
     if done:
         print(table(results(done, plot.aggregate)))
-        if any(len(found) < FEW for *_, found in flat(done)):
-            print(f"* fewer than {FEW} seeds: no interval, no claim")
+    if any(len(found) < FEW for *_, found in flat(done)):
+        print(f"* fewer than {FEW} seeds: no interval, no claim")
+    if any(np.isnan(run.eval) for *_, found in flat(done) for run in found):
+        print("eval -: not evaluated at the end; python -m utils.sweep --results FOLDER does it")
     if any(plot.compare):
         print("", *compare(done, *plot.compare), sep="\n")
     for panel, line, (run, *_) in flat(done) if plot.anchors else []:

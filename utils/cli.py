@@ -151,6 +151,8 @@ def print_help(config_class, doc, prog):
     first, rest = {}, []
     for owner in config_class.__mro__[:-1]:
         comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M))
+        if plain and plain[0] in comments:
+            rest.insert(0, f"  {plain[0].upper():<20}{comments[plain[0]]}")
         for field in fields(config_class):
             if field.name in flags and field.name in owner.__annotations__:
                 games = getattr(config_class, "for_games", {}).get(field.name, "")

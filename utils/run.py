@@ -741,15 +741,15 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
-                         f"{len(returns)} training episodes" if returns else
+                         f"{len(returns)} training episodes, which act with noise" if returns else
                          "no episode has ended; the command for play below shows returns")
     if step >= total and len(later) == 100 and not (cfg.init_from or is_higher(later, first)):
-        lines["train100"] += (f", hardly better than the first 20 ({rounded(np.mean(first))}): "
+        lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
                               "train for longer, or see docs/debugging.md")
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
-        lines["eval"] = (f"{rounded(last)} at step {at:,}; best {rounded(best)} at step "
-                         f"{best_at:,} (play it with --best)")
+        lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
+                         f"step {best_at:,} (play it with --best)")
     # With --num-procs, config.json knows the number of processes; mpiexec has to be called again.
     by_user = mpi.size() > 1 and "PLAINRL_PROCS" not in os.environ
     resume = f"mpiexec -n {mpi.size()} " * by_user

@@ -180,6 +180,17 @@ def test_of_two_runs_of_a_seed_the_finished_one_counts(capsys):
     assert "runs/a: seed 1 of ppo is also in runs/b; skipped" in err
 
 
+def test_the_last_evaluation_of_a_run_stands_in_the_table(capsys):
+    """--eval-every also evaluates at the end. Without any, a line under the table says why."""
+    folder = write_run("runs/a", returns=[1] * 100)
+    cli("runs")
+    assert "sweep --results" in capsys.readouterr().out
+    (folder / "progress.csv").write_text("step,time,eval_ret_mean\n500,3,1\n1000,6,4.5\n")
+    cli("runs")
+    out = capsys.readouterr().out
+    assert rows_of(out)[0]["eval"] == "4.50" and "--results" not in out
+
+
 @pytest.mark.parametrize("steps, final", [(1000, "7.00"), (900, "-")])
 def test_an_evaluation_of_before_a_resume_does_not_count(steps, final):
     folder = write_run("runs/a", returns=[1] * 100)
@@ -238,6 +249,18 @@ def test_time_runs_on_between_reports():
     assert run.x[[24, 49, 74, 99]].tolist() == [2.5, 5, 10, 15]     # minutes
 
 
+@pytest.mark.parametrize("smooth", [1, 10])
+def test_episodes_that_end_together_draw_no_staircase(smooth):
+    """As those of environments with a time limit do: on a steady rise, each step would be one."""
+    folder = write_run("runs/a", returns=[8 * (k // 8) + 8 for k in range(320)])
+    text = (folder / "episodes.csv").read_text().splitlines()
+    rows = [f"{80 * (k // 8) + 80}," + row.partition(",")[2] for k, row in enumerate(text[1:])]
+    (folder / "episodes.csv").write_text("\n".join([text[0], *rows, ""]))
+    for x in ("steps", "time"):
+        slopes = np.diff(thick(figure(x=x, smooth=(smooth,)).axes[0])["ppo"].get_ydata())
+        assert slopes[10:-10].min() > 0.5 * slopes[10:-10].max()
+
+
 def test_curves_are_interpolated_and_cut_to_what_all_seeds_have():
     for seed, returns in ((1, [0, 10, 20]), (2, [0, 10])):
         write_run(f"runs/{seed}", seed=seed, returns=returns)
@@ -290,7 +313,7 @@ def test_the_table_and_its_marks(capsys):
     cli("runs", "--aggregate", "iqm")
     out = capsys.readouterr().out
     assert rows_of(out)[0]["train100"].startswith("35.0 [")
-    assert out.endswith("* fewer than 3 seeds: no interval, no claim\n")
+    assert "* fewer than 3 seeds: no interval, no claim\n" in out
 
 
 def test_unfinished_runs_are_drawn_but_in_no_table(capsys):

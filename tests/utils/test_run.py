@@ -647,7 +647,7 @@ def test_figures_of_the_summary():
     evals = ["step,eval_ret_mean", "1000,5.0", "2000,30.0", "3000,30.0", "4000,", "5000,-7.0", ""]
     Path("a run/progress.csv").write_text("\n".join(evals))
     found = said(summary(Config(run_dir="a run"), 800, 5.0))
-    assert found["eval"].startswith("-7.00 at step 5,000; best 30.0 at step 2,000 ")
+    assert found["eval"].startswith("-7.00 at step 5,000, without noise; best 30.0 at step 2,000 ")
 
 
 @pytest.mark.parametrize("first,later,more,silent", [
@@ -711,7 +711,8 @@ def test_every_command_works():
     assert list(found) == ["done", "train100", "eval", "files", "play", "plot", "resume"]
     assert "best" in found["eval"] and os.path.exists("run/best.pt")
     scores = [float(row["eval_ret_mean"]) for row in rows("run") if row["eval_ret_mean"]]
-    assert found["eval"].startswith(f"{scores[-1]:.1f} at step 4,096; best {max(scores):.1f} at ")
+    assert found["eval"].startswith(f"{scores[-1]:.1f} at step 4,096, without noise; best "
+                                    f"{max(scores):.1f} at ")
     assert "10 episodes" in do(found["play"])
     assert do(found["plot"]) and os.path.exists("curves.svg")
     out = do(found["resume"])
