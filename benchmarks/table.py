@@ -1,4 +1,4 @@
-"""Make the tables and figures of benchmarks/README.md from the result files.
+"""Make the tables and figures of benchmarks/README.md and docs/settings.md.
 
     python benchmarks/table.py            rewrite everything between markers,
                                           and figures/
@@ -15,6 +15,8 @@ defaults; * before the algorithm adds the peers. All are in results.jsonl.
     <!-- made: peers -->                  those beside a peer's, at equal seeds
     <!-- made: settings ppo/Swimmer-v4/gamma=* -->
                                           commands, and what they reached
+    <!-- made: recipes ppo/Swimmer-v4/gamma=* -->
+                                          the same in short, and how long it took
     <!-- made: mujoco.svg *ppo/Hopper-v4/ -->
                                           learning curves
     ...
@@ -192,6 +194,15 @@ def settings(groups: dict[Key, list[dict]]) -> str:
         "commit": commits(results)} for env, algo, results in ours(groups, plain=False)])
 
 
+def recipes(groups: dict[Key, list[dict]]) -> str:
+    """Return the command of each of our results, the minutes of a run, and its evaluation."""
+    return plot.table([{
+        "command": f"`{command(env, algo, results[0]['changed'])}`",
+        "minutes": f"{np.median([result['seconds'] for result in results]) / 60:.1f}",
+        "return": mean(returns(results, "eval")),
+    } for env, algo, results in ours(groups, plain=False)])
+
+
 def command(env: str, algo: str, changed: dict) -> str:
     words = [f"python -m algos.{algo} --env {env}"]
     for name, value in changed.items():
@@ -223,7 +234,8 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
         raise ValueError(f"no result matches: {order}")
     if kind.endswith(".svg"):
         return curves(chosen, folder / "figures" / kind)
-    return {"defaults": defaults, "peers": peers, "settings": settings}[kind](chosen)
+    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "recipes": recipes}
+    return kinds[kind](chosen)
 
 
 def rewrite(text: str, groups: dict[Key, list[dict]], folder: Path = HERE) -> str:
@@ -247,8 +259,8 @@ if __name__ == "__main__":
         found = read(args.results)
         print(table(found) if found else f"{args.results}: there is no result.json in it")
     else:
-        page = HERE / "README.md"
-        with redirect_stderr(StringIO()) as notes:      # e.g. seeds end at different steps
-            text = rewrite(page.read_text(encoding="utf-8"), read(HERE / "results.jsonl"))
-        page.write_text(text, encoding="utf-8")
-        print(notes.getvalue() + "\n".join(part[0] for part in PART.finditer(text)))
+        for page in (HERE / "README.md", HERE.parent / "docs" / "settings.md"):
+            with redirect_stderr(StringIO()) as notes:      # e.g. seeds end at different steps
+                text = rewrite(page.read_text(encoding="utf-8"), read(HERE / "results.jsonl"))
+            page.write_text(text, encoding="utf-8")
+            print(notes.getvalue() + "\n".join(part[0] for part in PART.finditer(text)))

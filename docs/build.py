@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 # Documents of the repository that become pages, and their place on the site.
 DOCUMENTS = {
     "README.md": "readme.md", "docs/howto.md": "howto.md", "docs/debugging.md": "debugging.md",
+    "docs/settings.md": "settings.md",
     "benchmarks/README.md": "benchmarks/results.md",
     "benchmarks/decisions.md": "benchmarks/decisions.md", "CONTRIBUTING.md": "contributing.md"}
 DOCUMENTS = {path: place for path, place in DOCUMENTS.items() if (ROOT / path).exists()}
@@ -177,7 +178,7 @@ all published runs in the <a href="explorer.html">explorer</a>.</p>
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in only])}
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>",
                      "benchmarks/decisions"])}
-{toctree("Use", ["The README <readme>", "howto", "debugging", "contributing"])}
+{toctree("Use", ["The README <readme>", "settings", "howto", "debugging", "contributing"])}
 """
 
 

@@ -1,7 +1,13 @@
 """benchmarks/table.py: what the generated tables of benchmarks/README.md say."""
+import re
+import shlex
+from importlib import import_module
+
 import pytest
 
 from benchmarks import table
+from tests.house.tree import ROOT
+from utils.run import parse
 
 
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
@@ -63,5 +69,23 @@ def test_commands_of_the_settings_that_a_marker_names():
     (row,) = made("settings ppo/Hopper*/gamma=0.9*", found)
     assert row["command"] == (
         "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
+    found = groups(*(result(seed, 1.0) | {"seconds": seconds}
+                     for seed, seconds in enumerate((60, 90, 600))))
+    assert made("recipes", found) == [{"command": "`python -m algos.ppo --env Hopper-v4`",
+                                       "minutes": "1.5", "return": "2.00"}]
     with pytest.raises(ValueError, match="no result matches"):
         made("settings ppo/Walker2d*", found)
+
+
+def test_settings_for_other_environments_are_those_of_published_runs():
+    """And today's algorithms take them. Brackets are left out, since SciPy draws the samples."""
+    text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
+    again = table.rewrite(text, table.read(table.HERE / "results.jsonl"))
+    bare = [re.sub(r" +(\[[^]]*\])? *", " ", line) for page in (text, again)
+            for line in page.splitlines() if not line.startswith("| ---")]
+    assert bare[:len(bare) // 2] == bare[len(bare) // 2:]
+    commands = [shlex.split(row["command"].strip("`")) for row in cells(text)]
+    assert len(commands) > 15
+    for _, _, module, *flags in commands:
+        algo = import_module(module)
+        assert parse(algo.Config, "", flags).env == flags[1]
