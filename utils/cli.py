@@ -148,22 +148,19 @@ def print_help(config_class, doc, prog):
     """
     flags, plain = flags_of(config_class)
     often = getattr(config_class, "often", ())
-    first, rest = {}, []
+    known = {}  # setting -> its lines
     for owner in config_class.__mro__[:-1]:
         comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M))
         if plain and plain[0] in comments:
-            rest.insert(0, f"  {plain[0].upper():<20}{comments[plain[0]]}")
+            known[plain[0]] = [f"  {plain[0].upper():<20}{comments[plain[0]]}"]
         for field in fields(config_class):
             if field.name in flags and field.name in owner.__annotations__:
                 games = getattr(config_class, "for_games", {}).get(field.name, "")
-                lines = help_of(field, flags.pop(field.name), comments.get(field.name, ""), games)
-                if field.name in often:
-                    first[field.name] = lines
-                else:
-                    rest += lines
-    alone = f" {plain[0].upper()}" if plain else ""
-    usage = f"usage: {prog} [-h]{alone} [--FLAG VALUE ...]"
-    parts = [[usage], sum((first[name] for name in often if name in first), []), rest]
+                known[field.name] = help_of(field, flags.pop(field.name),
+                                            comments.get(field.name, ""), games)
+    first = sum((known.pop(name) for name in often if name in known), [])
+    usage = f"usage: {prog} [-h]{f' {plain[0].upper()}' if plain else ''} [--FLAG VALUE ...]"
+    parts = [[usage], first, sum(known.values(), [])]
     parts.insert(3 if often else 0, [doc.strip("\n")])
     try:
         print("\n\n".join("\n".join(part) for part in parts if part), flush=True)

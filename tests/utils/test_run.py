@@ -485,8 +485,8 @@ def test_directory_by_default():
     cfg = open_run(Config(env="ALE/Pong-v5", seed=3, run_dir=""))
     assert Path(cfg.run_dir) == Path("runs/ALE-Pong-v5/toy/seed3")
     assert open_run(cfg) == cfg and not os.listdir(".")
-    cfg = open_run(Config(env="my_package:MyEnv-v0", run_dir=""))
-    assert cfg.run_dir == str(Path("runs/my_package-MyEnv-v0/toy/seed1"))
+    cfg = open_run(Config(env="tests.envs:Ends-v0", run_dir=""))
+    assert cfg.run_dir == str(Path("runs/tests.envs-Ends-v0/toy/seed1"))
 
 
 def test_a_taken_directory_names_the_ways_out():
