@@ -1,6 +1,4 @@
 """algos/dqn.py by hand, and what holds for it and for its children dqn_per and dqn_atari alike."""
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -37,10 +35,6 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
     (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
-
-
-def part(batch, rows):
-    return type(batch)(*(column[rows] for column in vars(batch).values()))
 
 
 # ---- Equations
@@ -265,7 +259,6 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
 
 # ---- The loop
 
-
 def noted_run(algo, monkeypatch, cfg):
     """A run -> its agent, (step, network, target) after each step, and the step of each update.
 
@@ -381,24 +374,10 @@ def test_eps_and_lr_follow_the_steps(algo):
 
 # ---- What is learned
 
-FOREVER = 1 / (1 - 0.8)                                         # 1 + 0.8 + 0.8^2 + ...
-PROBE = probe.DQN | {"gamma": 0.5, "batch_size": 64}
-
-
-@pytest.mark.parametrize("env_kwargs,q", [
-    ({"max_episode_steps": 5}, FOREVER),
-    ({"length": 1}, 1),
-    ({"length": 1, "max_episode_steps": 1}, 1),
-], ids=["truncated", "terminated", "both"])
-def test_a_time_limit_is_not_an_end(env_kwargs, q):
-    agent = dqn.train(quick(dqn, **PROBE | {
-        "env": "tests.envs:Constant-v0", "env_kwargs": json.dumps(env_kwargs), "gamma": 0.8}))
-    close(agent.critic(torch.zeros(1, 1)), torch.full((1, 2), q), atol=0.05, rtol=0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("algo", [dqn, dqn_atari], ids=name_of)
 def test_images_are_learned(algo):
-    cfg = quick(algo, **PROBE | {"env": "tests.envs:Bright-v0", "env_kwargs": "{}", "lr": 1e-3,
-                                 "batch_size": 32, "total_steps": 600, "eps_steps": 300})
+    cfg = quick(algo, **probe.DQN | {"env": "tests.envs:Bright-v0", "env_kwargs": "{}",
+                                     "gamma": 0.5, "lr": 1e-3, "batch_size": 32,
+                                     "total_steps": 600, "eps_steps": 300})
     assert evaluate(algo.train(cfg), cfg, 30, seed=1)[0].mean() >= 0.95

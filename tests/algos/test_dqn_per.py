@@ -1,19 +1,13 @@
 """algos/dqn_per.py, where it is not algos/dqn.py: the tree, the priorities, the weights."""
-from dataclasses import fields
-
 import numpy as np
 import torch
 from scipy import stats
 
-from algos import dqn, dqn_per
+from algos import dqn_per
 from tests.algos.test_buffers import make, transitions
-from tests.algos.test_dqn import part
 from tests.helpers import (
     close,
-    dqn_agent as make_agent,
-    dqn_batch as make_batch,
     dqn_quick as quick,
-    gradient_in,
     vec,
 )
 from utils import mpi
@@ -57,40 +51,7 @@ def test_rows_are_found_by_hand():
     assert tree.get(np.array([4, 0, 3])).tolist() == [4, 1, 0]
 
 
-def test_the_loss_is_weighted():
-    """The gradient is that of DQN for each sample alone, by its weight; with weights 1 the same."""
-    agent, batch = make_agent(dqn_per), make_batch(dqn_per)
-    net, losses, grads, errors = agent.critic, [], [], []
-    for k in range(32):
-        one = part(batch, slice(k, k + 1))
-        one.weight.fill_(1)
-        loss, metrics, grad = gradient_in(net, dqn_per.per_loss, agent, one)
-        losses.append(loss), grads.append(grad), errors.append(metrics["td_error"])
-    batch = make_batch(dqn_per)
-    loss, metrics, grad = gradient_in(net, dqn_per.per_loss, agent, batch)
-    close(loss, (batch.weight * torch.stack(losses)).mean())
-    close(grad, (batch.weight[:, None] * torch.stack(grads)).mean(0))
-    close(metrics["td_error"], torch.cat(errors))
-    batch.weight.fill_(1)
-    _, _, grad = gradient_in(net, dqn_per.per_loss, agent, batch)
-    plain = make_agent(dqn)
-    columns = {field.name: getattr(batch, field.name) for field in fields(dqn.Transitions)}
-    _, _, expected = gradient_in(plain.critic, dqn.dqn_loss, plain, dqn.Transitions(**columns))
-    assert torch.equal(grad, expected)
-
-
-def test_the_error_is_that_of_the_target_by_hand():
-    agent = make_agent(dqn_per, num_acts=2, hidden=(), dueling=False, gamma=0.5)
-    for net, bias in ((agent.critic, (3, 2)), (agent.critic_targ, (1, 5))):
-        net.head[0].weight.data.zero_(), net.head[0].bias.data.copy_(vec(*bias))
-    obs, act = torch.zeros(2, 3), torch.tensor([1, 0])
-    batch = dqn_per.Transitions(obs, act, vec(1, 1), obs, vec(0, 1), np.arange(2), vec(1, 0.5))
-    _, metrics = dqn_per.per_loss(agent, batch)
-    close(metrics["td_error"], vec(2 - (1 + 0.5 * 1), 3 - 1))
-
-
 # ---- The buffer
-
 
 def test_rows_are_drawn_as_often_as_their_priorities_say():
     buffer = filled(50, 30)
@@ -129,7 +90,6 @@ def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
 
 
 # ---- The loop
-
 
 def test_every_update_rates_what_it_learned_from(monkeypatch):
     """At once, with |Q - y| from before its step; beta grows to 1."""
