@@ -129,7 +129,6 @@ def test_a_column_against_a_vector_fails_at_once(algo):
 
 # ---- Actions
 
-
 @every_algo
 def test_noise_is_independent_in_every_dimension_and_sample(algo):
     agent, obs = make_agent(algo), torch.zeros(2000, 3)
@@ -155,7 +154,6 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
 
 
 # ---- Gradients
-
 
 @every_algo
 def test_targets_begin_equal_and_are_networks_of_their_own(algo):
@@ -227,19 +225,6 @@ def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
     for name in NETS[name_of(algo)]:                                # as they were before, in part
         was, now = flat(getattr(twin, f"{name}_targ")), flat(getattr(agent, name))
         close(flat(getattr(agent, f"{name}_targ")), 0.7 * was + 0.3 * now)
-
-
-@every_algo
-@pytest.mark.parametrize("tau", [0.0, 1.0])
-def test_targets_that_stay_and_targets_that_are_copies(algo, tau):
-    agent, batch = make_agent(algo, tau=tau), make_batch(algo)
-    optimizers = offpolicy_optimizers(agent)
-    before = {name: flat(getattr(agent, f"{name}_targ")) for name in NETS[name_of(algo)]}
-    for k in range(2):
-        update(algo, agent, optimizers, batch, count=k)
-    for name, targ in before.items():
-        now = flat(getattr(agent, f"{name}_targ"))
-        assert torch.equal(now, flat(getattr(agent, name)) if tau else targ)
 
 
 @every_algo
