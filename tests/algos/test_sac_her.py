@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
 from scipy import stats
 
 from algos import sac, sac_her
@@ -16,8 +15,6 @@ from tests.envs import GoalCounter
 from tests.helpers import (
     bare,
     close,
-    offpolicy_optimizers,
-    offpolicy_update as update,
     quick,
     rows,
     same,
@@ -126,7 +123,6 @@ def test_the_policy_heeds_both_and_not_what_is_achieved():
 
 # ---- The buffer
 
-
 @counters
 @sizes
 def test_relabelled_rows_are_those_of_brute_force(num_envs, size):
@@ -163,12 +159,6 @@ def test_relabelled_rows_are_those_of_brute_force(num_envs, size):
     assert size == 1 or {0, 1} == set(batch.terminated[:n].tolist())
 
 
-def test_rows_of_an_environment_stay_apart_at_the_end_of_the_ring():
-    """20 rows do not divide by 3; two stay unused."""
-    buffer = empty(20, 3)
-    assert buffer.capacity == len(buffer.columns["later"]) == 18
-
-
 # ---- Runs
 
 def test_without_hindsight_it_is_sac_to_the_bit():
@@ -181,21 +171,6 @@ def test_without_hindsight_it_is_sac_to_the_bit():
     assert rows("ours", "episodes.csv") == rows("theirs", "episodes.csv")
     other = sac_her.train(quick(sac_her, run_dir="other", **settings))
     assert not same(dict(other.state_dict()), dict(ours.state_dict()))
-
-
-def test_losses_and_updates_are_sacs():
-    """To the bit, on relabelled batches as on any."""
-    batch = collected(3, 30, 20).sample(32)
-    envs = make_envs(quick(sac_her, COUNTER), 1)
-    agents, metrics = [], []
-    for algo, space in ((sac, Box(-9, 9, (6,))), (sac_her, envs.single_observation_space)):
-        torch.manual_seed(0)
-        agent = algo.Agent(space, envs.single_action_space, algo.Config(hidden=(16, 16)))
-        optimizers = offpolicy_optimizers(agent)
-        for _ in range(3):
-            metrics.append(update(algo, agent, optimizers, algo.Transitions(**vars(batch))))
-        agents.append(dict(agent.state_dict()))
-    assert same(*agents) and same(metrics[:3], metrics[3:])
 
 
 def test_success_is_reported_per_episode_and_as_a_mean():
