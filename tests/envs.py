@@ -9,8 +9,6 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from utils.mpi import rank
-
 LENGTHS = (3,), (7,), (1, 5, 2)         # of episodes in environments 0, 1, 2; then again from 0
 ENDS = ("terminated", "truncated", "both")
 LOW, HIGH = np.float32([0, -3]), np.float32([5, 3])
@@ -171,15 +169,6 @@ class Ends(gym.Env):
             self.then()
         obs = self.observe(np.float32([self.x, 3]))
         return obs, -abs(self.x), False, self.time == 16, {}
-
-
-class Hot(Ends):
-    """An environment that raises in the third update, on rank 1 only."""
-
-    def step(self, act):
-        if self.life == 70 and rank() == 1:
-            raise RuntimeError("the motor of joint 3 is too hot")
-        return super().step(act)
 
 
 class GoalEnds(Ends):
@@ -371,7 +360,6 @@ register("GoalCounter", GoalCounter, quiet=True)
 register("Ends", Ends)
 register("GoalEnds", GoalEnds)
 register("NoRewards", NoRewards)
-register("Hot", Hot)
 register("Constant", Constant)
 register("ProbeValue", Probe)
 register("ProbeObs", Probe, sees=True)

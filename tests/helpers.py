@@ -333,15 +333,6 @@ def distribution(agent, raw_obs):
     return Independent(Normal(out, agent.log_std.detach().exp()), 1)
 
 
-def statistics(agent):
-    """Return a copy of the agent's state without its parameters: the running statistics."""
-    names = {name for name, _ in agent.named_parameters()}
-    kept = {name: x.clone() for name, x in agent.state_dict().items() if name not in names}
-    if hasattr(agent, "reward_sum"):
-        kept["reward_sum"] = agent.reward_sum.clone()
-    return kept
-
-
 # ---- Off-policy with continuous actions: ddpg, td3, sac, sac_her
 
 NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic",)}  # with targets

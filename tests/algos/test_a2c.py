@@ -41,7 +41,6 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 
 # ---- The loss, also of its parent and its child
 
-
 @pytest.mark.parametrize("algo", [vpg, a2c, acktr], ids=name_of)
 def test_policy_loss_by_hand(algo):
     loss, by_logp = gradients(lambda x: algo.policy_loss(x, vec(3, -1, 2)), vec(-1, -2, -0.5))

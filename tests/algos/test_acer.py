@@ -1,5 +1,4 @@
 """algos/acer.py: Retrace, truncated weights, the trust region, the average policy, the replay."""
-
 import numpy as np
 import pytest
 import torch
@@ -594,7 +593,6 @@ def test_images():
 
 
 # ---- More that went wrong unseen
-
 
 @every_kind
 def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_now(kind):

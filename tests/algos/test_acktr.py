@@ -293,7 +293,6 @@ def test_solve_is_that_with_the_explicit_kronecker_product(layer, damping):
 
 # ---- The exact Fisher matrix
 
-
 def exact_fisher(agent, obs, layers):
     """The Fisher matrix of all weights of these layers, by the expectation over outputs."""
     grads, weights = [], [w for layer in layers for w in (layer.weight, layer.bias)]

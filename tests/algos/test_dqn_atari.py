@@ -1,5 +1,4 @@
 """algos/dqn_atari.py, where it is not algos/dqn.py: the ring of frames, and Atari itself."""
-
 import numpy as np
 import pytest
 import torch
@@ -35,7 +34,6 @@ def test_stacks_are_put_together_by_hand():
 
 
 # ---- Runs
-
 
 @pytest.mark.parametrize("env", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5"])
 def test_atari_stores_a_frame_once_and_gives_stacks(env, monkeypatch):

@@ -216,7 +216,6 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind)
 
 # ---- What an update changes
 
-
 @pytest.mark.parametrize("name", [name for name, algo in ALGOS.items()
                                   if hasattr(algo, "explained_variance")])
 def test_explained_variance_of_returns_that_do_not_vary(name):
@@ -318,7 +317,6 @@ def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
 
 
 # ---- Whole runs
-
 
 # The late reward needs values and their discount, the policy that sees needs all the rest.
 

@@ -192,11 +192,7 @@ def test_the_hook_sees_shapes_and_types(call):
         call()
 
 
-# ---- Networks
-
-
 # ---- Acting
-
 
 def test_an_observation_may_come_as_numpy_or_torch_in_either_precision():
     agent, obs = make_agent(), np.random.default_rng(0).normal(3, 2, (6, 3)).astype(np.float32)

@@ -119,7 +119,6 @@ def test_the_mean_over_many_batches_is_within_its_error_bars():
 
 # ---- Who moves what
 
-
 @every_kind
 def test_what_the_two_losses_are_given(kind, monkeypatch):
     """The advantages of the critic that was; features of the policy that is; rows that belong."""
