@@ -14,6 +14,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import kl_divergence
 
 from algos import trpo
+from tests import helpers
 from tests.helpers import (
     SPACES,
     Nowhere,
@@ -33,23 +34,13 @@ from tests.helpers import (
 from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
+tiny_agent = partial(helpers.tiny_agent, trpo, hidden=(), norm_obs=False)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
 def policy_params(agent):
     """The policy's parameters in their order, by name."""
     return [param for name, param in agent.named_parameters() if not name.startswith("critic")]
-
-
-def tiny_agent(mu=0.0, log_std=0.0, **settings):
-    """A policy of one action dimension that sees nothing: only its bias and its sigma matter."""
-    space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    agent = trpo.Agent(space, space, trpo.Config(hidden=(), norm_obs=False, **settings))
-    for param in agent.parameters():
-        param.data.zero_()
-    agent.actor[-1].bias.data.fill_(mu)
-    agent.log_std.data.fill_(log_std)
-    return agent
 
 
 class Still(mpi.Adam):
