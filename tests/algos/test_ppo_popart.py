@@ -14,7 +14,6 @@ import torch
 from algos import ppo_popart
 from tests import helpers
 from tests.helpers import (
-    LOG_2PI,
     SPACES,
     close,
     copies,
@@ -24,6 +23,7 @@ from tests.helpers import (
     onpolicy_config,
     onpolicy_optimizers,
     parameters,
+    rows_of,
     vec,
 )
 
@@ -162,39 +162,7 @@ def test_the_first_value_is_0_and_after_one_rollout_the_mean(kind):
         close(helpers.values(agent, obs), vec(101))
 
 
-def test_whole_loss_by_hand():
-    """n(s) = 2 is compared with targets of 5 and 1 scales, whatever the unit of rewards is."""
-    space = gym.spaces.Box(-1, 1, (1,), np.float32)
-    cfg = ppo_popart.Config(hidden=(1,), vf_coef=0.5, ent_coef=0.1)
-    agent = ppo_popart.Agent(space, space, cfg)
-    for param in agent.parameters():
-        param.data.zero_()
-    agent.actor[-1].bias.data.fill_(1), agent.log_std.data.fill_(math.log(2))
-    agent.critic[-1].bias.data.fill_(2)
-    agent.loc.fill_(50), agent.square.fill_(50**2 + 100**2)
-    act = vec((1,), (5,))  # 0 and 2 deviations off
-    logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)
-    minibatch = ppo_popart.Minibatch(
-        obs=vec((3,), (4,)), act=act, logp_old=logp - vec(1.5, 1).log(),  # one beyond the range
-        adv=vec(1, -2), ret=50 + 100 * vec(5, 1))
-    loss, metrics = ppo_popart.popart_loss(agent, minibatch)
-    bonus = math.log(2) + LOG_2PI / 2 + 0.5
-    close(metrics["pi_loss"], 0.4)
-    close(metrics["v_loss"], 5)
-    close(loss.detach(), 0.4 + 0.5 * 5 - 0.1 * bonus)
-    loss.backward()
-    close(agent.critic[-1].bias.grad, vec(0.5 * (2 * (2 - 5) + 2 * (2 - 1)) / 2))
-
-
 # ---- What the loss is given
-
-def by_row(agent, rollout, call):
-    """Return which rows of the rollout, [T N], stand in a minibatch."""
-    every = agent.normalize_obs(rollout.obs).flatten(0, 1).flatten(1)
-    equal = (call.obs.flatten(1)[:, None] == every).all(-1)
-    assert (equal.sum(1) == 1).all()
-    return equal.int().argmax(1)
-
 
 @every_kind
 def test_targets_and_advantages_are_in_units_of_the_new_scale(kind):
@@ -209,7 +177,7 @@ def test_targets_and_advantages_are_in_units_of_the_new_scale(kind):
     learn(agent, rollout, spy, lr=1e-2)
     assert len(spy.calls) == 3
     for call in spy.calls:
-        order = by_row(agent, rollout, call)
+        order = rows_of(call, agent, rollout)
         adv, ret = targets(call.agent, rollout)  # from the critic at the start of the epoch
         close(call.adv, (adv / scale)[order], rtol=1e-4, atol=1e-5)
         close(call.ret, ret[order], rtol=1e-4, atol=1e-5)
