@@ -247,47 +247,38 @@ def test_the_entropy_is_that_of_the_policy_that_acted_in_all_states(name, kind):
 
 
 @pytest.mark.parametrize("name", ["vpg", "trpo"])
-def test_value_steps_are_on_rows_of_the_whole_rollout_and_report_their_mean(name, monkeypatch):
-    algo = ALGOS[name]
-    agent, given, losses = make_agent(algo, minibatch_size=8, v_steps=30), [], []
-    rollout, value_loss = make_rollout(algo, agent), algo.value_loss
+@every_kind
+def test_value_steps_are_on_rows_of_the_whole_rollout_as_the_encoder_sees_them_now(
+        name, kind, monkeypatch):
+    """Not on features from before the policy's step, which moves an encoder of images."""
+    algo, given, losses = ALGOS[name], [], []
+    agent = make_agent(algo, kind, minibatch_size=8, v_steps=30)
+    rollout, plain = make_rollout(algo, agent), algo.critic_value_loss
+    _, ret = targets(algo, agent, rollout)
 
-    def noting(val, ret):
-        given.append(ret)
-        losses.append(value_loss(val, ret))
+    def features():
+        with torch.no_grad():
+            return agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
+
+    def noting(agent, *batch):
+        given.append(batch)
+        losses.append(plain(agent, *batch))
         return losses[-1]
 
-    monkeypatch.setattr(algo, "value_loss", noting)
-    _, all_of_them = targets(algo, copy.deepcopy(agent), rollout)
-    _, metrics = learn(algo, agent, rollout)
-    rows = (torch.stack(given)[..., None] - all_of_them).abs().argmin(-1)  # [v_steps, minibatch]
-    close(torch.stack(given), all_of_them[rows], rtol=1e-4, atol=1e-5)
-    assert rows.shape == (30, 8) and all(len(row.unique()) == 8 for row in rows)
-    assert len(rows.unique()) == 24
-    close(metrics["v_loss"], torch.stack(losses).detach())
-
-
-@pytest.mark.parametrize("name", ["vpg", "trpo"])
-def test_values_of_images_are_fitted_on_what_the_encoder_makes_now(name, monkeypatch):
-    """Not on features from before the policy's step, which has moved the encoder."""
-    algo, seen = ALGOS[name], []
-    plain = algo.critic_value_loss
-
-    def look(agent, features, ret):
-        if not seen:
-            kept = agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
-            seen.extend((row == kept).all(-1).any().item() for row in features)
-        return plain(agent, features, ret)
-
-    monkeypatch.setattr(algo, "critic_value_loss", look)
-    agent = make_agent(algo, "images", v_steps=1)
-    rollout = make_rollout(algo, agent)
-    with torch.no_grad():
-        before = agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
-    learn(algo, agent, rollout, lr=0.1)
-    with torch.no_grad():
-        after = agent.encoder(agent.normalize_obs(rollout.obs).flatten(0, 1))
-    assert not torch.equal(before, after) and len(seen) > 1 and all(seen)
+    monkeypatch.setattr(algo, "critic_value_loss", noting)
+    before = features()
+    metrics = learn(algo, agent, rollout, lr=1e-2)[1]
+    now, seen = features(), torch.zeros(24)
+    assert torch.equal(before, now) != (kind == "images")
+    for rows, rets in given:
+        equal = (rows[:, None] == now).flatten(2).all(-1)
+        assert (equal.sum(1) == 1).all() and not rows.requires_grad
+        at = equal.int().argmax(1)
+        close(rets, ret[at], rtol=1e-4, atol=1e-5)
+        assert len(set(at.tolist())) == 8                       # none twice in a minibatch
+        seen[at] += 1
+    assert len(given) == 30 and seen.min() > 0 and seen.std() > 0
+    close(metrics["v_loss"], torch.stack([loss for loss, _ in losses]).detach())
 
 
 WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no action was better
@@ -314,11 +305,6 @@ def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
     before = copies(agent)
     learn(algo, agent, make_rollout(algo, agent), lr=1e-2)
     assert {each.partition(".")[0] for each in moved(before, agent)} == WITHOUT_ADVANTAGE[name]
-
-
-# ---- Whole runs
-
-# The late reward needs values and their discount, the policy that sees needs all the rest.
 
 
 # ---- The ladder
