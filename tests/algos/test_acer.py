@@ -26,7 +26,7 @@ from tests.helpers import (
     vec,
 )
 from utils import mpi
-from utils.envs import evaluate, make_envs
+from utils.envs import make_envs
 
 every_kind = pytest.mark.parametrize("kind", ["discrete", "images"])
 SMALL = {"buffer_size": 72, "replay_ratio": 2, "ent_coef": 0.1}     # three rollouts of 24 steps
@@ -166,14 +166,6 @@ def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
 
 # ---- Small functions
 
-def test_polyak_by_hand():
-    target, source = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    for net, weight, bias in ((target, 1.0, -2.0), (source, 5.0, 2.0)):
-        net.weight.data.fill_(weight), net.bias.data.fill_(bias)
-    acer.polyak_update(target, source, 0.25)
-    assert (target.weight, target.bias, source.weight, source.bias) == (2, -1, 5, 2)
-
-
 def test_state_value_by_hand():
     close(acer.state_value(vec((0.5, 0.5), (0.25, 0.75)).log(), vec((1, 5), (8, -4))), vec(3, -1))
 
@@ -258,26 +250,6 @@ def direction(agent, batch):
     return acer.policy_direction(agent, batch, actor_out.log_softmax(-1), q)
 
 
-def test_a_step_along_z_raises_the_divergence_from_the_average_as_slowly_as_asked():
-    """By finite differences of PyTorch's KL(avg || pi), for each sample on its own."""
-    agent = make_agent(max_slope=0.02)
-    batch = q_batch(agent, old_rollout(agent))
-    z, metrics = direction(agent, batch)
-    with torch.no_grad():
-        logits, average = agent(batch.obs)[0].double(), agent.policy_avg(batch.obs).double()
-    kl = [kl_divergence(Categorical(logits=average), Categorical(logits=logits + step * z))
-          for step in (-1e-4, 1e-4)]
-    slope = (kl[1] - kl[0]) / 2e-4
-    free, _ = direction(make_agent(max_slope=0.0), batch)
-    assert slope.max() <= 0.02 + 1e-4
-    at_limit = (slope - 0.02).abs() < 1e-4
-    changed = (z != free).any(-1)
-    assert 3 < changed.sum() < 20 and at_limit[changed].all()
-    close(metrics["projected"], changed.float().mean())
-    close(metrics["kl_avg"], kl_divergence(
-        Categorical(logits=average), Categorical(logits=logits)).mean().float(), rtol=1e-4)
-
-
 def test_the_whole_direction_from_distributions():
     """u, g, k and z, sample by sample, from PyTorch's distributions and autograd."""
     agent = make_agent(max_slope=0.05, max_ratio=0.8)
@@ -285,7 +257,7 @@ def test_the_whole_direction_from_distributions():
     batch = q_batch(agent, rollout)
     z, metrics = direction(agent, batch)
     policy, q, average = outputs(agent, rollout.obs.flatten(0, 1))
-    mu, c = batch.log_mu.exp(), 0.8
+    mu, c, over = batch.log_mu.exp(), 0.8, []
     for i in range(len(z)):
         val = (policy.probs[i] * q[i]).sum()
 
@@ -300,7 +272,10 @@ def test_the_whole_direction_from_distributions():
         _, k = gradients(lambda x, i=i: kl_divergence(
             Categorical(logits=average.logits[i]), Categorical(logits=x)), policy.logits[i])
         excess = max(0.0, float(k @ g) - 0.05)
+        over.append(excess > 0)
         close(z[i], g - excess / (k @ k) * k, rtol=1e-3, atol=1e-4)
+    assert 3 < sum(over) < 20
+    close(metrics["projected"], np.mean(over))
     ratio = (policy.log_prob(batch.act) - batch.log_mu[range(len(z)), batch.act]).exp()
     close(metrics["ratio"], ratio, rtol=1e-4)
     assert (ratio > c).sum() > 3 and (policy.probs / mu > c).any(-1).sum() > (ratio > c).sum()
@@ -568,28 +543,9 @@ def test_a_report_tells_new_and_replayed_rollouts_apart(monkeypatch):
     close([float(row["lr"]) for row in rows("run")], [1e-3 * (1 - 24 / 96), 1e-3 * (1 - 72 / 96)])
 
 
-def test_continuous_actions_and_a_buffer_without_end_are_refused():
-    said = refused(lambda: train(env="Pendulum-v1"))
-    assert "discrete" in said.lower() and "action space" in said
+def test_a_buffer_without_end_is_refused():
     said = refused(lambda: train(buffer_size=10**12))
     assert said.startswith("--buffer-size") and "GB" in said
-
-
-# ---- What is learned
-
-@pytest.mark.slow
-def test_cartpole():
-    """Twenty steps at first, and all 500 after 25,000: A2C needs several times as many."""
-    cfg = acer.Config(total_steps=25_600, lr=2e-3, seed=3, run_dir="run", device="cpu")
-    assert evaluate(acer.train(cfg), cfg, 10, seed=1)[0].mean() >= 450
-
-
-@pytest.mark.slow
-def test_images():
-    """Encoder, actor, critic and average learn together."""
-    cfg = acer.Config(env="tests.envs:Bright-v0", total_steps=2048, rollout_steps=128,
-                      buffer_size=1024, replay_ratio=3, lr=1e-3, run_dir="run", device="cpu")
-    assert evaluate(acer.train(cfg), cfg, 50, seed=1)[0].mean() >= 0.98
 
 
 # ---- More that went wrong unseen

@@ -28,7 +28,6 @@ from tests.helpers import (
     refuses_columns,
     rows,
 )
-from utils.envs import evaluate
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
 and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of)
@@ -300,20 +299,3 @@ def test_the_warm_up_is_at_most_a_tenth_of_the_budget_unless_given(algo, total, 
     assert got == random_steps and isinstance(got, int)
     assert algo.num_updates(random_steps, cfg) == 0
     assert algo.num_updates(random_steps + 7, cfg) == 7
-
-
-# ---- Learned in seconds
-
-@pytest.mark.slow
-@every_algo
-def test_reach(algo):
-    """As far as it goes and not beyond, from any start: nearly what is possible."""
-    cfg = quick(algo, total_steps=1500, start_steps=300, report_every=500, buffer_size=1500,
-                num_envs=2, batch_size=64, hidden=(32,), lr=5e-3, gamma=0.9, tau=0.05,
-                **{"alpha": 0.01, "learn_alpha": False} if algo is sac else {})
-    returns, _ = evaluate(algo.train(cfg), cfg, 50, seed=1)
-    far, near = 0.2, 0.4                                        # a step down, a step up
-    starts = np.linspace(-1, 1, 1001)
-    left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
-            for t in range(1, 11)]
-    assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1

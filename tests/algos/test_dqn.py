@@ -9,7 +9,6 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from algos import dqn, dqn_atari, dqn_per
-from tests import probe
 from tests.helpers import (
     DQN_SPACES as SPACES,
     VECTOR,
@@ -28,10 +27,8 @@ from tests.helpers import (
     vec,
 )
 from utils import mpi
-from utils.envs import evaluate
 
 every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)
-every_kind = pytest.mark.parametrize("kind", SPACES)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
     (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
@@ -370,14 +367,3 @@ def test_eps_and_lr_follow_the_steps(algo):
         assert float(row["eps"]) == pytest.approx(eps[step - 4])
         if betas:
             assert float(row["beta"]) == pytest.approx(betas[step - 4])
-
-
-# ---- What is learned
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo", [dqn, dqn_atari], ids=name_of)
-def test_images_are_learned(algo):
-    cfg = quick(algo, **probe.DQN | {"env": "tests.envs:Bright-v0", "env_kwargs": "{}",
-                                     "gamma": 0.5, "lr": 1e-3, "batch_size": 32,
-                                     "total_steps": 600, "eps_steps": 300})
-    assert evaluate(algo.train(cfg), cfg, 30, seed=1)[0].mean() >= 0.95
