@@ -1,6 +1,6 @@
 """What is refused, and how: one message that names the flag, exit status 2, nothing written.
 
-And what goes wrong later: a loss or an environment that turns NaN is named with its step.
+And what goes wrong later: an environment that fails is named with its step.
 """
 import dataclasses
 import json
@@ -19,14 +19,11 @@ from gymnasium import spaces
 
 from algos import ppo
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
-from tests.helpers import (
-    PATIENCE,
-    mpirun,
-    snapshot,
-)
+from tests.helpers import PATIENCE, saved, snapshot
 from utils import checkpoint
 from utils.cli import program
-from utils.run import parse
+from utils.mpi import UsageError
+from utils.run import hold, parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
@@ -73,21 +70,15 @@ def process(*args, **env):
 # ---- Flags
 
 @pytest.mark.parametrize("flags,flag,takes", [
-    *((f"--gamma {value}", f"--gamma is {value}", "at least 0, at most 1")
-      for value in (1.5, -0.1, "nan", "inf")),
-    ("--total-steps 0", "--total-steps is 0", "a whole number, at least 1"),
+    ("--gamma nan", "--gamma is nan", "at least 0, at most 1"),
     ("--total-steps 1e400", "--total-steps is inf", "a whole number, at least 1"),
-    ("--total-steps 1000.5", "--total-steps is 1000.5", "a whole number"),
     ("--hidden 64 0", "--hidden is (64, 0)", "a whole number, above 0"),
-    *((f"--{name} 0", f"--{name} is 0", "a whole number, at least 1")
-      for name in ("num-envs", "num-procs", "torch-threads", "rollout-steps", "epochs")),
     ("--minibatch-size 1", "--minibatch-size is 1", "a whole number, at least 2"),
     ("--minibatch-size 0 --no-norm-adv", "--minibatch-size is 0", "a whole number, at least 1"),
-    *((f"--{name} -1", f"--{name} is -1", "at least 0")
-      for name in ("seed", "eval-every", "vf-coef", "ent-coef", "max-grad-norm", "target-kl")),
-    *((f"--{name} 0", f"--{name} is 0", "above 0") for name in ("lr", "clip-ratio")),
+    ("--target-kl -1", "--target-kl is -1", "at least 0"), ("--lr 0", "--lr is 0", "above 0"),
 ])
 def test_a_number_out_of_range(refusal, flags, flag, takes):
+    """tests/utils/test_cli.py has the range of every kind of setting."""
     message = refusal(*flags.split())
     assert flag in message and takes in message
 
@@ -115,15 +106,6 @@ def test_cuda_without_a_gpu(refusal):
 
 # ---- Environments
 
-@pytest.mark.parametrize("env,named", [
-    ("CartPol-v1", "Did you mean: `CartPole`?"), ("LunarLander-v2", "LunarLander-v3"),
-    ("no_such_package.sub:Env-v0", "no module named 'no_such_package' here: start from its parent"),
-])
-def test_an_unknown_environment_is_named(refusal, env, named):
-    message = refusal("--env", env)
-    assert f"--env is {env}" in message and named in message
-
-
 class Odd(gym.Env):
     """An environment of random observations."""
 
@@ -135,19 +117,6 @@ class Odd(gym.Env):
 
     def step(self, act):
         return self.observation_space.sample(), 0.0, False, False, {}
-
-
-@pytest.mark.parametrize("kwargs,why", [
-    ("{", "line 1"),
-    ("", "line 1"),
-    ("null", "object"),
-    ('{"num_envs": 3}', "num_envs"),
-])
-@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5"])
-def test_keyword_arguments_of_no_use(refusal, env, kwargs, why):
-    message = refusal("--env", env, "--env-kwargs", kwargs)
-    assert f"--env-kwargs is {kwargs}" in message and "JSON object" in message and env in message
-    assert why in message
 
 
 @pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v4", "ALE/Pong-v5"])
@@ -174,18 +143,6 @@ def test_a_wrong_shape_is_explained():
     with pytest.raises(ValueError) as caught:
         ppo.train(ppo.Config(env="Crooked-v0", total_steps=100, run_dir="run", device="cpu"))
     assert "another shape than its observation_space" in caught.value.__notes__[-1]
-
-
-def test_a_bug_in_an_environment_is_not_blamed_on_the_flags():
-    """Its traceback is what helps."""
-    class Broken(Odd):
-        def __init__(self):
-            raise TypeError("a bug")
-
-    gym.register("Broken-v0", Broken)
-    with pytest.raises(TypeError, match="a bug"):
-        ppo.train(ppo.Config(**TINY | {"env": "Broken-v0"}))
-    assert not os.listdir(".")
 
 
 # ---- Directories and checkpoints
@@ -217,6 +174,7 @@ def test_a_directory_that_holds_a_run(refusal, run):
             assert "holds no run: " in refusal(*FLAGS, "--run-dir", "run", "--overwrite")
         path = run / left
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (run / "notes").touch()                                     # a directory is not yet a run
     ppo.train(parse(ppo.Config, ppo.__doc__, (*FLAGS, "--run-dir", "run", "--total-steps", "64")))
 
 
@@ -244,8 +202,9 @@ def test_a_directory_that_cannot_be_written(refusal, run_dir):
     if run_dir == "/proc/run" and not os.path.exists("/proc"):
         pytest.skip("no /proc here")
     Path("file").write_text("mine")
-    message = refusal(*FLAGS, "--run-dir", run_dir)
-    assert f"--run-dir is {run_dir}" in message
+    assert f"--run-dir is {run_dir}" in refusal(*FLAGS, "--run-dir", run_dir)
+    with pytest.raises(UsageError, match="--run-dir is "):      # had `open_run` overlooked it
+        hold(ppo.Config(run_dir=run_dir))
 
 
 def change_config(run, **changes):
@@ -260,26 +219,6 @@ def test_resume_of_another_algorithm(refusal, run):
     change_config(run, algo="sac", module="algos.sac")
     message = refusal(*RESUME)
     assert "--resume" in message and "a run of sac, not of ppo" in message
-
-
-class Payload:
-    """Unpickling it makes a directory, as a stranger's would do worse."""
-
-    def __reduce__(self):
-        return os.mkdir, ("it_was_run",)
-
-
-def flip(path):
-    """One bit of a weight: torch loads that without a word."""
-    whole, state = path.read_bytes(), torch.load(path, weights_only=True)
-    state = state.get("state", state)["agent"]
-    at = whole.index(state["actor.0.weight"].numpy().tobytes())
-    path.write_bytes(whole[:at + 2] + bytes([whole[at + 2] ^ 4]) + whole[at + 3:])
-    torch.load(path, weights_only=True)
-
-
-def poison(path):
-    torch.save(torch.load(path, weights_only=True) | {"extra": Payload()}, path)
 
 
 def test_resume_of_half_a_folder(refusal, run):
@@ -310,14 +249,6 @@ def test_resume_with_an_unknown_setting(refusal, run):
     (run / "config.json").write_text(json.dumps(config))
     message = refusal(*RESUME)
     assert "run" in message and "version" in message and "curiosity" in message
-
-
-@pytest.mark.parametrize("damage", [flip, poison, os.remove])
-def test_init_from_what_holds_no_policy(refusal, run, damage):
-    damage(run / "policy.pt")
-    message = refusal(*FLAGS, "--init-from", "run", "--run-dir", "new")
-    assert "--init-from" in message and "run/policy.pt" in message
-    assert not Path("it_was_run").exists()
 
 
 # ---- A real process of each kind
@@ -367,81 +298,18 @@ def test_what_only_python_can_say():
     assert not os.listdir(".")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="no MPI")
-def test_only_one_rank_speaks():
-    done = subprocess.run(mpirun("--env", "CartPole-v1", "--num-envs", 3, "--rollout-steps", 96,
-                                 "--minibatch-size", 96),
-                          capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2, done
-    assert done.stderr.startswith("error: --num-envs is 3; it takes a multiple of the 2 processes")
-    assert done.stderr.count("\n") == 1
-    assert not os.listdir(".")
-
-
 # ---- Bad luck
-
-class Generous(Odd):
-    """Pays 1e30 in its step `at`: finite, but not its square."""
-
-    def __init__(self, at=70, rew=1e30):
-        super().__init__()
-        self.time, self.at, self.rew = 0, at, rew
-
-    def step(self, act):
-        self.time += 1
-        rew = self.rew if self.time == self.at else 1.0
-        return self.observation_space.sample(), rew, False, self.time % 8 == 0, {}
-
-
-gym.register("Generous-v0", Generous)
-
-
-def last_good(run):
-    """The step of the one checkpoint of a run, in which every number is finite."""
-    (step, _), = checkpoint.resume_folders(run).items()
-    at, saved = checkpoint.load_resume(run)
-    policy = checkpoint.load_file(run / "policy.pt")
-    assert at == step == policy["step"]
-    for state in (saved["state"]["agent"], policy["agent"]):
-        assert all(value.isfinite().all() for value in state.values())
-    assert not list(run.glob("*.tmp"))
-    return step
-
-
-def test_a_loss_that_turns_infinite_stops_the_run():
-    """One environment: its steps 1 to 64, 65 to 128, the third update has none."""
-    cfg = ppo.Config(**TINY | {"env": "Generous-v0", "env_kwargs": '{"at": 70}', "num_envs": 1,
-                               "total_steps": 320, "scale_rew": False, "norm_adv": False,
-                               "run_dir": "run"})
-    with pytest.raises(FloatingPointError, match="loss_mean is (inf|nan) at step 128") as caught:
-        ppo.train(cfg)
-    notes = " ".join(caught.value.__notes__)
-    assert "Generous-v0" in notes and "step 128" in notes and "run" in notes
-    assert last_good(Path("run")) == 64
-    rows = Path("run/progress.csv").read_text().splitlines()
-    assert len(rows) == 2 and "nan" not in rows[1] and "inf" not in rows[1]
-    # What was good goes on, once the cause is gone; the csv files too.
-    ppo.train(dataclasses.replace(cfg, resume=True, total_steps=128))
-    assert [row.split(",")[0] for row in Path("run/progress.csv").read_text().splitlines()] == [
-        "step", "64", "128"]
-
 
 # It runs to its step 100 of 64 a rollout: well in the second one.
 @pytest.mark.parametrize("fault,kind,says", [
     ("raise", RuntimeError, "the motor of joint 3 is too hot"),
-    ("obs nan", FloatingPointError, "environment"),
-    ("obs inf", FloatingPointError, "environment"),
-    ("rew nan", FloatingPointError, "environment"),
-    ("rew -inf", FloatingPointError, "environment"),
+    ("obs nan", FloatingPointError, "environment .* vector step 100 "),
 ])
 def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
-    kwargs = {"fault": fault, "at": 100}
-    cfg = ppo.Config(**TINY | {"env": "Faulty-v0", "env_kwargs": json.dumps(kwargs), "num_envs": 1,
-                               "total_steps": 320, "run_dir": "run"})
+    """And the checkpoint from before it stays."""
+    kwargs = json.dumps({"fault": fault, "at": 100})
     with pytest.raises(kind, match=says) as caught:
-        ppo.train(cfg)
+        ppo.train(ppo.Config(**TINY | {"env": "Faulty-v0", "env_kwargs": kwargs, "num_envs": 1,
+                                       "total_steps": 320, "run_dir": "run"}))
     notes = " ".join(caught.value.__notes__)
-    assert "Faulty-v0" in notes and "step 64" in notes
-    if kind is FloatingPointError:
-        assert "vector step 100 " in str(caught.value)
-    assert last_good(Path("run")) == 64
+    assert "Faulty-v0" in notes and "step 64" in notes and saved("run")[0] == 64

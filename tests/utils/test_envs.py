@@ -31,7 +31,10 @@ from utils.run import Run
     ("nowhere/Env-v0", "{}", "Namespace nowhere not found"),
     ("a b", "{}", "--env is a b"), ("pong", "{}", "such as ALE/Pong-v5"),
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
-    ("CartPole-v1", "[1]", "--env-kwargs is"),
+    ("CartPole-v1", "", "--env-kwargs is .*JSON object.*line 1"),
+    ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
+    ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
+    ("LunarLander-v2", "{}", "LunarLander-v3"),
     ("CartPole-v1", '{"wind": 1}', "--env-kwargs is .*wind"),
 ])
 def test_unusable_environments(env, kwargs, message):
