@@ -21,7 +21,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 if any(name.startswith("algos") for name in sys.modules):
     raise RuntimeError("algos was imported before the hook, so its shapes would not be checked")
 install_import_hook("algos", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")
-pytest.register_assert_rewrite("tests.helpers")
+pytest.register_assert_rewrite("tests.helpers", "tests.offpolicy", "tests.onpolicy")
 
 
 @pytest.fixture(autouse=True)

@@ -76,7 +76,7 @@ def config(name, envs=SCRIPTED, kind="", **settings):
     env = {"env": envs[kind], "env_kwargs": json.dumps(KINDS[kind])}
     settings = TINY | env | row.tiny | settings
     if "demos" in known:
-        from tests.helpers import write_demos  # it imports algorithms
+        from tests.helpers import write_demos
 
         write_demos(env=settings["env"], env_kwargs=settings["env_kwargs"], lengths=(9, 15))
     return module(name).Config(**{k: v for k, v in settings.items() if k in known})

@@ -12,27 +12,29 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from algos import a2c, acktr, vpg
 from tests.helpers import (
     LOG_2PI,
-    SPACES,
-    Descent,
     Nowhere,
     bare,
     close,
-    descend,
     gradients,
-    learn_with,
-    make_rollout,
     name_of,
-    onpolicy_agent as make_agent,
-    onpolicy_optimizers,
-    onpolicy_pairs as pairs,
     parameters,
     refuses_columns,
     rows,
     same,
     steps,
+    vec,
+)
+from tests.onpolicy import (
+    SPACES,
+    Descent,
+    descend,
+    learn_with,
+    make_agent,
+    make_optimizers,
+    make_rollout,
+    pairs,
     targets,
     tiny_agent,
-    vec,
 )
 from utils import mpi
 
@@ -143,7 +145,7 @@ def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
         return plain(agent, batch)
 
     monkeypatch.setattr(algo, "a2c_loss", loss)
-    [optimizer] = onpolicy_optimizers(algo, agent, Descent)
+    [optimizer] = make_optimizers(algo, agent, Descent)
     after, metrics = learn_with(algo, agent, [optimizer], rollout, lr=0.1)
     (batch,) = calls
     close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))

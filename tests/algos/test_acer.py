@@ -7,24 +7,9 @@ from scipy.optimize import minimize
 from torch.distributions import Categorical, kl_divergence
 
 from algos import a2c, acer
-from tests.helpers import (
-    SPACES,
-    Descent,
-    bare,
-    close,
-    column,
-    copies,
-    fitting,
-    gradients,
-    make_rollout,
-    moved,
-    onpolicy_agent,
-    onpolicy_config,
-    refused,
-    rows,
-    same,
-    vec,
-)
+from tests import onpolicy
+from tests.helpers import bare, close, column, copies, gradients, moved, refused, rows, same, vec
+from tests.onpolicy import SPACES, Descent, fitting, make_config, make_rollout
 from utils import mpi
 from utils.envs import make_envs
 
@@ -33,7 +18,7 @@ SMALL = {"buffer_size": 72, "replay_ratio": 2, "ent_coef": 0.1}     # three roll
 
 
 def config(**settings):
-    return onpolicy_config(acer, **SMALL | settings)
+    return make_config(acer, **SMALL | settings)
 
 
 def make_agent(kind="discrete", seed=0, **settings):
@@ -41,7 +26,7 @@ def make_agent(kind="discrete", seed=0, **settings):
 
     Its logits and its Q differ from action to action, so that ratios are far from 1.
     """
-    agent = onpolicy_agent(acer, kind, seed, **SMALL | settings)
+    agent = onpolicy.make_agent(acer, kind, seed, **SMALL | settings)
     for net in (agent.actor, agent.policy_avg[1], agent.critic):
         net[-1].weight.data += 0.5 * torch.randn_like(net[-1].weight)
     return agent
@@ -339,7 +324,7 @@ def test_on_new_data_the_gradient_is_that_of_a2c_with_q_for_a_baseline(kind):
     rollout = new_rollout(agent)
     batch = q_batch(agent, rollout)
     _, ret, val = targets(agent, rollout)
-    theirs = onpolicy_agent(a2c, kind, vf_coef=0.0, ent_coef=SMALL["ent_coef"])
+    theirs = onpolicy.make_agent(a2c, kind, vf_coef=0.0, ent_coef=SMALL["ent_coef"])
     for part in ("encoder", "actor"):
         getattr(theirs, part).load_state_dict(getattr(agent, part).state_dict())
     _, metrics, grads = loss_and_gradients(agent, batch)

@@ -9,28 +9,14 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from algos import acktr
-from tests import helpers
-from tests.helpers import (
-    LOG_2PI,
-    SPACES,
-    bare,
-    close,
-    copies,
-    distribution,
-    make_rollout,
-    moved,
-    noise_is,
-    onpolicy_agent as make_agent,
-    outputs,
-    same,
-    targets,
-    values,
-    vec,
-)
+from tests import onpolicy
+from tests.helpers import LOG_2PI, bare, close, copies, moved, same, vec
+from tests.offpolicy import noise_is
+from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, outputs, targets, values
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
-tiny_agent = partial(helpers.tiny_agent, acktr, hidden=(), norm_obs=False)
+tiny_agent = partial(onpolicy.tiny_agent, acktr, hidden=(), norm_obs=False)
 FREE = {"lr": 1e9, "momentum": 0.0, "damping": 1e-6, "decay": 1.0}    # nothing but the trust region
 
 

@@ -8,25 +8,18 @@ import pytest
 import torch
 
 from algos import ddpg, sac, sac_her, td3
-from tests import helpers
-from tests.helpers import (
+from tests import helpers, offpolicy
+from tests.helpers import bare, close, column, copies, name_of, quick, refuses_columns, rows
+from tests.offpolicy import (
     NETS,
-    bare,
-    close,
-    column,
-    copies,
     flat,
     gradient_in,
     linear_agent,
-    name_of,
+    make_agent,
+    make_batch,
+    make_optimizers,
     noise_is,
-    offpolicy_agent as make_agent,
-    offpolicy_batch as make_batch,
-    offpolicy_optimizers,
-    offpolicy_update as update,
-    quick,
-    refuses_columns,
-    rows,
+    update,
 )
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
@@ -55,7 +48,7 @@ def test_critic_loss_by_hand(algo):
 @and_her
 def test_targets_follow_by_hand(algo):
     """Every weight and bias of every layer moves, and none of the network that is followed."""
-    targ, net = (torch.nn.Sequential(helpers.line([0.0], 0.0), helpers.line([0.0], 0.0))
+    targ, net = (torch.nn.Sequential(offpolicy.line([0.0], 0.0), offpolicy.line([0.0], 0.0))
                  for _ in range(2))
     for param, value in zip(targ.parameters(), (0.0, 10.0, 4.0, -8.0)):
         param.data.fill_(value)
@@ -83,7 +76,7 @@ BATCH = ddpg.Transitions(S, A, REW, NEXT, ENDS)
 def test_critic_loss_and_gradient_by_hand():
     """Targets: the action 0.5 everywhere, Q_targ = 2 s + 4 a + 1, so V' = 9 and y = 5.5, -2."""
     agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(2.0, 4.0, 1.0)], gamma=0.5)
-    agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
+    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
     loss, metrics, grad = gradient_in(agent.critic, ddpg.critic_loss, agent, BATCH)
     close(metrics["q"], [1.5, 1])
     close(metrics["critic_loss"], loss)
@@ -96,7 +89,7 @@ def test_actor_loss_and_gradient_by_hand(algo):
     """Q = s + 3 a and a = tanh(b) = 0.5: -mean Q = -3, its slope in b -3 (1 - 0.25)."""
     critics = [(1.0, 3.0, 0.0), (1.0, -7.0, 100.0)][:1 if algo is ddpg else 2]
     agent = linear_agent(algo, critics, critics)
-    agent.actor[0] = helpers.line([0.0], math.atanh(0.5))
+    agent.actor[0] = offpolicy.line([0.0], math.atanh(0.5))
     batch = algo.Transitions(S, A, REW, NEXT, ENDS)
     loss, metrics, grad = gradient_in(agent.actor, algo.actor_loss, agent, batch)
     close(loss, -3.0)
@@ -157,7 +150,7 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
 @every_algo
 def test_targets_begin_equal_and_are_networks_of_their_own(algo):
     agent = algo.Agent(helpers.VECTOR, helpers.BOX, algo.Config())
-    offpolicy_optimizers(agent)
+    make_optimizers(agent)
     for name in NETS[name_of(algo)]:
         net, targ = getattr(agent, name), getattr(agent, f"{name}_targ")
         pairs = list(zip(net.parameters(), targ.parameters(), strict=True))
@@ -204,7 +197,7 @@ def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
     """The critic first; the actor by the new critic; the targets behind the new networks."""
     agent, batch = make_agent(algo, tau=0.3, lr=1e-2), make_batch(algo)
     twin = copy.deepcopy(agent)
-    optimizers, twins = offpolicy_optimizers(agent), offpolicy_optimizers(twin)
+    optimizers, twins = make_optimizers(agent), make_optimizers(twin)
     for optimizer in optimizers.values():
         optimizer.grad.fill_(123)                                   # of an earlier update
     torch.manual_seed(4)

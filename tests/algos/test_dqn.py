@@ -9,22 +9,15 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from algos import dqn, dqn_atari, dqn_per
-from tests.helpers import (
+from tests.helpers import VECTOR, Nowhere, bare, close, name_of, refuses_columns, rows, vec
+from tests.offpolicy import (
     DQN_SPACES as SPACES,
-    VECTOR,
-    Nowhere,
-    bare,
-    close,
     dqn_agent as make_agent,
     dqn_batch as make_batch,
     dqn_loss as loss_of,
     dqn_quick as quick,
     flat,
     gradient_in,
-    name_of,
-    refuses_columns,
-    rows,
-    vec,
 )
 from utils import mpi
 

@@ -4,9 +4,7 @@ import pytest
 import torch
 
 from algos import dqn_atari
-from tests.helpers import (
-    dqn_quick as quick,
-)
+from tests.offpolicy import dqn_quick as quick
 
 CPU = torch.device("cpu")
 

@@ -5,11 +5,8 @@ from scipy import stats
 
 from algos import dqn_per
 from tests.algos.test_buffers import make, transitions
-from tests.helpers import (
-    close,
-    dqn_quick as quick,
-    vec,
-)
+from tests.helpers import close, vec
+from tests.offpolicy import dqn_quick as quick
 from utils import mpi
 
 

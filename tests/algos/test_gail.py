@@ -11,30 +11,26 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from algos import gail, ppo
-from tests import helpers
+from tests import onpolicy
 from tests.envs import HIGH, LOW, Probe
 from tests.helpers import (
-    SPACES,
     bare,
     close,
     copies,
     gradients,
-    learn_with,
     moved,
-    onpolicy_agent,
-    onpolicy_config,
-    onpolicy_optimizers,
     parameters,
     rows,
     same,
     vec,
     write_demos,
 )
+from tests.onpolicy import SPACES, learn_with, make_config, make_optimizers
 from utils import mpi
 from utils.demos import Demos
 
-make_agent = partial(onpolicy_agent, gail)
-make_rollout = partial(helpers.make_rollout, gail)
+make_agent = partial(onpolicy.make_agent, gail)
+make_rollout = partial(onpolicy.make_rollout, gail)
 every_kind = pytest.mark.parametrize("kind", SPACES)
 
 
@@ -220,11 +216,11 @@ def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
     results = []
     for algo in (gail, ppo):
         torch.manual_seed(0)
-        agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, minibatch_size=8, epochs=2))
-        optimizers = onpolicy_optimizers(algo, agent)
+        agent = algo.Agent(*SPACES[kind], make_config(algo, minibatch_size=8, epochs=2))
+        optimizers = make_optimizers(algo, agent)
         idle = Idle(agent.disc) if algo is gail else None
         for seed in range(2):
-            rollout = helpers.make_rollout(algo, agent, seed)
+            rollout = onpolicy.make_rollout(algo, agent, seed)
             if algo is gail:
                 for param in agent.disc.parameters():
                     param.data.zero_()
@@ -261,7 +257,7 @@ def test_the_best_discriminator_is_the_share_of_the_expert():
 # ---- Whole runs
 
 def config(**settings):
-    return onpolicy_config(gail, **{"env": "CartPole-v1", "total_steps": 72, "run_dir": "run"}
+    return make_config(gail, **{"env": "CartPole-v1", "total_steps": 72, "run_dir": "run"}
                            | settings)
 
 

@@ -10,28 +10,22 @@ from hypothesis import given, settings as how, strategies as st
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, ppo, ppo_popart, vpg
-from tests.helpers import (
+from tests.helpers import close, column, copies, gradients, moved, parameters, vec
+from tests.onpolicy import (
     DISCRETE,
     IMAGES,
     ONPOLICY as ALGOS,
     SPACES,
     Descent,
-    close,
-    column,
-    copies,
     distribution,
     gae,
-    gradients,
     learn,
+    make_agent,
+    make_config as config,
     make_rollout,
-    moved,
-    onpolicy_agent as make_agent,
-    onpolicy_config as config,
-    parameters,
     reward_sums,
     scales_rewards,
     targets,
-    vec,
 )
 from utils import mpi
 

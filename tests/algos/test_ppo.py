@@ -14,30 +14,15 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import Categorical
 
 from algos import ppo, ppo_popart
-from tests import helpers
-from tests.helpers import (
-    BOX,
-    LOG_2PI,
-    SPACES,
-    Nowhere,
-    bare,
-    close,
-    distribution,
-    gradients,
-    onpolicy_agent,
-    onpolicy_pairs as pairs,
-    outputs,
-    parameters,
-    rows_of,
-    tiny_agent,
-    vec,
-)
+from tests import onpolicy
+from tests.helpers import BOX, LOG_2PI, Nowhere, bare, close, gradients, parameters, vec
+from tests.onpolicy import SPACES, distribution, outputs, pairs, rows_of, tiny_agent
 from utils import mpi
 
 SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "hidden": (8, 8)}
-make_agent = partial(onpolicy_agent, ppo)
-make_rollout = partial(helpers.make_rollout, ppo)
-targets = partial(helpers.targets, ppo)
+make_agent = partial(onpolicy.make_agent, ppo)
+make_rollout = partial(onpolicy.make_rollout, ppo)
+targets = partial(onpolicy.targets, ppo)
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
@@ -50,10 +35,10 @@ def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3, make=None):
     """One update -> the agent's parameters after it, and the metrics."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo, "ppo_loss", loss)
-        return helpers.learn(ppo, agent, rollout, make, lr)
+        return onpolicy.learn(ppo, agent, rollout, make, lr)
 
 
-Spy = partial(helpers.Spy, PLAIN_LOSS)
+Spy = partial(onpolicy.Spy, PLAIN_LOSS)
 
 
 # ---- Its own equations
@@ -315,7 +300,7 @@ def their_ppo(agent, lr):
     return model
 
 
-class Drifted(helpers.Spy):
+class Drifted(onpolicy.Spy):
     """A spy whose old policy is another one, so that ratios leave the range at once."""
 
     def __call__(self, agent, minibatch):

@@ -13,18 +13,9 @@ from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from algos import ppo_lstm
-from tests.helpers import (
-    SPACES,
-    Descent,
-    close,
-    gae,
-    learn,
-    make_rollout,
-    onpolicy_agent,
-    onpolicy_config,
-    refused,
-    vec,
-)
+from tests import onpolicy
+from tests.helpers import close, refused, vec
+from tests.onpolicy import SPACES, Descent, gae, learn, make_config, make_rollout
 from utils.envs import evaluate, make_envs
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
@@ -33,7 +24,7 @@ QUICK = {"device": "cpu", "run_dir": "run"}
 
 def make_agent(kind="box", **settings):
     """Return an agent whose memory matters: the outputs depend strongly on h."""
-    agent = onpolicy_agent(ppo_lstm, kind, **settings)
+    agent = onpolicy.make_agent(ppo_lstm, kind, **settings)
     agent.lstm.weight_hh_l0.data *= 3
     agent.actor[-1].weight.data *= 30
     return agent
@@ -106,7 +97,7 @@ def sigmoid(x):
 def test_memory_by_hand():
     """One number, all weights 1, no biases. The episode ends after the second of three steps."""
     agent = ppo_lstm.Agent(Box(-9, 9, (1,)), Discrete(2),
-                           onpolicy_config(ppo_lstm, lstm_size=1, hidden=()))
+                           make_config(ppo_lstm, lstm_size=1, hidden=()))
     agent.encoder = nn.Identity()
     for name, param in agent.lstm.named_parameters():
         param.data.fill_(float("weight" in name))
@@ -190,7 +181,7 @@ def test_rollouts_hold_the_memory_before_their_first_step(obs):
 
     Rollouts start in the middle of an episode and at the start of one.
     """
-    cfg = onpolicy_config(ppo_lstm, env="tests.envs:Counter-v0",
+    cfg = make_config(ppo_lstm, env="tests.envs:Counter-v0",
                           env_kwargs=json.dumps({"obs": obs}))
     envs = make_envs(cfg, 3)
     agent = ppo_lstm.Agent(envs.single_observation_space, envs.single_action_space, cfg)

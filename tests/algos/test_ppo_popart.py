@@ -12,42 +12,32 @@ import pytest
 import torch
 
 from algos import ppo_popart
-from tests import helpers
-from tests.helpers import (
-    SPACES,
-    close,
-    copies,
-    line,
-    moved,
-    onpolicy_agent,
-    onpolicy_config,
-    onpolicy_optimizers,
-    parameters,
-    rows_of,
-    vec,
-)
+from tests import onpolicy
+from tests.helpers import close, copies, moved, parameters, vec
+from tests.offpolicy import line
+from tests.onpolicy import SPACES, make_config, make_optimizers, rows_of
 
-make_agent = partial(onpolicy_agent, ppo_popart)
-make_rollout = partial(helpers.make_rollout, ppo_popart)
-targets = partial(helpers.targets, ppo_popart)
+make_agent = partial(onpolicy.make_agent, ppo_popart)
+make_rollout = partial(onpolicy.make_rollout, ppo_popart)
+targets = partial(onpolicy.targets, ppo_popart)
 every_kind = pytest.mark.parametrize("kind", SPACES)
 PLAIN_LOSS = ppo_popart.popart_loss
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
 
 
-Spy = partial(helpers.Spy, PLAIN_LOSS)
+Spy = partial(onpolicy.Spy, PLAIN_LOSS)
 
 
 def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3):
     """Make an update. Return the parameters after it, and the metrics."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo_popart, "popart_loss", loss)
-        return helpers.learn(ppo_popart, agent, rollout, None, lr)
+        return onpolicy.learn(ppo_popart, agent, rollout, None, lr)
 
 
 def new_agent(**settings):
     """Return an agent for observations of two numbers, as it is at first."""
-    return ppo_popart.Agent(BOX, BOX, onpolicy_config(ppo_popart, norm_obs=False, **settings))
+    return ppo_popart.Agent(BOX, BOX, make_config(ppo_popart, norm_obs=False, **settings))
 
 
 def linear_agent(weights=(1.0, 2.0), bias=0.5, beta=0.1, loc=2.0, scale=3.0):
@@ -152,14 +142,14 @@ def test_only_the_last_layer_of_the_critic_adapts(kind):
 @every_kind
 def test_the_first_value_is_0_and_after_one_rollout_the_mean(kind):
     """What the first V preserved would be its distance from the targets, in units of scale."""
-    agent = ppo_popart.Agent(*SPACES[kind], onpolicy_config(ppo_popart))
+    agent = ppo_popart.Agent(*SPACES[kind], make_config(ppo_popart))
     obs = torch.as_tensor(SPACES[kind][0].sample()[None, None])
     with torch.no_grad():
-        assert helpers.values(agent, obs) == 0
+        assert onpolicy.values(agent, obs) == 0
         move(agent, [100, 102])
-        close(helpers.values(agent, obs), vec(101))
+        close(onpolicy.values(agent, obs), vec(101))
         move(agent, [0, 0])                     # from then on V stays
-        close(helpers.values(agent, obs), vec(101))
+        close(onpolicy.values(agent, obs), vec(101))
 
 
 # ---- What the loss is given
@@ -193,7 +183,7 @@ def test_metrics_are_in_units_of_reward():
     rollout, before = make_rollout(agent), copy.deepcopy(agent)
     _, metrics = learn(agent, rollout)
     with torch.no_grad():
-        close(metrics["val"].flatten(), helpers.values(before, rollout.obs), rtol=1e-4, atol=1e-5)
+        close(metrics["val"].flatten(), onpolicy.values(before, rollout.obs), rtol=1e-4, atol=1e-5)
     close(metrics["val_scale"], agent.scale())
     assert metrics["val_scale"] != before.scale()
 
@@ -203,12 +193,12 @@ def test_metrics_are_in_units_of_reward():
 def two_updates(algo, kind, unit, **settings):
     """Return the parameters of a new agent after two rollouts with rewards in this unit."""
     torch.manual_seed(0)
-    agent = algo.Agent(*SPACES[kind], onpolicy_config(algo, minibatch_size=8, epochs=2, **settings))
-    optimizers = onpolicy_optimizers(algo, agent)
+    agent = algo.Agent(*SPACES[kind], make_config(algo, minibatch_size=8, epochs=2, **settings))
+    optimizers = make_optimizers(algo, agent)
     for seed in range(2):
-        rollout = helpers.make_rollout(algo, agent, seed)
+        rollout = onpolicy.make_rollout(algo, agent, seed)
         rollout.rew.mul_(unit)
-        helpers.learn_with(algo, agent, optimizers, rollout)
+        onpolicy.learn_with(algo, agent, optimizers, rollout)
         agent.update_stats(rollout)
     return parameters(agent)
 

@@ -9,19 +9,16 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
 from algos import sac, sac_her
-from tests import helpers
-from tests.helpers import (
-    bare,
-    close,
-    column,
+from tests import helpers, offpolicy
+from tests.helpers import bare, close, column, name_of
+from tests.offpolicy import (
     gradient_in,
     linear_agent,
-    name_of,
+    make_agent,
+    make_batch,
+    make_optimizers,
     noise_is,
-    offpolicy_agent as make_agent,
-    offpolicy_batch as make_batch,
-    offpolicy_optimizers,
-    offpolicy_update as update,
+    update,
 )
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
@@ -198,7 +195,7 @@ def test_the_temperature_rises_where_entropy_is_short(log_std, rises):
     agent.actor[-1].weight.data.zero_()
     agent.actor[-1].bias.data = torch.tensor([0.0, 0, log_std, log_std])
     before = agent.log_alpha.item()
-    metrics = update(sac, agent, offpolicy_optimizers(agent), batch)
+    metrics = update(sac, agent, make_optimizers(agent), batch)
     close(metrics["alpha"], math.exp(before))                       # what the losses used
     close(agent.log_alpha, before + (1e-2 if rises else -1e-2))     # Adam's first step
 
@@ -207,7 +204,7 @@ def test_the_temperature_rises_where_entropy_is_short(log_std, rises):
 def test_target_entropy_is_minus_the_dimensions_unless_given(setting, target):
     """At exactly the entropy that is asked for, nothing pulls."""
     agent, batch = make_agent(sac, target_entropy=setting), make_batch(sac)
-    optimizers = offpolicy_optimizers(agent)
+    optimizers = make_optimizers(agent)
     logp = update(sac, agent, optimizers, batch)["logp"]
     close(optimizers["alpha"].grad, -(logp.mean() + target)[None])
     at_target = torch.tensor([0.5, -0.5]) - target
@@ -217,7 +214,7 @@ def test_target_entropy_is_minus_the_dimensions_unless_given(setting, target):
 def test_a_fixed_temperature_stays():
     """And no metric of the run speaks of it as if it were learned."""
     agent = make_agent(sac, alpha=0.2, learn_alpha=False)
-    optimizers, before = offpolicy_optimizers(agent), agent.log_alpha.item()
+    optimizers, before = make_optimizers(agent), agent.log_alpha.item()
     for k in range(3):
         metrics = update(sac, agent, optimizers, make_batch(sac, seed=k))
         assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
@@ -290,7 +287,7 @@ def their_model(agent, batches):
     model.critic.optimizer.param_groups[0]["eps"] = 0.5e-8
     for our, their in pairs(agent, model) + last_layers(agent, model):
         their.data.copy_(our.data)
-    model.replay_buffer = helpers.TheirBuffer(batches)
+    model.replay_buffer = offpolicy.TheirBuffer(batches)
     return model
 
 
@@ -302,12 +299,12 @@ def test_losses_gradients_and_ten_updates_are_those_of_stable_baselines3(num_ste
     agent.log_alpha.data.fill_(math.log(0.3))
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     model = their_model(agent, batches)
-    optimizers = offpolicy_optimizers(agent)
+    optimizers = make_optimizers(agent)
     noise = [torch.randn(2, 32, 2, dtype=torch.float64) for _ in batches]
     with monkeypatch.context() as patch:
         left = iter([eps for pair in noise for eps in (pair[1], pair[0])])
         patch.setattr(torch.distributions.normal, "_standard_normal", lambda *args, **_: next(left))
-        patch.setattr("stable_baselines3.common.policies.preprocess_obs", helpers.as_it_is)
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
         model.train(num_steps, 32)
         assert next(left, None) is None
     with noise_is(*[eps for pair in noise for eps in pair]):

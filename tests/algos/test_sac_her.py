@@ -12,15 +12,7 @@ from scipy import stats
 
 from algos import sac, sac_her
 from tests.envs import GoalCounter
-from tests.helpers import (
-    bare,
-    close,
-    quick,
-    rows,
-    same,
-    script,
-    vec,
-)
+from tests.helpers import bare, close, quick, rows, same, script, vec
 from utils.envs import evaluate, goal_env, make_envs
 from utils.mpi import UsageError
 

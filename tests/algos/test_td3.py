@@ -8,19 +8,17 @@ from stable_baselines3 import TD3
 from stable_baselines3.common.logger import configure
 
 from algos import ddpg, td3
-from tests import helpers
-from tests.helpers import (
-    bare,
-    close,
-    column,
+from tests import helpers, offpolicy
+from tests.helpers import bare, close, column
+from tests.offpolicy import (
     flat,
     gradient_in,
     linear_agent,
+    make_agent,
+    make_batch,
+    make_optimizers,
     noise_is,
-    offpolicy_agent as make_agent,
-    offpolicy_batch as make_batch,
-    offpolicy_optimizers,
-    offpolicy_update as update,
+    update,
 )
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
@@ -37,7 +35,7 @@ def test_critic_loss_and_gradient_by_hand():
     """
     agent = linear_agent(td3, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
                          [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
-    agent.actor_targ[0] = helpers.line([0.0], math.atanh(0.5)).requires_grad_(False)
+    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
     with noise_is(torch.zeros(2, 1)):
         loss, metrics, grad = gradient_in(agent.critic, td3.critic_loss, agent, BATCH)
     close(metrics["q1"], [1.5, 1])
@@ -91,7 +89,7 @@ def test_only_the_first_critic_leads_the_actor():
 @pytest.mark.parametrize("delay", [1, 2, 3])
 def test_actor_and_targets_wait_for_their_step_and_critics_do_not(delay):
     agent, batch = make_agent(td3, policy_delay=delay), make_batch(td3)
-    optimizers = offpolicy_optimizers(agent)
+    optimizers = make_optimizers(agent)
     for count in range(6):
         before = {name: flat(net) for name, net in agent.named_children()}
         metrics = update(td3, agent, optimizers, batch, count)
@@ -113,7 +111,7 @@ def test_td3_without_its_ideas_is_ddpg():
                          (new.critic_targ.q1, old.critic_targ),
                          (new.critic_targ.q2, old.critic_targ)):
         ours.load_state_dict(theirs.state_dict())
-    optimizers = offpolicy_optimizers(old), offpolicy_optimizers(new)
+    optimizers = make_optimizers(old), make_optimizers(new)
     for k in range(10):
         was = update(ddpg, old, optimizers[0], make_batch(ddpg, seed=k))
         now = update(td3, new, optimizers[1], make_batch(td3, seed=k), count=k)
@@ -150,14 +148,14 @@ def test_loss_gradient_and_ten_updates_are_those_of_stable_baselines3(num_steps,
     model.policy.double()
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
-    optimizers = offpolicy_optimizers(agent)
+    optimizers = make_optimizers(agent)
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     noise = [torch.randn(32, 2, dtype=torch.float64) for _ in batches]
-    model.replay_buffer = helpers.TheirBuffer(batches)
+    model.replay_buffer = offpolicy.TheirBuffer(batches)
     with monkeypatch.context() as patch:
         left = iter(noise)
         patch.setattr(torch.Tensor, "normal_", lambda self, mean, std: self.copy_(std * next(left)))
-        patch.setattr("stable_baselines3.common.policies.preprocess_obs", helpers.as_it_is)
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
         model.train(num_steps, 32)
         assert next(left, None) is None
     with noise_is(*noise):

@@ -14,27 +14,22 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import kl_divergence
 
 from algos import trpo
-from tests import helpers
-from tests.helpers import (
+from tests import onpolicy
+from tests.helpers import Nowhere, bare, close, gradients, parameters, vec
+from tests.onpolicy import (
     SPACES,
-    Nowhere,
-    bare,
-    close,
     distribution,
-    gradients,
     learn,
+    make_agent,
+    make_optimizers,
     make_rollout,
-    onpolicy_agent as make_agent,
-    onpolicy_optimizers,
-    onpolicy_pairs as pairs,
-    parameters,
+    pairs,
     targets,
-    vec,
 )
 from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
-tiny_agent = partial(helpers.tiny_agent, trpo, hidden=(), norm_obs=False)
+tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=(), norm_obs=False)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
@@ -396,7 +391,7 @@ def test_the_step_is_that_of_sb3_contrib(kind, monkeypatch):
     model.set_logger(configure(None, []))
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
-    optimizers = onpolicy_optimizers(trpo, agent)
+    optimizers = make_optimizers(trpo, agent)
     adam, rates = model.policy.optimizer, itertools.cycle([1e-2, 8e-3, 6e-3, 4e-3, 2e-3])
     plain = adam.step
     adam.step = lambda: [adam.param_groups[0].update(lr=next(rates)), plain()]

@@ -9,17 +9,15 @@ import pytest
 import torch
 
 from algos import vpg
-from tests.helpers import (
+from tests.helpers import close, parameters, vec
+from tests.onpolicy import (
     SPACES,
     Descent,
-    close,
     learn,
+    make_agent,
+    make_optimizers,
     make_rollout,
-    onpolicy_agent as make_agent,
-    onpolicy_optimizers,
-    parameters,
     targets,
-    vec,
 )
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
@@ -71,7 +69,7 @@ class Kept(Descent):
 def estimated(agent, rollout):
     """The gradient of the expected return [state, action], as `update` estimates it."""
     agent = copy.deepcopy(agent)
-    optimizers = onpolicy_optimizers(vpg, agent, Kept)
+    optimizers = make_optimizers(vpg, agent, Kept)
     vpg.update(agent, *optimizers, rollout, 0.0)
     (grad,) = optimizers[0].kept
     weight = agent.actor[-1].weight

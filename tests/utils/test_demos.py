@@ -9,7 +9,8 @@ import torch
 
 from algos import bc, gail, ppo, ppo_lstm
 from tests.envs import Counter
-from tests.helpers import onpolicy_config, refused, script, write_demos
+from tests.helpers import refused, script, write_demos
+from tests.onpolicy import make_config
 from utils import demos, play
 from utils.envs import evaluate, make_envs
 from utils.mpi import UsageError
@@ -22,7 +23,7 @@ LIMIT = '{"max_episode_steps": 40}'
 def trained(algo=ppo, env="CartPole-v1", env_kwargs=LIMIT, run_dir="run"):
     """Make a short run and return its Config."""
     settings = SMALL if algo is ppo else {"hidden": (16,), "total_steps": 48}
-    cfg = onpolicy_config(algo, env=env, env_kwargs=env_kwargs, run_dir=run_dir, **settings)
+    cfg = make_config(algo, env=env, env_kwargs=env_kwargs, run_dir=run_dir, **settings)
     algo.train(cfg)
     return cfg
 

@@ -1,0 +1,225 @@
+"""What the tests of on-policy files share: small agents, random rollouts, and an update."""
+import copy
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch.distributions import Categorical, Independent, Normal
+
+from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
+from tests.helpers import BOX, VECTOR, name_of, parameters, write_demos
+from utils import mpi
+
+ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
+            "ppo_popart": ppo_popart, "ppo_lstm": ppo_lstm, "gail": gail}
+IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
+DISCRETE = Discrete(4)
+SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
+# Only the settings that the algorithm's Config has are used.
+SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
+         "minibatch_envs": 3, "lstm_size": 8, "hidden": (8, 8), "report_every": 1, "device": "cpu"}
+
+
+def make_config(algo, **settings):
+    """Return a small Config of a module. Settings that it lacks are ignored."""
+    known = {field.name for field in dataclasses.fields(algo.Config)}
+    if "demos" in known and "env" in settings:                  # it will be trained
+        write_demos(**{k: v for k, v in settings.items() if k in ("env", "env_kwargs")})
+        settings = {"demos": "demos.npz", "subsample": 1} | settings
+    return algo.Config(**{k: v for k, v in (SMALL | settings).items() if k in known})
+
+
+def make_agent(algo, kind="box", seed=0, **settings):
+    """Return a small agent whose weights and statistics differ from the initial ones."""
+    torch.manual_seed(seed)
+    agent = algo.Agent(*SPACES[kind], make_config(algo, **settings))
+    for param in agent.parameters():
+        param.data += 0.05 * torch.randn_like(param)
+    stats = agent.obs_stats
+    stats.count.fill_(50), stats.mean.fill_(3.0), stats.var.fill_(4.0)
+    if scales_rewards(algo):
+        stats = agent.reward_sum_stats
+        stats.count.fill_(50), stats.mean.fill_(1.0), stats.var.fill_(9.0)
+    else:
+        agent.num_rollouts.fill_(5), agent.loc.fill_(2.0), agent.square.fill_(13.0)     # scale 3
+    return agent
+
+
+def scales_rewards(algo):
+    """Return whether a file divides rewards by a deviation. PopArt normalises targets instead."""
+    return algo is not ppo_popart
+
+
+def make_rollout(algo, agent, seed=0):
+    """Return a random rollout. next_obs is the next row's obs unless the episode ends."""
+    torch.manual_seed(seed)
+    steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
+    if agent.images:
+        rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
+    else:
+        rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)
+    obs, successor, final_obs = rows[:steps], rows[1:steps + 1], rows[steps + 1:]
+    act = agent.act(obs.flatten(0, 1)).unflatten(0, (steps, envs))
+    terminated, truncated = (torch.rand(2, steps, envs) < 0.15).float()
+    done = torch.maximum(terminated, truncated)
+    ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
+    next_obs = torch.where(ended, final_obs, successor)
+    rew = 1 + 5 * torch.randn(steps, envs)
+    memory = random_memory(algo, envs, agent.cfg)
+    return algo.Rollout(obs, act, rew, next_obs, terminated, done, **memory)
+
+
+def random_memory(algo, envs, cfg):
+    """Return what else a rollout of an algorithm with a memory holds."""
+    return {"memory": 0.5 * torch.randn(2, envs, cfg.lstm_size)} if algo is ppo_lstm else {}
+
+
+def make_optimizers(algo, agent, make=None):
+    """Return the optimizers that `update` takes: as `train` makes them, or of class `make`."""
+    adam = make or mpi.Adam
+    if algo is vpg:
+        return [adam(agent.policy_parameters()), adam(agent.critic)]
+    if algo is trpo:
+        return [adam(agent.critic)]
+    if name_of(algo) == "acktr":
+        return [algo.KFAC(agent)]
+    if algo is a2c:
+        return [(fitting(make) if make else mpi.RMSProp)(agent)]
+    params = agent.policy_parameters() if algo is gail else agent
+    return [make(params) if make else mpi.Adam(params, eps=1e-5)]
+
+
+def descend(optimizer, loss, lr):
+    """Take a step down the gradient of a loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step(lr)
+
+
+class Descent(mpi.Adam):
+    """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
+
+    def move(self, lr):
+        self.flat -= lr * self.grad
+
+
+def fitting(optimizer):
+    """Return the class as a subclass of RMSProp, which the annotations of a2c require."""
+    return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
+
+
+def learn(algo, agent, rollout, make=None, lr=1e-3):
+    """Make a first update. Return the parameters after it, and the metrics."""
+    return learn_with(algo, agent, make_optimizers(algo, agent, make), rollout, lr)
+
+
+def learn_with(algo, agent, optimizers, rollout, lr=1e-3):
+    """Make an update with these optimizers. Return the parameters after it, and the metrics."""
+    rest = [rollout] if algo is trpo else [rollout, lr]
+    metrics = algo.update(agent, *optimizers, *rest)
+    return parameters(agent), metrics
+
+
+def steps_alone(algo, rew, terminated, done):
+    """Return a rollout with these tensors [T, N], and zeros elsewhere."""
+    nothing = torch.zeros(*rew.shape, 1)
+    memory = random_memory(algo, rew.shape[1], make_config(algo))
+    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done, **memory)
+
+
+def gae(algo, rew, val, *rest):
+    """Call `gae` with tensors [T, N]; return A and R."""
+    adv = algo.gae(rew, val, *rest)
+    return adv, adv + val
+
+
+def reward_sums(algo, rew, done, last, gamma):
+    """Return G of every step, and the G that `update_stats` carries over to the next rollout."""
+    seen = []
+    stats = SimpleNamespace(update=seen.append)
+    agent = SimpleNamespace(cfg=SimpleNamespace(gamma=gamma), images=True, reward_sum=last,
+                            reward_sum_stats=stats)
+    algo.Agent.update_stats(agent, steps_alone(algo, rew, torch.zeros_like(rew), done))
+    return seen[0].view_as(rew), agent.reward_sum
+
+
+def values(agent, raw_obs):
+    """Return V of raw observations: [T, N, ...] -> [T N]."""
+    return agent.value(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1)))
+
+
+def outputs(agent, obs):
+    """Return what the actor says and the values, for prepared observations [B, ...]."""
+    features = agent.encoder(obs)
+    return agent.actor(features), agent.value(features)
+
+
+def targets(algo, agent, rollout):
+    """Return adv and ret, [T N], from the agent's present values."""
+    with torch.no_grad():
+        val, next_val = (values(agent, obs).view_as(rollout.rew)
+                         for obs in (rollout.obs, rollout.next_obs))
+    rew = rollout.rew
+    if scales_rewards(algo):
+        rew = (rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
+    cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
+    return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+
+
+def distribution(agent, raw_obs):
+    """Return the policy at raw observations [B, ...] as one of PyTorch's distributions, [B].
+
+    If the agent has a memory, each observation is the first one of an episode.
+    """
+    with torch.no_grad():
+        features = agent.encoder(agent.normalize_obs(raw_obs))
+        if hasattr(agent, "lstm"):
+            features = agent.lstm(features[None])[0][0]
+        out = agent.actor(features)
+    if agent.discrete:
+        return Categorical(logits=out)
+    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
+
+
+def tiny_agent(algo, mu=0.0, log_std=0.0, val=0.0, **settings):
+    """Return an agent of one action dimension that sees nothing: its outputs are biases."""
+    agent = algo.Agent(Box(-1, 1, (1,)), Box(-1, 1, (1,)), algo.Config(**settings))
+    for param in agent.parameters():
+        param.data.zero_()
+    agent.actor[-1].bias.data.fill_(mu), agent.critic[-1].bias.data.fill_(val)
+    agent.log_std.data.fill_(log_std)
+    return agent
+
+
+def rows_of(call, agent, rollout):
+    """Return which rows of the rollout, [T N], stand in a minibatch."""
+    rows = agent.normalize_obs(rollout.obs).flatten(0, 1).flatten(1)
+    equal = (call.obs.flatten(1)[:, None] == rows).all(-1)
+    assert (equal.sum(1) == 1).all()
+    return equal.int().argmax(1)
+
+
+class Spy:
+    """A loss that keeps what it was given, and a copy of the agent as it then was."""
+
+    def __init__(self, loss):
+        self.loss = loss
+        self.calls = []
+
+    def __call__(self, agent, minibatch):
+        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
+        return self.loss(agent, minibatch)
+
+
+# ---- stable-baselines3
+
+def pairs(agent, policy):
+    """Return pairs of our parameters and those of a stable-baselines3 policy."""
+    nets = policy.mlp_extractor
+    theirs = [*nets.policy_net[::2], policy.action_net, *nets.value_net[::2], policy.value_net]
+    layers = zip([*agent.actor[::2], *agent.critic[::2]], theirs, strict=True)
+    found = [(getattr(our, name), getattr(their, name))
+             for our, their in layers for name in ("weight", "bias")]
+    return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
