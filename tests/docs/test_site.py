@@ -194,28 +194,23 @@ def whole(tmp_path_factory):
     return site
 
 
-@pytest.fixture(scope="module")
-def browser():
+@pytest.fixture(params=[1280, 390])
+def tab(request):
+    """Yield a page of this width. No page may err or ask for anything elsewhere."""
     driver = pytest.importorskip(
         "playwright.sync_api", reason="playwright is missing: pip install -e '.[docs-test]'")
     if CHROMIUM is None:
         pytest.skip("no Chromium: install the package chromium")
     with driver.sync_playwright() as tool:
-        started = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(params=[1280, 390])
-def tab(request, browser):
-    """Return a page of this width, and what went wrong on it: errors and requests elsewhere."""
-    page, wrong = browser.new_page(viewport={"width": request.param, "height": 900}), []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-    page.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:"))
-            or wrong.append(asked.url))
-    yield page, wrong
-    page.close()
+        browser = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page, wrong = browser.new_page(viewport={"width": request.param, "height": 900}), []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
+        page.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:"))
+                or wrong.append(asked.url))
+        yield page
+        browser.close()
+    assert wrong == []
 
 
 @pytest.mark.slow
@@ -228,31 +223,20 @@ def test_the_whole_site_is_small_and_linked(whole):
 
 
 @pytest.mark.slow
-def test_no_page_errs_or_scrolls_sideways(whole, tab, tmp_path):
-    page, wrong = tab
-    width = page.viewport_size["width"]
+def test_no_page_scrolls_sideways_and_equations_are_drawn(whole, tab):
     for path in sorted(whole.rglob("*.html")):
-        page.goto(path.as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path.name
-        page.screenshot(path=tmp_path / f"{path.stem}-{width}.png")
-    assert wrong == []
-
-
-@pytest.mark.slow
-def test_equations_are_drawn(whole, tab):
-    page, wrong = tab
-    for name in algorithms():
-        page.goto((whole / f"algos/{name}.html").as_uri())
-        assert "\\" not in "".join(page.locator(".eq").all_inner_texts())
-    page.goto((whole / "algos/ppo.html").as_uri())
-    assert page.locator("[id=eq-clipped_policy_loss] mfrac").bounding_box()["height"] > 15
-    page.wait_for_function("[...document.fonts].some(font => /STIX/.test(font.family) "
-                           "&& font.status === 'loaded')")
-    page.focus(".source .eqref[href='#eq-clipped_policy_loss']")
-    assert "clip" in page.inner_text("#tip")
-    page.keyboard.press("Escape")
-    assert not page.locator("#tip").is_visible()
-    assert wrong == []
+        tab.goto(path.as_uri())
+        wide = tab.evaluate("document.documentElement.scrollWidth")
+        assert wide <= tab.viewport_size["width"], path.name
+        assert "\\" not in "".join(tab.locator(".eq").all_inner_texts())
+    tab.goto((whole / "algos/ppo.html").as_uri())
+    assert tab.locator("[id=eq-clipped_policy_loss] mfrac").bounding_box()["height"] > 15
+    tab.wait_for_function("[...document.fonts].some(font => /STIX/.test(font.family) "
+                          "&& font.status === 'loaded')")
+    tab.focus(".source .eqref[href='#eq-clipped_policy_loss']")
+    assert "clip" in tab.inner_text("#tip")
+    tab.keyboard.press("Escape")
+    assert not tab.locator("#tip").is_visible()
 
 
 SHOWN = """() => [...document.querySelectorAll('.line')].filter(line => line.offsetParent)
@@ -262,42 +246,38 @@ SHOWN = """() => [...document.querySelectorAll('.line')].filter(line => line.off
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ppo", "sac_her", "acktr"])
 def test_the_switch_shows_the_lines_of_git_diff(whole, tab, name):
-    page, wrong = tab
     algo = algorithms()[name]
-    page.goto((whole / f"algos/{name}.html").as_uri())
-    page.click("[data-view=new]")
-    lines = page.evaluate(SHOWN)
+    tab.goto((whole / f"algos/{name}.html").as_uri())
+    tab.click("[data-view=new]")
+    lines = tab.evaluate(SHOWN)
     assert [algo.lines[number - 1] for number in lines] == plus_lines(algo.parent, name)
-    fold = page.locator(".fold").first
+    fold = tab.locator(".fold").first
     fold.click()
-    assert len(page.evaluate(SHOWN)) == len(lines) + int(re.search(r"\d+", fold.inner_text())[0])
-    page.click("[data-view=whole]")
-    page.click(".docstring summary")
-    assert page.evaluate(SHOWN) == list(range(1, len(algo.lines) + 1))
-    page.goto((whole / f"algos/{algo.parent}.html").as_uri() + f"#next-{name}")
-    added = page.locator(f"#next-{name} .add").all_text_contents()     # the docstring is folded
+    assert len(tab.evaluate(SHOWN)) == len(lines) + int(re.search(r"\d+", fold.inner_text())[0])
+    tab.click("[data-view=whole]")
+    tab.click(".docstring summary")
+    assert tab.evaluate(SHOWN) == list(range(1, len(algo.lines) + 1))
+    tab.goto((whole / f"algos/{algo.parent}.html").as_uri() + f"#next-{name}")
+    added = tab.locator(f"#next-{name} .add").all_text_contents()     # the docstring is folded
     assert [line[2:].rstrip("\n") for line in added] == plus_lines(algo.parent, name)
-    assert wrong == []
 
 
 @pytest.mark.slow
 def test_curves_react(whole, tab):
-    page, wrong = tab
-    page.goto((whole / "algos/ppo.html").as_uri())
-    assert page.locator(".chart .curve").count() == 7               # six seeds and their mean
-    before = page.locator(".chart .curve").last.get_attribute("d")
-    page.locator(".chart button", has_text="seed 2").focus()
-    page.keyboard.press("Enter")
-    assert page.locator(".chart .curve").count() == 6
-    assert page.locator(".chart .curve").last.get_attribute("d") != before
-    page.goto((whole / "explorer.html").as_uri() + "#env=Hopper-v4&lines=ppo%7Ctrpo")
-    assert page.locator(".chart .curve").count() == 2
-    page.select_option("select >> nth=2", "seconds")
-    assert "env=Hopper-v4" in page.url and "axis=seconds" in page.url
+    tab.goto((whole / "algos/ppo.html").as_uri())
+    assert tab.locator(".chart .curve").count() == 7               # six seeds and their mean
+    before = tab.locator(".chart .curve").last.get_attribute("d")
+    tab.locator(".chart button", has_text="seed 2").focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator(".chart .curve").count() == 6
+    assert tab.locator(".chart .curve").last.get_attribute("d") != before
+    tab.goto((whole / "explorer.html").as_uri() + "#env=Hopper-v4&lines=ppo%7Ctrpo")
+    assert tab.locator(".chart .curve").count() == 2
+    tab.select_option("select >> nth=2", "seconds")
+    assert "env=Hopper-v4" in tab.url and "axis=seconds" in tab.url
     for _ in range(2):
-        page.locator(".lines input:checked").first.click()
-    assert page.locator(".chart .curve").count() == 0               # no line comes back by itself
-    assert wrong == []
+        tab.locator(".lines input:checked").first.click()
+    assert tab.locator(".chart .curve").count() == 0               # no line comes back by itself
 
 
 def test_figures_keep_their_text_and_lose_digits(tmp_path):
