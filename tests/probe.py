@@ -9,7 +9,6 @@ probe that fails says where to look. The exit status is 1 if one fails. The idea
 comes from Andy Jones, "Debugging RL, Without the Agonizing Pain".
 """
 import argparse
-import ast
 import contextlib
 import dataclasses
 import io
@@ -19,7 +18,8 @@ import tempfile
 import torch
 
 from tests.envs import Probe
-from utils.cli import flags_of, nearest, program
+from utils import run, sweep
+from utils.cli import program
 from utils.envs import forget
 from utils.mpi import UsageError
 from utils.play import find_module
@@ -127,17 +127,10 @@ def parse(argv):
 
 
 def read_set(algo, pair):
-    """"lr=1e-3" -> ("lr", 0.001). UsageError: the algorithm has no such setting."""
-    kinds, _ = flags_of(algo.Config)
-    name, _, text = pair.partition("=")
-    if name not in kinds:
-        near = " or ".join(nearest(name, kinds))
-        raise UsageError(f"--set {pair}: {algo.__name__} has no setting {name}"
-                         f"{near and f'; did you mean {near}?'}")
-    try:
-        return name, ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        raise UsageError(f"--set {pair}: it takes {name}=VALUE, a number, True or False") from None
+    """"lr=1e-3" -> ("lr", 0.001). UsageError: the algorithm has no such setting, or value."""
+    name, [value, *_] = sweep.parse_set(pair)
+    name = name.replace("-", "_")
+    return name, getattr(run.parse(algo.Config, "", sweep.as_flags(algo, name, value)), name)
 
 
 def quiet_probe(algo, case, box, settings):
