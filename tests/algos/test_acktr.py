@@ -10,7 +10,7 @@ from torch.distributions import kl_divergence
 
 from algos import acktr
 from tests import onpolicy
-from tests.helpers import LOG_2PI, bare, close, copies, moved, same, vec
+from tests.helpers import LOG_2PI, close, copies, moved, same, vec
 from tests.offpolicy import noise_is
 from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, outputs, targets, values
 
@@ -379,63 +379,6 @@ def test_each_region_has_its_own_step_size(kind):
     assert adv["v_step_size"] == first["v_step_size"] and ret["step_size"] == first["step_size"]
     for name, step in steps.items():  # the unit of advantages does not matter
         close(adv_steps[name], step, rtol=1e-2, atol=1e-4 * float(step.abs().max()))
-
-
-# ---- Invariance
-
-class Scale(nn.Module):
-    """Multiplies what passes from one layer to the next."""
-
-    def __init__(self, by):
-        super().__init__()
-        self.by = by
-
-    def forward(self, x):
-        return x * self.by
-
-
-def rescaled(agent, by):
-    """The same function with other inputs of each layer: the next layer's weights undo it."""
-    scaled = copy.deepcopy(agent)
-    for name in ("actor", "critic"):
-        first, tanh, last = getattr(scaled, name)
-        for layer, factor in ((first, by[0]), (last, by[1])):
-            layer.weight.data = layer.weight / factor
-        setattr(scaled, name, nn.Sequential(first, tanh, Scale(by[1]), last))
-    return scaled
-
-
-def test_a_step_does_not_depend_on_how_inputs_are_scaled():
-    """Layer by layer, without damping. Steps along the plain gradient do."""
-    algo = bare(acktr)
-    agent = make_agent(algo, hidden=(4,), num_envs=3, rollout_steps=240,
-                       **FREE | {"damping": 1e-28}).double()
-    obs, act = torch.randn(240, 3).double(), torch.randn(240, 2).double()
-    adv, ret = torch.randn(2, 240).double()
-    by = torch.tensor([0.01, 3.0, 50.0]).double(), torch.tensor([0.1, 7.0, 1.0, 30.0]).double()
-    changes = {"natural": [], "plain": []}
-    for each, seen in ((agent, obs), (rescaled(agent, by), obs * by[0])):
-        batch = algo.Batch(seen, act, adv, ret)
-        out, val = outputs(each, seen)
-        start = torch.cat([*out.T.split(1), val[None]]).detach()
-        for rule in changes:
-            moving = copy.deepcopy(each)
-            if rule == "natural":
-                torch.manual_seed(1)
-                optimizer = algo.KFAC(moving)
-                optimizer.measure(moving, seen)
-                learn_from(optimizer, moving, batch, 1e9, algo)
-            else:
-                algo.a2c_loss(moving, batch)[0].backward()
-                for param in moving.parameters():
-                    param.data -= 1e-3 * param.grad
-            out, val = outputs(moving, seen)
-            changes[rule].append(torch.cat([*out.T.split(1), val[None]]).detach() - start)
-    first, second = changes["natural"]
-    assert first.abs().max() > 1e-3
-    close(second, first, rtol=1e-4, atol=1e-6)
-    first, second = changes["plain"]
-    assert (first - second).norm() > 0.5 * first.norm()
 
 
 # ---- Momentum
