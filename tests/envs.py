@@ -282,26 +282,6 @@ class Reach(gym.Env):
         return np.float32([self.x]), -abs(self.x), False, self.time == 10, {}
 
 
-class Identity(gym.Env):
-    """A hundred steps, and in each the action has to name the number that is shown (0 to 9)."""
-
-    observation_space, action_space = Discrete(10), Discrete(10)
-
-    def observe(self):
-        self.seen = int(self.np_random.integers(10))
-        return self.seen
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return self.observe(), {}
-
-    def step(self, act):
-        self.time += 1
-        rew = float(act == self.seen)
-        return self.observe(), rew, False, self.time == 100, {}
-
-
 class Bright(gym.Env):
     """A dark or a bright image. The action has to say which: reward 1 for the right answer."""
 
@@ -314,19 +294,6 @@ class Bright(gym.Env):
 
     def step(self, act):
         return np.zeros(IMAGE, np.uint8), float(act == self.bright), True, False, {}
-
-
-class Graph(gym.Env):
-    """Observations are graphs, which cannot be flattened."""
-
-    observation_space, action_space = gym.spaces.Graph(Box(-1, 1, (2,)), None), Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, act):
-        return self.observation_space.sample(), 0.0, False, False, {}
 
 
 class Parts(gym.Env):
@@ -367,7 +334,5 @@ register("ProbeLate", Probe, late=True)
 register("ProbeAct", Probe, acts=True)
 register("ProbePolicy", Probe, sees=True, acts=True)
 register("Reach", Reach)
-register("Identity", Identity)
 register("Bright", Bright)
-register("Graph", Graph)
 register("Parts", Parts)

@@ -1,13 +1,12 @@
-"""Helpers that several test files share: numbers, small agents and batches, runs, processes.
+"""Helpers that tests of any kind share: numbers, modules, demonstrations, runs, processes.
 
-The title of a section says which tests use it. A helper that only one file needs is in that file.
+Small agents and batches are in onpolicy.py and offpolicy.py. A helper that only one file needs is
+in that file.
 """
 import csv
 import importlib.util
 import math
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -116,11 +115,6 @@ def script(number, steps):
             ended.append((step, number, ep_ret, time))
             episode, time, ep_ret = episode + 1, 0, 0.0
     return rows, ended
-
-
-def parameters(agent):
-    """Return a copy of all parameters of a module as one vector."""
-    return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
 
 # ---- Demonstrations: bc, gail
@@ -259,16 +253,3 @@ def wait_for(condition, process=None, every=0.02):
         assert time.monotonic() < deadline, "the condition did not become true in time"
         time.sleep(every)
     return found
-
-
-def wait_for_rows(process, run_dir, count):
-    """Wait until progress.csv has at least `count` rows."""
-    path = Path(run_dir, "progress.csv")
-    wait_for(lambda: path.exists() and path.read_text().count("\n") > count, process)
-
-
-def end(process):
-    """Kill a process and its group if it is still running."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()

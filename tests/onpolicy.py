@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Discrete
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
-from tests.helpers import BOX, VECTOR, name_of, parameters, write_demos
+from tests.helpers import BOX, VECTOR, name_of, write_demos
 from utils import mpi
 
 ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
@@ -103,6 +103,11 @@ class Descent(mpi.Adam):
 
     def move(self, lr):
         self.flat -= lr * self.grad
+
+
+def parameters(agent):
+    """Return a copy of all parameters of a module as one vector."""
+    return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
 
 def fitting(optimizer):

@@ -17,7 +17,6 @@ from tests.helpers import (
     close,
     gradients,
     name_of,
-    parameters,
     refuses_columns,
     rows,
     same,
@@ -33,6 +32,7 @@ from tests.onpolicy import (
     make_optimizers,
     make_rollout,
     pairs,
+    parameters,
     targets,
     tiny_agent,
 )

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 import torch
 from jaxtyping import TypeCheckError
-from scipy.optimize import minimize
 from torch.distributions import Categorical, kl_divergence
 
 from algos import a2c, acer
@@ -204,21 +203,6 @@ def test_projection_by_hand():
     # slopes 3, 7, -9, 0; what exceeds 1 is taken off along k
     close(acer.project(g, k, 1.0), vec((1, 4), (0, 1), (-9, 4), (3, 4)))
     close(acer.project(vec((3, 4)), vec((2, 0)), 1.0), vec((0.5, 4)))
-
-
-def test_projection_solves_its_quadratic_program():
-    """min |z - g|^2 / 2 subject to k^T z <= limit, by a solver without the formula."""
-    rng = np.random.default_rng(0)
-    g, k = rng.normal(size=(2, 12, 5))
-    slopes = (g * k).sum(-1)
-    assert (slopes > 0.3).any() and (slopes < 0.3).any()
-    z = acer.project(*(torch.tensor(x, dtype=torch.float32) for x in (g, k)), 0.3)
-    for row in range(len(g)):
-        found = minimize(
-            lambda x, row=row: 0.5 * np.square(x - g[row]).sum(), np.zeros(5),
-            jac=lambda x, row=row: x - g[row], method="SLSQP", options={"ftol": 1e-14},
-            constraints={"type": "ineq", "fun": lambda x, row=row: 0.3 - k[row] @ x})
-        close(z[row].double(), found.x, rtol=1e-4, atol=1e-4)
 
 
 def q_batch(agent, rollout):

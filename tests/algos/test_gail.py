@@ -13,19 +13,8 @@ from gymnasium.spaces import Box, Discrete
 from algos import gail, ppo
 from tests import onpolicy
 from tests.envs import HIGH, LOW, Probe
-from tests.helpers import (
-    bare,
-    close,
-    copies,
-    gradients,
-    moved,
-    parameters,
-    rows,
-    same,
-    vec,
-    write_demos,
-)
-from tests.onpolicy import SPACES, learn_with, make_config, make_optimizers
+from tests.helpers import bare, close, copies, gradients, moved, rows, same, vec, write_demos
+from tests.onpolicy import SPACES, learn_with, make_config, make_optimizers, parameters
 from utils import mpi
 from utils.demos import Demos
 
@@ -122,18 +111,6 @@ def test_expert_and_policy_look_alike_if_they_do_the_same(kind):
     close(ours.act, expected.act)
 
 
-class Spy:
-    """A loss that keeps what it was given."""
-
-    def __init__(self):
-        self.calls = []
-        self.plain = gail.disc_loss
-
-    def __call__(self, agent, expert, policy):
-        self.calls.append((expert, policy))
-        return self.plain(agent, expert, policy)
-
-
 def row_numbers(pairs, every):
     """Return which rows of `every` the pairs are; each must be one of them, as a whole."""
     def flat(x):
@@ -147,16 +124,18 @@ def row_numbers(pairs, every):
 @every_kind
 def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch):
     """The expert's are drawn from the whole file, which is longer than the rollout's 24 steps."""
-    agent, spy = make_agent(kind, minibatch_size=8, disc_epochs=20), Spy()
-    monkeypatch.setattr(gail, "disc_loss", spy)
+    agent, calls = make_agent(kind, minibatch_size=8, disc_epochs=20), []
+    plain = gail.disc_loss
+    monkeypatch.setattr(gail, "disc_loss",
+                        lambda agent, *pairs: calls.append(pairs) or plain(agent, *pairs))
     rollout, demos = make_rollout(agent), make_demos(kind, count=40)
     gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
     sees = gail.Pairs(demos.obs if agent.images else (demos.obs - 3) / 2,
                       2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
                       if kind == "box" else torch.eye(4)[demos.act])
-    assert len(spy.calls) == 20 * 3
-    shown = [row_numbers(expert, sees) for expert, _ in spy.calls]
-    done = [row_numbers(policy, played(agent, rollout)) for _, policy in spy.calls]
+    assert len(calls) == 20 * 3
+    shown = [row_numbers(expert, sees) for expert, _ in calls]
+    done = [row_numbers(policy, played(agent, rollout)) for _, policy in calls]
     assert {len(idx) for idx in (*shown, *done)} == {8}
     assert {i for idx in shown for i in idx} == set(range(40))
     for epoch in range(20):

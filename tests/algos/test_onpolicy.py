@@ -10,7 +10,7 @@ from hypothesis import given, settings as how, strategies as st
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, ppo, ppo_popart, vpg
-from tests.helpers import close, column, copies, gradients, moved, parameters, vec
+from tests.helpers import close, column, copies, gradients, moved, vec
 from tests.onpolicy import (
     DISCRETE,
     IMAGES,
@@ -23,6 +23,7 @@ from tests.onpolicy import (
     make_agent,
     make_config as config,
     make_rollout,
+    parameters,
     reward_sums,
     scales_rewards,
     targets,

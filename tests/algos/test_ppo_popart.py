@@ -13,9 +13,9 @@ import torch
 
 from algos import ppo_popart
 from tests import onpolicy
-from tests.helpers import close, copies, moved, parameters, vec
+from tests.helpers import close, copies, moved, vec
 from tests.offpolicy import line
-from tests.onpolicy import SPACES, make_config, make_optimizers, rows_of
+from tests.onpolicy import SPACES, make_config, make_optimizers, parameters, rows_of
 
 make_agent = partial(onpolicy.make_agent, ppo_popart)
 make_rollout = partial(onpolicy.make_rollout, ppo_popart)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from algos import vpg
-from tests.helpers import close, parameters, vec
+from tests.helpers import close, vec
 from tests.onpolicy import (
     SPACES,
     Descent,
@@ -17,6 +17,7 @@ from tests.onpolicy import (
     make_agent,
     make_optimizers,
     make_rollout,
+    parameters,
     targets,
 )
 

@@ -255,7 +255,6 @@ def test_resume_with_an_unknown_setting(refusal, run):
 
 @pytest.mark.parametrize("flags,named", [
     ("--gamma 1.5", "error: --gamma is 1.5; it takes a number, at least 0, at most 1"),
-    ("--env tests.envs:Graph-v0", "Graph"),
     ("--num-procs 5000 --num-envs 5000 --minibatch-size 5000 --rollout-steps 5000",
      "--num-procs is 5000"),
 ])

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text
 
 from algos import ppo, ppo_lstm
 from tests.helpers import script
@@ -472,7 +472,8 @@ BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
     (Box(0, 1, (64, 64, 3)), BOX, "images .*at least 5 pixels a side"),
     (Box(0, 1, (2, 2)), BOX, "observation space"), (Box(0, 1, ()), BOX, "observation space"),
     (Discrete(3), BOX, r"observation space Discrete\(3\); this algorithm takes vectors"),
-    (Dict(a=VECTOR), BOX, "observation space"), (Text(3), BOX, "observation space"),
+    (Dict(a=VECTOR), BOX, "observation space"), (Graph(BOX, None), BOX, "observation space"),
+    (Text(3), BOX, "observation space"),
     (VECTOR, MultiDiscrete([2, 2]), "action space MultiDiscrete"),
     (VECTOR, MultiBinary(4), "action space"), (VECTOR, Dict(a=BOX), "action space Dict"),
     (VECTOR, Discrete(2, start=1), "action space"), (VECTOR, VECTOR, "finite bounds"),
