@@ -312,13 +312,6 @@ def test_refused_settings(settings, message):
         load(**settings)
 
 
-@pytest.mark.parametrize("name,value", [("num_trajectories", -1), ("subsample", 0)])
-@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
-def test_settings_out_of_range(algo, name, value):
-    assert f"--{name.replace('_', '-')} is {value}" in refused(
-        lambda: algo.Config(**{name: value}))
-
-
 def test_the_format_is_written_down():
     """The docstring names every array, and no other opens with a file."""
     assert all(name in demos.__doc__ for name in demos.ARRAYS)

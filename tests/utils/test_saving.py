@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from tests import helpers
 from tests.helpers import PATIENCE, mpiexec, refused
 from tests.toy import Config, Stop, Toy, numbers, rows, start, train
-from utils import checkpoint, mpi, run as run_module
-from utils.envs import make_envs
+from utils import checkpoint, run as run_module
 from utils.logger import Logger
 from utils.run import Stopped, open_run, read_config
 
@@ -161,28 +159,6 @@ def test_evaluation_is_due(every, report_every, expected, monkeypatch):
     assert due == expected
     assert calls == [(agent.weight.tolist(), "CartPole-v1", 10, 5)] * len(expected)
     assert not expected or rows()[-1]["eval_ret_max"] == "3.0"
-
-
-def test_episodes_have_the_step_at_which_they_ended():
-    """Whatever the rhythm of reports: here every 15 or 30 of the steps of 3 environments."""
-    cfg = Rare(env="tests.envs:Counter-v0", num_envs=3, report_every=20, total_steps=60)
-    with Toy(cfg) as log:
-        vector = make_envs(cfg, mpi.share(cfg.num_envs))
-        log.register(torch.nn.Linear(3, 2))
-        step = log.restore()
-        vector.reset(seed=log.env_seed)
-        while step < cfg.total_steps:
-            for _ in range(5):
-                vector.step(vector.action_space.sample())
-            step += 15
-            log.log(step, vector)
-            log.save(step)
-    assert [row["step"] for row in rows()] == ["30", "45", "60"]
-    expected = [(3 * (at + 1), env, ep_ret, ep_len) for env in range(3)
-                for at, _, ep_ret, ep_len in helpers.script(env, 20)[1]]
-    got = [(int(row["step"]), int(row["env"]), float(row["ep_ret"]), int(row["ep_len"]))
-           for row in rows("episodes.csv")]
-    assert got == sorted(expected) and len(got) > 9
 
 
 def test_a_run_that_restarts_at_0_hides_what_tensorboard_got_before():
