@@ -51,15 +51,6 @@ def read_suite(suite: Path) -> list[dict]:
     return [row | curves.get(row["id"], {}) for row in rows]
 
 
-def write_suite(suite: Path, found: list[dict]) -> None:
-    """Write the results of a suite, sorted by id."""
-    found = sorted(found, key=lambda result: result["id"])
-    rows = [{k: x for k, x in result.items() if k not in CURVES} for result in found]
-    curves = [{k: result.get(k, []) for k in ("id", *CURVES)} for result in found]
-    for path, lines in ((suite, rows), (curves_of(suite), curves)):
-        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
-
-
 def write_result(run: Path, result: dict) -> None:
     """Write result.json with one line per entry, whole or not at all."""
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]

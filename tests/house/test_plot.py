@@ -11,7 +11,7 @@ from scipy.stats import binom, mannwhitneyu
 import plot
 from algos import ppo
 from benchmarks import table
-from utils import results, sweep
+from utils import sweep
 from utils.cli import program, read_command
 
 
@@ -102,7 +102,7 @@ def test_real_runs_of_this_project(capsys):
         assert row[name] == plot.cell(float(np.mean(np.mean(made, -1) if name == "eval" else made)))
     cli("runs", "--y", "explained_variance", "--x", "time", "--out", "other.png")
     assert capsys.readouterr().out == out           # the table is of returns, whatever the figure
-    results.write_suite(Path("kept.jsonl"), table.read_runs(Path("runs")))
+    table.write_suite(Path("kept.jsonl"), table.read_runs(Path("runs")))
     (found,) = table.read(Path("kept.jsonl")).values()
     assert [table.of_result(result).settings["lr"] for result in found] == [ppo.Config.lr] * 2
 

@@ -1,6 +1,5 @@
 """`utils.sweep`: which runs there are, that each ends in its result, whatever happens to them."""
 import csv
-import io
 import json
 import os
 import shlex
@@ -244,28 +243,6 @@ def test_a_signal_that_comes_while_a_run_starts_reaches_it():
     assert time.monotonic() - start < 150
 
 
-# ---- What is shown
-
-def test_last_step():
-    run = Path("run")
-    assert sweep.last_step(run) == 0
-    run.mkdir()
-    for text, step in [("", 0), ("step,time\n", 0), ("step,time\n128,0.5\n", 128),
-                       ("step,time\n" + "128,0.5\n" * 9999 + "256,0.7\n384,", 256)]:
-        (run / "progress.csv").write_text(text)
-        assert sweep.last_step(run) == step
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_a_bar_on_a_terminal_and_none_elsewhere(terminal, monkeypatch):
-    stream = io.StringIO()
-    stream.isatty = lambda: terminal
-    monkeypatch.setattr(sys, "stderr", stream)
-    asked = sweep.Sweep(("ppo",), ("CartPole-v1",), set=("total_steps=1e3",), out="out")
-    assert sweep.run_all(sweep.plan(asked), 1, FakeCrew()) == 0
-    assert ("1000 steps" in stream.getvalue() or "/1000" in stream.getvalue()) == terminal
-
-
 def test_plain_mpiexec_is_refused(monkeypatch):
     """Each rank would run the whole sweep."""
     monkeypatch.setattr(sweep.mpi, "size", lambda: 4)
@@ -371,12 +348,3 @@ def test_results_pass_over_what_is_not_finished_and_names_what_is_damaged(run, c
     assert [path.parent.name for path in Path("runs").rglob("result.json")] == ["mine"]
     with pytest.raises(UsageError, match="there is no run in it"):
         sweep.main(sweep.Sweep(results="elsewhere"))
-
-
-def test_a_suite_keeps_rows_and_their_curves(tmp_path):
-    suite = tmp_path / "some.jsonl"
-    rows = [{"id": f"ppo/seed{seed}", "train100": 1.5, "curve": [[1, 2.0]], "eval_curve": []}
-            for seed in (2, 1)]
-    results.write_suite(suite, rows)
-    assert results.read_suite(suite) == rows[::-1]
-    assert "curve" not in suite.read_text()
