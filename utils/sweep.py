@@ -12,18 +12,15 @@ interrupted ones. On several machines, give each its own --first-seed.
 """
 
 import itertools
-import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
-
-from tqdm import tqdm
 
 from utils import mpi, play
 from utils.cli import check_range, flag, nearest, program, read_command
@@ -194,44 +191,21 @@ def start_or_resume(job: Job) -> list[str]:
     return [*job.command, "--resume"] if begun else job.command
 
 
-def last_step(run: Path) -> int:
-    """Return the step in the last whole line of progress.csv, or 0 if there is none."""
-    try:
-        with open(run / "progress.csv", "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 10_000))
-            return int(file.read().split(b"\n")[-2].split(b",")[0])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def print_line(line: str) -> None:
-    """Print above the progress bar."""
-    tqdm.write(line)
-    sys.stdout.flush()
-
-
 def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
     """Run the jobs that are not finished, print when each ends, and return the exit status.
 
-    A run that fails does not stop the others. On a terminal, a bar counts the steps of all.
+    A run that fails does not stop the others.
     """
     todo = [job for job in jobs if not has_result(job.run_dir, job.total_steps)]
-    print_line(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
-    bar = tqdm(unit=" steps", disable=not sys.stderr.isatty(), leave=False,
-               total=sum(job.total_steps for job in todo),
-               initial=sum(last_step(job.run_dir) for job in todo))
+    mpi.say(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before")
     failed = []
-    with ThreadPoolExecutor(workers) as pool, bar:
-        left = {pool.submit(crew.run, job) for job in todo}
-        while left:
-            ended, left = wait(left, timeout=1, return_when=FIRST_COMPLETED)
-            bar.update(sum(last_step(job.run_dir) for job in todo) - bar.n)
-            for job, trouble, seconds in (future.result() for future in ended):
-                if trouble != "stopped":
-                    failed += [(job, trouble)] * bool(trouble)
-                    print_line(f"{'failed' if trouble else 'done  '} {job.run_dir}: "
-                               f"{seconds:.0f} s, {trouble or headline(job.run_dir)}; "
-                               f"{len(left)} to go")
+    with ThreadPoolExecutor(workers) as pool:
+        ended = as_completed([pool.submit(crew.run, job) for job in todo])
+        for count, (job, trouble, seconds) in enumerate((one.result() for one in ended), 1):
+            if trouble != "stopped":
+                failed += [(job, trouble)] * bool(trouble)
+                mpi.say(f"{'failed' if trouble else 'done  '} {job.run_dir}: {seconds:.0f} s, "
+                        f"{trouble or headline(job.run_dir)}; {len(todo) - count} to go")
     for job, trouble in failed:
         lines = Path(f"{job.run_dir}.log").read_text(errors="replace").splitlines()
         print(f"\n{job.run_dir}: {trouble}; the end of {job.run_dir}.log:")
