@@ -25,14 +25,13 @@ PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep
 
 
 def import_wandb():
-    """Return the package. UsageError: it is not installed."""
+    """Return what starts Weights & Biases. UsageError: it is not installed."""
     try:
-        import wandb
+        from wandb import init  # a folder of that name can be imported, too, but has none
     except ImportError:
-        wandb = None
-    if not hasattr(wandb, "init"):  # a folder of that name can be imported, too
-        raise UsageError("--wandb: Weights & Biases is not installed: pip install -e '.[wandb]'")
-    return wandb
+        raise UsageError("--wandb: Weights & Biases is not installed: "
+                         "pip install -e '.[wandb]'") from None
+    return init
 
 
 def start_wandb(run_dir, settings, stack):
@@ -41,7 +40,7 @@ def start_wandb(run_dir, settings, stack):
     It keeps its own files in ./wandb. Inside the run directory, it would take its copy of the
     event file for another one and count every report twice.
     """
-    run = import_wandb().init(name=str(run_dir), config=settings, sync_tensorboard=True)
+    run = import_wandb()(name=str(run_dir), config=settings, sync_tensorboard=True)
     stack.callback(run.finish)
 
 

@@ -236,17 +236,10 @@ def test_weights_and_biases_copies_tensorboard(monkeypatch):
     assert seen["name"] == "run"
 
 
-OFFLINE = """
-from tests.helpers import refused, run
-from tests.toy import Config, train
-
-train(Config(wandb=True, total_steps=500))
-"""
-
-
 def test_weights_and_biases_offline():
     pytest.importorskip("wandb", reason="needs the extra: pip install -e '.[wandb]'")
-    done = run([sys.executable, "-c", OFFLINE], env=os.environ | {"WANDB_MODE": "offline"})
+    script = "from tests.toy import Config, train; train(Config(wandb=True, total_steps=500))"
+    done = run([sys.executable, "-c", script], env=os.environ | {"WANDB_MODE": "offline"})
     assert os.listdir("wandb")
     curve, last = re.findall(r"wandb: +ep_len_mean (\S+)$", done.stderr, re.M)
     assert len(curve) == 5 and float(last) == 7.5, "one point for each report"
