@@ -89,14 +89,13 @@ def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
 # ---- The loop
 
 def test_every_update_rates_what_it_learned_from(monkeypatch):
-    """At once, with |Q - y| from before its step; beta grows to 1."""
-    betas, learned, rated = [], [], []
+    """At once, with |Q - y| from before its step."""
+    learned, rated = [], []
     sample, rating = dqn_per.PrioritizedBuffer.sample, dqn_per.PrioritizedBuffer.set_priorities
     update = dqn_per.update
 
     def noting_sample(buffer, batch_size, beta):
         assert len(rated) == len(learned)
-        betas.append(beta)
         return sample(buffer, batch_size, beta)
 
     def noting_update(agent, optimizer, batch, lr):
@@ -117,4 +116,3 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
     monkeypatch.setattr(dqn_per, "update", noting_update)
     dqn_per.train(quick(dqn_per, update_every=4, num_envs=2))
     assert len(rated) == len(learned) == 20
-    close(betas, [0.4 + 0.6 * step / 120 for step in range(42, 120, 4)])
