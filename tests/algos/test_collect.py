@@ -39,20 +39,6 @@ def collect(agent, envs, obs, size):
     return rollout, obs, ended
 
 
-def rollouts_of(agent, envs, obs, sizes):
-    """Rollouts one after the other, and the ended episodes of each."""
-    rollouts, episodes = [], []
-    for size in sizes:
-        rollout, obs, ended = collect(agent, envs, obs, size)
-        rollouts.append(rollout)
-        episodes.append(ended)
-    return rollouts, episodes, obs
-
-
-def column(rollouts, name):
-    return torch.cat([getattr(rollout, name) for rollout in rollouts])
-
-
 # ---- The true next observation
 
 def test_true_next_obs_of_a_dense_array():
@@ -86,11 +72,14 @@ def test_true_next_obs_of_the_atari_vector():
     pytest.importorskip("ale_py")
     agent, envs, first = start("ALE/Pong-v5", 2, {"max_num_frames_per_episode": 60})
     envs = Kept(envs)
-    rollouts, episodes, last = rollouts_of(agent, envs, first, (20, 25))
-    obs, next_obs, done = (column(rollouts, name) for name in ("obs", "next_obs", "done"))
+    one, between, ended = collect(agent, envs, first, 20)
+    two, last, more = collect(agent, envs, between, 25)
+    obs, next_obs, done, terminated = (
+        torch.cat([getattr(rollout, name) for rollout in (one, two)])
+        for name in ("obs", "next_obs", "done", "terminated"))
     assert obs.dtype == torch.uint8 and obs.shape == (45, 2, 4, 84, 84)
     assert np.array_equal(done, [step[2] | step[3] for step in envs.steps])
-    assert 4 <= done.sum() == sum(map(len, episodes)) and not column(rollouts, "terminated").any()
+    assert 4 <= done.sum() == len(ended + more) and not terminated.any()
     assert torch.equal(next_obs[:, :, :3], obs[:, :, 1:])
     # Nothing was overwritten later on: these are the frames that came.
     assert np.array_equal(obs, [first, *(step[0] for step in envs.steps[:-1])])
