@@ -178,16 +178,6 @@ def test_weights_of_the_first_batches_by_hand(monkeypatch):
     assert given[::6] == given[5::6]  # all six layers alike
 
 
-def test_with_a_decay_of_1_the_factors_are_means_over_all_batches():
-    agent, batches = make_agent(acktr, decay=1.0), torch.randn(4, 8, 3)
-    optimizer = acktr.KFAC(agent)
-    for obs in batches:
-        optimizer.measure(agent, obs)
-    whole = measured(copy.deepcopy(agent), batches.flatten(0, 1))
-    for fisher, expected in zip(optimizer.fishers, whole.fishers):
-        close(fisher.X, expected.X, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("every", [1, 3])
 def test_inverses_are_renewed_when_due(every):
     """At first in every update, since young factors change much."""
