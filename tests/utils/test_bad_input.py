@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import gymnasium as gym
@@ -265,35 +264,6 @@ def test_a_process_is_refused(flags, named):
     assert_is_one_message(message)
     assert named in message
     assert not done.stdout or done.stdout.startswith("device: ")
-    assert not os.listdir(".")
-
-
-def test_what_only_python_can_say():
-    """Where types are not checked on the way in, as they are in the tests: from a notebook."""
-    script = """
-        from algos import ppo
-        for name, value in dict(lr="3e-4", num_envs="8", hidden=("64",), seed=1.0, gamma=None,
-                                total_steps="1e6", epochs=2.5, rollout_steps=True).items():
-            try:
-                ppo.Config(**{name: value})
-            except ValueError as error:
-                print(name, str(error))
-            else:
-                print(name, "was taken")
-        try:
-            ppo.train(ppo.Config(env="CartPole-v1", num_procs=2))
-        except ValueError as error:
-            print("num_procs", str(error))
-        """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)],
-                          capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stdout.splitlines() if not line.startswith("device: ")]
-    assert len(lines) == 9, lines
-    for line in lines:
-        name, message = line.split(" ", 1)
-        assert name.replace("_", "-") in message.replace("_", "-"), line
-    assert done.stderr == ""
     assert not os.listdir(".")
 
 

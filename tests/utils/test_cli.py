@@ -234,6 +234,7 @@ def test_a_setting_that_exists_is_never_guessed_at():
     ("total_steps", 10.5, {"low": 1}, "--total-steps is 10.5; it takes a whole number"),
     ("hidden", (8, 0), {"above": 0}, r"--hidden is \(8, 0\); it takes a whole number, above 0"),
     ("hidden", (8, 0.5), {"above": 0}, r"--hidden is \(8, 0.5\)"),
+    ("hidden", ("64",), {"above": 0}, r"--hidden is \('64',\)"),
 ])
 def test_out_of_range(field, value, args, message):
     with pytest.raises(UsageError, match=message):
