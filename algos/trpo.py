@@ -20,12 +20,12 @@ directions that barely change pi, and less far in sensitive ones. One iteration:
       critic_value_loss    `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Departures. GAE, normalised observations and rewards; damping; `step_fraction`, which is
-ours. The paper has max_kl 0.01, 50,000 samples or more per rollout and 10 `cg_steps`.
+Departures. GAE, damping, normalised observations and rewards, `step_fraction` (ours);
+max_kl for each dimension of an action (paper: for all), 2,048 samples (50,000 or more).
 
-Healthy values. While pi improves, `step_fraction` is 1, `kl` is 0.25 to 0.97 times
-max_kl, and `backtracks` mostly 0. On MuJoCo `cg_residual` grows from 0.01 to about 0.5,
-and `explained_variance` rises above 0.9.
+Healthy values. While pi improves, `step_fraction` is 1 and `kl` 0.25 to 0.97 times its
+limit; `backtracks` is mostly 0. On MuJoCo `cg_residual` rises to about 0.5, and
+`explained_variance` above 0.9.
 
 Run   python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Diff  diff algos/vpg.py algos/trpo.py
@@ -71,7 +71,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate at the start of an update
-    max_kl: float = 0.04  # maximum KL per update, delta in the paper (0.001 to 0.05)
+    max_kl: float = 0.01  # maximum KL per action dimension and update (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
@@ -196,7 +196,7 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     # At the maximum of g^T d subject to d^T D d / 2 = max_kl, the gradients of both, g
     # and D d, are parallel. So d = m x, where D x = g, and m^2 x^T D x / 2 = max_kl.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
-    m = (2 * cfg.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
+    m = (2 * agent.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     m = fraction * m
     # All this holds for small d, and m x may not be small. So measure S and KL.
     step, metrics = line_search(agent, batch, m * x)
@@ -348,7 +348,7 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
     for k in range(agent.cfg.backtracks):
         vector_to_parameters(start + 0.8**k * step, params)  # overwrites the weights
         gain, kl = mpi.average(torch.stack(surrogate_and_kl(agent, batch)))
-        if gain > 0 and kl <= agent.cfg.max_kl:
+        if gain > 0 and kl <= agent.max_kl:
             return 0.8**k * step, {"gain": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
     failed = {"gain": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
@@ -394,10 +394,12 @@ class Agent(Policy):  # which adds predict(obs)
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
         self.log_std = None
+        self.max_kl = cfg.max_kl
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
             num_outputs = math.prod(act_space.shape)  # one mean per dimension
+            self.max_kl *= num_outputs  # KL is a sum over the dimensions
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
