@@ -218,13 +218,6 @@ def test_nothing_is_left_of_a_file_that_ctrl_c_cuts_short(tmp_path):
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["config.json"]
 
 
-def test_a_file_appears_after_it_has_been_flushed(tmp_path, monkeypatch):
-    path, fsync, seen = tmp_path / "config.json", os.fsync, []
-    monkeypatch.setattr(os, "fsync", lambda number: (seen.append(path.exists()), fsync(number)))
-    checkpoint.write_text(path, "text")
-    assert seen[0] is False and path.read_text() == "text"
-
-
 # ---- The code that a run keeps
 
 SMALL = {"env": "Pendulum-v1", "env_kwargs": '{"max_episode_steps": 20}', "num_envs": 2,
