@@ -105,6 +105,11 @@ def test_cuda_without_a_gpu(refusal):
 
 # ---- Environments
 
+def test_a_package_that_is_not_here_is_named(refusal):
+    message = refusal("--env", "no_such_package.sub:Env-v0")
+    assert "no module named 'no_such_package' here: start from its parent" in message
+
+
 class Odd(gym.Env):
     """An environment of random observations."""
 
