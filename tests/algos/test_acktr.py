@@ -417,17 +417,3 @@ def test_the_inputs_of_the_batch_are_measured_before_the_step(kind, monkeypatch)
     ((obs, changed),) = given
     close(obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert not changed and moved(before, agent)
-
-
-@pytest.mark.slow
-def test_the_critics_full_step_fits_a_linear_critic():
-    """Gauss-Newton with vf_coef 1/2: without damping and limits, least squares in one step."""
-    agent = make_agent(acktr, hidden=(), vf_coef=0.5, rollout_steps=96, max_kl=1e-9, v_max_kl=1e9,
-                       **FREE | {"lr": 1.0})
-    batch = batch_of(agent, make_rollout(acktr, agent))
-    optimizer = measured(agent, batch.obs, 3000)
-    learn_from(optimizer, agent, batch, 1.0)
-    x = torch.cat([batch.obs, torch.ones(len(batch.obs), 1)], 1)
-    fit = x @ torch.linalg.lstsq(x, batch.ret[:, None]).solution[:, 0]
-    with torch.no_grad():
-        close(agent.critic(batch.obs).squeeze(-1), fit, rtol=0.02, atol=0.02)

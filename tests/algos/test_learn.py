@@ -12,7 +12,6 @@ from utils.envs import evaluate
 QUICK = {"device": "cpu", "run_dir": "run"}
 
 
-
 # ---- What the end of an episode is worth
 
 FOREVER = 1 / (1 - 0.8)                                         # 1 + 0.8 + 0.8^2 + ...
@@ -71,21 +70,6 @@ def test_reach(algo, settings):
     left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
             for t in range(1, 11)]
     assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo,settings", [
-    (ppo, {"total_steps": 16384, "num_envs": 16, "rollout_steps": 512, "minibatch_size": 128,
-           "epochs": 4}),
-    (dqn, {"total_steps": 5000, "start_steps": 500, "target_every": 50, "eps_steps": 4000,
-           "batch_size": 32, "buffer_size": 5000}),
-], ids=["ppo", "dqn"])
-def test_discrete_observations(algo, settings):
-    """The only reward is at the goal, six steps away, and the holes end an episode."""
-    cfg = algo.Config(env="FrozenLake-v1", env_kwargs='{"is_slippery": false}', gamma=0.95,
-                      lr=3e-3, hidden=(32,), **settings, **QUICK)
-    returns, lengths = evaluate(algo.train(cfg), cfg, 2, seed=1)
-    assert returns.tolist() == [1, 1] and lengths.tolist() == [6, 6]
 
 
 DQN = {"num_envs": 8, "total_steps": 600, "start_steps": 64, "update_every": 4, "lr": 1e-3,
