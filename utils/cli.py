@@ -6,6 +6,7 @@ was meant.
 """
 
 import difflib
+import gc
 import inspect
 import math
 import numbers
@@ -93,6 +94,7 @@ def program():
         sys.exit(2)
     except KeyboardInterrupt as stop:
         if hasattr(stop, "status"):
+            gc.freeze()  # after --compile, Python would search for garbage for seconds at its end
             sys.exit(stop.status)
         if mpi.size() > 1:
             raise

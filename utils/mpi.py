@@ -21,6 +21,7 @@ import functools
 import hashlib
 import os
 import shutil
+import signal
 import sys
 import time
 import traceback
@@ -40,10 +41,15 @@ _size = next((int(os.environ[name]) for name in SIZES if name in os.environ), 1)
 _rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 COMPILE = False  # --compile; Run sets it for the duration of a run
+COMPILING = False  # whether a compilation is going on
 
 
 class UsageError(ValueError):
     """Bad input. The message names the flag, what it got and what it takes."""
+
+
+class StopCompiling(BaseException):
+    """Raised by `stop_compiling`."""
 
 
 # ---- optimizers
@@ -262,13 +268,16 @@ class CompiledLoss:
 
     def compute(self, agent: nn.Module, *batch) -> tuple:
         """Return loss, gradient, metrics, ... by the graph; eagerly if compilation fails here."""
+        global COMPILING
         first = self.graph is None
-        if first:
-            rng = torch.get_rng_state()
-            self.graph = compile_gradient(self.loss_fn, self.optimizer.params)
+        rng = torch.get_rng_state() if first else None
+        COMPILING = first
         try:
+            if first:
+                self.graph = compile_gradient(self.loss_fn, self.optimizer.params)
             return self.graph(agent, *batch)
-        except Exception as error:
+        except (Exception, StopCompiling) as error:
+            COMPILING = False
             if not first:
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -276,10 +285,23 @@ class CompiledLoss:
             self.graph = flat_gradient(self.loss_fn, self.optimizer.params)
             torch.set_rng_state(rng)  # part of the graph may have run already
             return self.graph(agent, *batch)  # raises the loss's own error again
+        finally:
+            COMPILING = False
 
     def add(self, grad: Tensor, inputs: list | None = None) -> None:
         """The `backward` of a compiled loss, whose gradient is known already."""
         self.optimizer.grad.add_(grad)
+
+
+def stop_compiling(*_) -> None:
+    """End a compilation, which may take minutes: its loss is then computed eagerly.
+
+    It is the handler of SIGALRM, too, and asks twice a second: PyTorch swallows some exceptions.
+    """
+    if COMPILING:
+        signal.signal(signal.SIGALRM, stop_compiling)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        raise StopCompiling("by a signal")
 
 
 # ---- ranks

@@ -324,8 +324,12 @@ class Run:
         if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
             raise KeyboardInterrupt
         if self.root and not self.signal:
-            os.write(2, b"\nsaving and stopping at the next report; Ctrl-C again stops at once\n")
+            when = b" at the next report" * (mpi.size() > 1)
+            os.write(2, b"\nsaving and stopping" + when + b"; Ctrl-C again stops at once\n")
         self.signal, self.signal_time = self.signal or number, now
+        mpi.COMPILE = False  # what is not yet compiled no longer pays
+        if os.name == "posix":
+            mpi.stop_compiling()
 
     # ---- reports
 
@@ -335,15 +339,16 @@ class Run:
 
     def due(self, step: int) -> bool:
         """Return whether `step` is logged: at every call, or, with a setting `report_every`, when
-        it passes a multiple of that; also at the end."""
-        return step >= self.cfg.total_steps or self.passes(getattr(self.cfg, "report_every", 1),
-                                                           step)
+        it passes a multiple of that; also at the end, and after a signal to a single process."""
+        return (step >= self.cfg.total_steps or self.signal > 0 and mpi.size() == 1
+                or self.passes(getattr(self.cfg, "report_every", 1), step))
 
     def evaluate(self, step: int) -> None:
         """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
         every = self.cfg.eval_every
         at_end = step >= self.cfg.total_steps
-        if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
+        if every and self.due(step) and (at_end or self.passes(every, step)) and self.root and (
+                not self.signal):
             steps = []
             has_q = hasattr(self.agent, "q_value")
             returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,

@@ -235,6 +235,36 @@ def test_parameters_that_have_no_part_in_the_loss_stay(compiling):
     assert (params(net) != before)[:16].any() and torch.equal(params(net)[16:], before[16:])
 
 
+@pytest.mark.skipif(os.name != "posix", reason="no SIGALRM")
+def test_a_compilation_ends_when_it_is_told_to(monkeypatch, capsys):
+    """The loss is then computed eagerly. PyTorch may swallow the exception that says so."""
+    told = []
+
+    def compile_gradient(loss_fn, params):
+        for swallows in (True, False):
+            try:
+                mpi.stop_compiling()
+                while True:                                     # the next one comes by an alarm
+                    signal.pause()
+            except mpi.StopCompiling as error:
+                told.append(error)
+                monkeypatch.setattr(mpi, "stop_compiling", lambda: None)
+                if not swallows:
+                    raise
+
+    monkeypatch.setattr(mpi, "compile_gradient", compile_gradient)
+    monkeypatch.setattr(mpi, "COMPILE", True)
+    mpi.stop_compiling()                                        # does nothing now
+    net, x = small_net(), torch.randn(5, 3)
+    optimizer = Descent(net)
+    for _ in range(3):
+        before, expected = params(net), gradient_of(net, x)
+        take_step(optimizer, square_loss, net, x, lr=0.5)
+        torch.testing.assert_close(params(net), before - 0.5 * expected)
+    assert len(told) == 2 and not mpi.COMPILING
+    assert capsys.readouterr().out.count("continuing without it (StopCompiling") == 1
+
+
 def test_what_is_optimized_may_be_a_module_a_parameter_or_several():
     net, x = small_net(), torch.randn(5, 3)
     one = nn.Parameter(torch.tensor(2.0))

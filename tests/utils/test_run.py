@@ -22,6 +22,7 @@ import pytest
 import torch
 
 from algos import ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3
+from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
     ROOT,
@@ -271,6 +272,18 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
     assert caught.value.status == 128 + number and steps_of_evaluation == 30 * [10]
     assert saved("run")[0] == 64 and steps("run") == [64]
     assert "eval_ret_mean" not in rows("run")[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_single_process_does_not_wait_for_its_report(number, monkeypatch):
+    """Which on images may be a minute away. What was collected since the last one is reported."""
+    monkeypatch.setattr(Ends, "then", staticmethod(lambda: signal.raise_signal(number)))
+    cfg = dqn.Config(env="tests.envs:Ends-v0", env_kwargs='{"act": "discrete"}', hidden=(4,),
+                     report_every=1000, eval_every=1000, buffer_size=100, run_dir="run")
+    with pytest.raises(Stopped) as caught:
+        dqn.train(cfg)
+    assert caught.value.status == 128 + number
+    assert saved("run")[0] == 64 and steps("run") == [64] and len(rows("run", "episodes.csv")) == 4
 
 
 def test_an_evaluation_without_end_is_refused_in_training_too(monkeypatch):

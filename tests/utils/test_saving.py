@@ -214,7 +214,7 @@ def test_a_signal_saves_and_ends(number, status, capfd):
     assert checkpoint.load_resume("run")[0] == checkpoint.load_file("run/policy.pt")["step"] == 300
     assert len(rows()) == 3
     assert signal.getsignal(number) is before
-    assert "next report" in capfd.readouterr().err
+    assert "saving and stopping; Ctrl-C again" in capfd.readouterr().err
 
 
 def test_a_second_ctrl_c_ends_at_once():
