@@ -61,6 +61,15 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     return EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
 
 
+def check_name(cfg) -> None:
+    """UsageError: there is no environment of this name."""
+    package, _, name = cfg.env.rpartition(":")
+    with refusing_bad_env(cfg):
+        if package:
+            importlib.import_module(package)
+        gym.spec(name)
+
+
 def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bool:
     """Return whether an id, perhaps after a module, is that of a game."""
     return env.rpartition(":")[2].startswith(names)

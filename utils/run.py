@@ -48,7 +48,7 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.cli import SHARED, check_range, check_settings, flag, nearest, program, read_command
-from utils.envs import evaluate, is_game, is_image, make_envs
+from utils.envs import check_name, evaluate, is_game, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, cores, launch, together
 
@@ -174,6 +174,7 @@ class Run:
         cfg = open_run(cfg)
         if cfg.wandb:
             import_wandb()  # refuses to start without it
+        check_name(cfg)
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         if cfg.env.startswith(f"{asked}-v"):
             mpi.say(f"--env {asked} is {cfg.env}, its newest version")

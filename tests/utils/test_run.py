@@ -644,6 +644,13 @@ def test_a_file_whose_defaults_are_not_for_games_names_its_relative(algo, env, h
     assert said == "these defaults are not for games; those of algos.dqn_atari are\n" * hinted
 
 
+@pytest.mark.parametrize("env", ["ALE/Pnog-v5", "MinAtar/Brekout-v1", "CartPole-v9"])
+def test_a_wrong_name_is_refused_before_anything_is_said(env, capsys):
+    with pytest.raises(UsageError, match=f"--env is {env}"):
+        ppo.train(ppo.Config(env=env))
+    assert capsys.readouterr().out == "" and not os.listdir(".")
+
+
 def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
     given = {"lr": 1e-4, "epochs": 1, "rollout_steps": 64, "minibatch_size": 32, "num_envs": 2}
     cfg = ppo.Config(env="MinAtar/Breakout-v1", run_dir="run", total_steps=64, **given)
