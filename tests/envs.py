@@ -75,7 +75,8 @@ class Counter(gym.Env):
 
 
 class Faulty(Counter):
-    """A Counter that fails at its step `at`: it raises, or returns a bad reward or observation."""
+    """A Counter that fails at its step `at`: it raises, returns four values like the old Gym, or
+    a bad reward or observation."""
 
     def __init__(self, fault="raise", at=5, **kwargs):
         super().__init__(**kwargs)
@@ -86,6 +87,8 @@ class Faulty(Counter):
         if len(self.acts) == self.at:
             if self.fault == "raise":
                 raise RuntimeError("the motor of joint 3 is too hot")
+            if self.fault == "four":
+                return obs, rew, terminated, info
             bad = float(self.fault.split()[1])                  # of "obs nan" or "rew inf"
             obs, rew = (np.full_like(obs, bad), rew) if "obs" in self.fault else (obs, bad)
         return obs, rew, terminated, truncated, info
@@ -198,6 +201,49 @@ class GoalEnds(Ends):
 
     def compute_terminated(self, achieved_goal, desired_goal, info):
         return False
+
+
+class Only(Ends):
+    """A simulator of which one instance can exist at a time. `close` may fail."""
+
+    alive = 0
+
+    def __init__(self, close=True, **kwargs):
+        if self.alive:
+            raise OSError("the port is in use")
+        super().__init__(**kwargs)
+        self.closes = close
+        Only.alive += 1
+
+    def close(self):
+        Only.alive -= 1
+        if not self.closes:
+            raise OSError("the simulator does not answer")
+
+
+class Uneven(gym.Env):
+    """It takes and shows whatever a test asks for, and refuses other actions. Ten steps."""
+
+    def __init__(self, obs, act):
+        self.observation_space, self.action_space = obs, act
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, act):
+        assert act in self.action_space and isinstance(act, (np.ndarray, np.integer)), act
+        self.time += 1
+        return self.observation_space.sample(), float(np.sum(act)), self.time == 10, False, {}
+
+
+class Idle(gym.Wrapper):
+    """A user's wrapper, of which nobody knows that it changes nothing."""
+
+    def step(self, act):
+        return super().step(act)
 
 
 class NoRewards(GoalEnds):
@@ -327,6 +373,8 @@ register("GoalCounter", GoalCounter, quiet=True)
 register("Ends", Ends)
 register("GoalEnds", GoalEnds)
 register("NoRewards", NoRewards)
+register("Only", Only)
+register("Uneven", Uneven)
 register("Constant", Constant)
 register("ProbeValue", Probe)
 register("ProbeObs", Probe, sees=True)

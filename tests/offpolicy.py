@@ -11,7 +11,7 @@ from torch import nn
 from tests import envs as scripted
 from tests.helpers import BOX, VECTOR, name_of, quick
 from utils import mpi
-from utils.envs import FlatDict
+from utils.envs import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
 
@@ -33,7 +33,7 @@ def without_goals(box):
     """Return the space of a goal environment whose goals have no numbers, so only `box` is seen."""
     none = Box(0, 1, (0,))
     space = gym.spaces.Dict(achieved_goal=none, desired_goal=none, observation=box)
-    return FlatDict(space, box.low, box.high)
+    return FlatBox(space)
 
 
 def make_batch(algo, size=32, seed=0, dtype=torch.float32):

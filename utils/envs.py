@@ -7,9 +7,11 @@ also records its episodes, with the environment's own rewards, for `Run.log`.
 """
 
 import contextlib
+import contextvars
 import copy
 import functools
 import importlib
+import inspect
 import io
 import json
 import math
@@ -17,6 +19,7 @@ import os
 import re
 import sys
 import warnings
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +34,10 @@ from utils.mpi import UsageError
 # How the names of the environments of gymnasium-robotics begin.
 ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate", "HandReach",
             "PointMaze")
+MOST_ACTS = 4096  # that `numbered_acts` numbers
+MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
+# What `make_envs` made. A run has a set of its own: see `closing_envs`.
+MADE = contextvars.ContextVar("made", default=weakref.WeakSet())  # noqa: B039  it is to be shared
 
 
 def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
@@ -41,24 +48,55 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     has sticky actions: a step repeats the last action with probability 0.25. Older figures are
     without, and the loss of a life ends an episode for their learners: --env-kwargs
     '{"repeat_action_probability": 0, "episodic_life": true}'.
-    Observations that are no Box are flattened (see `flat_obs`). Except in Atari games, `infos` say
-    nothing before an episode ends (see `OwnStep`).
-    UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
+    Observations that are neither vectors nor images are flattened (see `flat_obs`), actions of
+    several parts are numbered (see `numbered_acts`), and what the environment returns is checked
+    (see `Checked`). Except in Atari games, `infos` say nothing before an episode ends (see
+    `OwnStep`).
+    UsageError: the environment is unknown, is not installed, does not take --env-kwargs, or has
+    fewer instances than are needed.
     """
+    made = []
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step,
-              "wrappers": [flat_obs, OwnStep]}
+              "wrappers": [checked, flat_obs, numbered_acts, OwnStep,
+                           lambda env: made.append(env) or env]}
     atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
         lives_end = atari and env_kwargs.pop("episodic_life", False)
-        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
+        try:
+            envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
+        except Exception as error:
+            for env in made:
+                env.close()
+            beside = sum(envs.num_envs for envs in MADE.get() if not envs.unwrapped.closed)
+            if isinstance(error, UsageError) or len(made) == num_envs or not made and not beside:
+                raise
+            raise UsageError(
+                f"--env is {cfg.env}: {beside + len(made)} of {beside + num_envs} instances could "
+                f"be made, then it raised {type(error).__name__}: {error}. If there can be only "
+                "one at a time: --num-envs 1 without --eval-every, and utils.play with "
+                "--episodes 1 without --video") from error
     if atari:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
         say_once(f"Atari: sticky actions {sticky:g}; the learner's episodes end with each "
                  f"{'life' if lives_end else 'game'}, those of the log with each game")
-    return EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
+    envs = EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
+    MADE.get().add(envs)
+    return envs
+
+
+@contextlib.contextmanager
+def closing_envs():
+    """At the end, close what `make_envs` has made meanwhile."""
+    token = MADE.set(weakref.WeakSet())
+    try:
+        yield
+    finally:
+        for envs in list(MADE.get()):
+            envs.close()
+        MADE.reset(token)
 
 
 def check_name(cfg) -> None:
@@ -75,46 +113,186 @@ def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bo
     return env.rpartition(":")[2].startswith(names)
 
 
-def flat_obs(env: gym.Env) -> gym.Env:
-    """Turn observations that are no Box into vectors, if Gymnasium can, and bools into bytes.
+def checked(env: gym.Env) -> gym.Env:
+    """Put `Checked` around what is not Gymnasium's own, below Gymnasium's own wrappers."""
+    own = [type(part).__module__.startswith("gymnasium.") for part in (env, getattr(env, "env", 0))]
+    if isinstance(env, gym.Wrapper) and any(own):
+        env.env = checked(env.env)
+    return env if own[0] else Checked(env)
 
-    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined. The space
-    of a flat Dict says where its parts are (see `FlatDict`).
+
+class Checked(gym.Wrapper):
+    """Refuse what an environment returns, unless it is of the kinds that Gymnasium expects.
+
+    What loses nothing passes, such as a NumPy bool, an array without dimensions, or float64 for
+    float32. UsageError names environment and step.
+    """
+
+    def __init__(self, env: gym.Env):
+        super().__init__(env)
+        self.steps = 0
+        try:
+            inspect.signature(env.reset).bind(seed=1, options={})
+        except TypeError:
+            self.refuse("its reset does not take seed and options",
+                        "reset(self, *, seed=None, options=None)")
+
+    def refuse(self, fact: str, expected: str):
+        name = getattr(self.unwrapped.spec, "id", type(self.unwrapped).__name__)
+        raise UsageError(f"--env is {name}: {fact}; Gymnasium expects {expected}")
+
+    def reset(self, **kwargs):
+        returned = self.env.reset(**kwargs)
+        self.check(f"its reset after {self.steps} steps", returned, "observation info")
+        return returned
+
+    def step(self, action):
+        self.steps += 1
+        returned = self.env.step(action)
+        self.check(f"its step {self.steps}", returned,
+                   "observation reward terminated truncated info")
+        return returned
+
+    def check(self, call: str, returned: tuple, names: str) -> None:
+        names = names.split()
+        if not isinstance(returned, tuple) or len(returned) != len(names):
+            length = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
+            self.refuse(f"{call} returned a {type(returned).__name__}{length}",
+                        f"a tuple of {len(names)}: {', '.join(names)}")
+        obs, *numbers, info = returned
+        if wrong := unfit(self.observation_space, obs):
+            self.refuse(f"{call} returned the observation {wrong}",
+                        f"one of its observation_space, {one_line(self.observation_space)}")
+        for name, value in zip(names[1:], numbers):
+            if type(value) is bool:
+                continue
+            array, is_reward = as_array(value), name == "reward"
+            fits = array.dtype.kind in "buif" if is_reward else array.dtype.kind in "bui"
+            if array.shape or not fits or not is_reward and array not in (0, 1):
+                self.refuse(f"{call} returned {name} = {kind_of(value)}",
+                            "a number" if is_reward else "a bool")
+        if not isinstance(info, dict):
+            self.refuse(f"{call} returned info = {kind_of(info)}", "a dict")
+
+
+def unfit(space: gym.Space, value) -> str:
+    """Return "" if a value is of a space, or else what it is. A Box may be left."""
+    if isinstance(space, gym.spaces.Dict):
+        if not isinstance(value, dict) or space.keys() - value.keys():
+            return kind_of(value)
+        wrong = {name: unfit(part, value[name]) for name, part in space.items()}
+        return next((f"{name} = {what}" for name, what in wrong.items() if what), "")
+    if not isinstance(space, gym.spaces.Box):
+        return "" if space.contains(value) else kind_of(value)
+    array = as_array(value)
+    given, declared = array.dtype, space.dtype
+    fits = given == declared or given.kind == declared.kind == "f" or np.can_cast(given, declared)
+    return "" if fits and array.shape == space.shape else kind_of(value)
+
+
+def as_array(value) -> np.ndarray:
+    try:
+        return np.asarray(value)
+    except ValueError:  # lists of different lengths
+        return np.empty((), object)
+
+
+def kind_of(value) -> str:
+    """Return what a message says about a value: a NumPy type and a shape, or the value itself."""
+    if isinstance(value, np.ndarray) and value.size != 1:
+        return f"{value.dtype} {list(value.shape)}"
+    return f"{one_line(repr(value))[:80]} ({type(value).__name__})"
+
+
+def one_line(text) -> str:
+    return " ".join(str(text).split())
+
+
+def flat_obs(env: gym.Env) -> gym.Env:
+    """Turn observations that are neither vectors nor images into vectors, if Gymnasium can.
+
+    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined. Images of
+    bools become bytes. Others stay what they are: flattened, they would be learned from badly.
     """
     space = env.observation_space
-    if isinstance(space, gym.spaces.Box) and space.dtype == bool and len(space.shape) == 3:
+    box = isinstance(space, gym.spaces.Box)
+    if box and space.dtype == bool and len(space.shape) == 3:
         images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
         return gym.wrappers.TransformObservation(env, partial(np.multiply, np.uint8(255)), images)
-    if isinstance(space, gym.spaces.Box) or not space.is_np_flattenable:
+    stays = len(space.shape) == 1 or is_picture(space) if box else not space.is_np_flattenable
+    if stays or gym.spaces.flatdim(space) > MOST_NUMBERS:
         return env
-    env = gym.wrappers.FlattenObservation(env)
-    flat = env.observation_space
-    flat = gym.spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32))
-    if isinstance(space, gym.spaces.Dict):
-        flat = FlatDict(space, flat.low, flat.high)
-    say_once(f"observations: {space}, flattened to {flat.shape[0]} numbers")
-    return gym.wrappers.TransformObservation(env, np.float32, flat)
+    flat = FlatBox(space)
+    size = flat.shape[0]
+    say_once(f"observations: {one_line(space)}, flattened to {size} number{'s' * (size != 1)}")
+    return gym.wrappers.TransformObservation(env, flat.flatten, flat)
 
 
-class FlatDict(gym.spaces.Box):
-    """The Box of a flattened Dict.
+class FlatBox(gym.spaces.Box):
+    """The Box of flattened observations.
 
-    parts        {name: slice of the flat observation}
+    own          the space of the environment itself
+    parts        if that is a Dict: {name: slice of the flat observation}
     has_goals    whether it is that of a goal environment: `observation` and two goals of one size.
                  All three are vectors, so that goals look to the environment as they did before
     """
 
-    def __init__(self, space: gym.spaces.Dict, low: np.ndarray, high: np.ndarray):
-        super().__init__(low, high)
-        self.parts = {}
-        start = 0
-        for name, part in space.items():  # the order in which Gymnasium joins them
-            end = start + gym.spaces.flatdim(part)
-            self.parts[name] = slice(start, end)
-            start = end
-        three = [space.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
+    def __init__(self, own: gym.Space):
+        flat = gym.spaces.flatten_space(own)
+        super().__init__(flat.low.astype(np.float32), flat.high.astype(np.float32))
+        self.own = own
+        parts = own if isinstance(own, gym.spaces.Dict) else {}
+        ends = np.cumsum([gym.spaces.flatdim(part) for part in parts.values()], dtype=int).tolist()
+        # In the order in which Gymnasium joins them.
+        self.parts = dict(zip(parts, map(slice, [0, *ends], ends)))
+        three = [parts.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
         vectors = [part for part in three if part and part.shape == (gym.spaces.flatdim(part),)]
         self.has_goals = len(vectors) == 3 and vectors[1].shape == vectors[2].shape
+
+    def flatten(self, obs) -> np.ndarray:
+        return gym.spaces.flatten(self.own, obs).astype(np.float32)
+
+
+def is_picture(space: gym.spaces.Box) -> bool:
+    """Return whether a Box looks like an image, of whatever type: bytes, or two long sides."""
+    sides = sorted(space.shape)[-2:]
+    long = 36 if len(space.shape) == 2 else 5  # a matrix of 5 by 5 is none
+    return len(sides) == 2 and (space.dtype == np.uint8 or min(sides) >= long)
+
+
+def numbered_acts(env: gym.Env) -> gym.Env:
+    """Let one number stand for a MultiDiscrete or MultiBinary action, or a Discrete not from 0."""
+    space = env.action_space
+    if act_kind(space) == "discrete" or not 0 < num_acts(space) <= MOST_ACTS:
+        return env
+    numbers = Numbered(space)
+    say_once(f"actions: {one_line(space)}, numbered as Discrete({numbers.n})")
+    return gym.wrappers.TransformAction(env, numbers.own_act, numbers)
+
+
+def part_sizes(space: gym.Space) -> np.ndarray:
+    """Return how many values each part of an action has, 0 unless they are whole numbers."""
+    if isinstance(space, gym.spaces.MultiBinary):
+        return np.full(space.shape, 2)
+    return np.asarray(getattr(space, "nvec", getattr(space, "n", 0)))
+
+
+def num_acts(space: gym.Space) -> int:
+    return math.prod(part_sizes(space).ravel().tolist())  # as large as it is
+
+
+class Numbered(gym.spaces.Discrete):
+    """The actions of the space `own`, numbered from 0. Their last part varies fastest."""
+
+    def __init__(self, own: gym.Space):
+        super().__init__(num_acts(own))
+        self.own = own
+
+    def own_act(self, number: np.ndarray | np.integer) -> np.ndarray | np.integer:
+        """Numbers [...] -> actions [..., *shape] for the environment itself."""
+        parts = np.unravel_index(number, part_sizes(self.own).reshape(-1))
+        acts = np.stack(parts, axis=-1).reshape(np.shape(number) + self.own.shape)
+        return (acts + getattr(self.own, "start", 0)).astype(self.own.dtype)[()]
 
 
 class OwnStep(gym.Wrapper):
@@ -133,6 +311,18 @@ class OwnStep(gym.Wrapper):
     def step(self, action):
         obs, rew, terminated, truncated, info = self.env.step(action)
         return np.copy(obs), rew, terminated, truncated, info if terminated or truncated else {}
+
+    def close(self):
+        try:
+            super().close()
+        except Exception as error:  # what was learned in it is not lost by that
+            warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
+
+
+# Wrappers that change neither rewards nor goals.
+PLAIN_WRAPPERS = (Checked, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker,
+                  gym.wrappers.TimeLimit, gym.wrappers.HumanRendering,
+                  gym.wrappers.RenderCollection)
 
 
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
@@ -194,9 +384,7 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         return obs, rew, terminated, truncated, infos
 
     def check_finite(self, values: np.ndarray, what: str) -> None:
-        with np.errstate(over="ignore"):  # 1e39 is infinite in float32, in which we compute
-            finite = values.dtype.kind != "f" or np.isfinite(values.astype("f")).all()
-        if not finite:
+        if not all_finite(values):
             raise FloatingPointError(f"the environment returned NaN or infinity as {what}, in its "
                                      f"vector step {self.vector_steps} since this process started")
 
@@ -208,6 +396,11 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         episodes = [(self.vector_steps - at, *rest) for at, *rest in self.ended]
         self.ended = []
         return episodes
+
+
+def all_finite(values: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):  # 1e39 is infinite in float32, in which we compute
+        return values.dtype.kind != "f" or bool(np.isfinite(values.astype("f")).all())
 
 
 def success(infos: dict, i: int) -> list[float]:
@@ -270,25 +463,39 @@ class Policy(nn.Module):
     obs, act    the KINDS of spaces that the algorithm takes, as in "vector image"
 
     An Agent adds `act`, from raw observations [N, ...] to actions, and `env_act`, which turns these
-    into those of `env.step`. UsageError: a space is of another kind.
+    into those of `envs.step`. UsageError: a space is of another kind.
     """
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, obs: str, act: str):
         super().__init__()
         check_spaces(obs_space, act_space, obs=obs, act=act)
         self.obs_shape = obs_space.shape
+        self.spaces = obs_space, act_space
 
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
         """One raw observation -> the deterministic action for `env.step`; N of them -> N actions.
 
-        ValueError: the shape is neither that of an observation nor [N, *that].
+        One observation may also be as the environment gave it, before `make_envs` flattened it.
+        ValueError: it is of another shape or type, or has NaN or infinity in it.
         """
-        obs = np.asarray(obs)
+        obs_space, act_space = self.spaces
+        if isinstance(obs_space, FlatBox) and not unfit(obs_space.own, obs):
+            obs = obs_space.flatten(obs)
+        obs = as_array(obs)
         one = obs.shape == self.obs_shape
         if not one and obs.shape[1:] != self.obs_shape:
+            own = f"; the environment's own are of {obs_space.own}" if hasattr(
+                obs_space, "own") else ""
             raise ValueError(f"an observation has the shape {self.obs_shape}, and N of them have "
-                             f"{('N', *self.obs_shape)}; these have {obs.shape}")
+                             f"{('N', *self.obs_shape)}; these have {obs.shape}{own}")
+        if obs_space.dtype == np.uint8 and obs.dtype == bool:
+            obs = obs * np.uint8(255)  # as in `flat_obs`
+        if obs.dtype.kind not in "buif" or obs_space.dtype == np.uint8 != obs.dtype:
+            raise ValueError(f"an observation is {obs_space.dtype}; this one is {obs.dtype}")
+        if not all_finite(obs):
+            raise ValueError("the observation has NaN or infinity in it")
         act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
+        act = act_space.own_act(act) if isinstance(act_space, Numbered) else act
         return act[0] if one else act
 
 
@@ -398,9 +605,21 @@ def check_spaces(obs_space, act_space, obs, act):
     for side, space, kind, takes in sides:
         if not fits(kind, takes):
             fit = ", ".join(fitting_algos(*kinds))
-            raise UsageError(f"--env has the {side} space {space}; this algorithm takes "
-                             f"{' or '.join(KINDS[name] for name in takes.split())}"
-                             f"{fit and f'; algorithms for this one: {fit}'}")
+            help = f"; algorithms for this one: {fit}" if fit else what_to_do(side, space)
+            raise UsageError(f"--env has the {side} space {one_line(space)}; this algorithm takes "
+                             f"{' or '.join(KINDS[name] for name in takes.split())}{help}")
+
+
+def what_to_do(side, space):
+    """Return what a message adds about a space that no algorithm takes, or ""."""
+    if side == "action" and num_acts(space) > MOST_ACTS:
+        return (f"; up to {MOST_ACTS:,} combinations are numbered, but these are "
+                f"{num_acts(space):,}: see Actions of several parts in docs/howto.md")
+    if side == "action" or not isinstance(space, gym.spaces.Box):
+        return ""
+    if len(space.shape) == 3 and space.dtype != np.uint8:
+        return "; images have to be bytes, 0 to 255: see Images in docs/howto.md"
+    return "; give them a third dimension, enlarge or flatten them: see Images in docs/howto.md"
 
 
 def fits(kind, takes):
@@ -410,7 +629,7 @@ def fits(kind, takes):
 
 def obs_kind(space):
     """Return "image", "goal", "vector" or "other" for an observation space."""
-    if getattr(space, "has_goals", False):  # see FlatDict
+    if getattr(space, "has_goals", False):  # see FlatBox
         return "goal"
     box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
     sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames

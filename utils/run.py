@@ -48,7 +48,7 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.cli import SHARED, check_range, check_settings, flag, nearest, program, read_command
-from utils.envs import check_name, evaluate, is_game, is_image, make_envs
+from utils.envs import check_name, closing_envs, evaluate, is_game, is_image, make_envs
 from utils.logger import Logger, import_wandb, merge, start_wandb
 from utils.mpi import UsageError, cores, launch, together
 
@@ -200,6 +200,7 @@ class Run:
         self.stack = ExitStack()
 
     def __enter__(self):
+        self.stack.enter_context(closing_envs())
         torch.set_num_threads(self.cfg.torch_threads)
         seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
@@ -213,9 +214,6 @@ class Run:
         if isinstance(error, Exception) and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.run_dir} stays")
-            if "Output array is the wrong shape" in str(error):  # NumPy, in a vector environment
-                error.add_note("Its observations have another shape than its observation_space: "
-                               "gymnasium.utils.env_checker.check_env tells more")
         try:
             self.stack.close()
         except OSError:
@@ -247,6 +245,8 @@ class Run:
         """
         cfg = self.cfg
         initial = None
+        if self.root and cfg.eval_every:
+            make_envs(cfg, 1).close()  # refuses if there can be none beside those of training
         mpi.barrier()  # every rank has found the directory free
         if cfg.init_from and not cfg.resume:
             initial = together(self.load_policy)
@@ -285,7 +285,7 @@ class Run:
                 self.save_seconds = 0.0
             else:
                 self.save_checkpoint()  # so that --resume works from here on
-            self.stack = stack.pop_all()
+            self.stack.push(stack.pop_all())
         return self.reported_step
 
     @property

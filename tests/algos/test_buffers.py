@@ -14,7 +14,7 @@ from scipy import stats
 from algos import ddpg, dqn, dqn_atari, dqn_per, sac, sac_her, td3
 from tests.helpers import VECTOR, close, name_of
 from utils import checkpoint, mpi
-from utils.envs import FlatDict
+from utils.envs import FlatBox
 from utils.mpi import UsageError
 
 CPU = torch.device("cpu")
@@ -305,8 +305,7 @@ class Goals(gym.Env):
 def test_hindsight_gives_goals_of_the_same_episodes_future():
     """After any sequence of steps, ends and resumes: which rows, which goals, which rewards."""
     one = Box(-np.inf, np.inf, (1,))
-    space = FlatDict(gym.spaces.Dict(achieved_goal=one, desired_goal=one, observation=one),
-                     np.full(3, -np.inf, np.float32), np.full(3, np.inf, np.float32))
+    space = FlatBox(gym.spaces.Dict(achieved_goal=one, desired_goal=one, observation=one))
     parts = [space.parts[name].start for name in ("observation", "achieved_goal", "desired_goal")]
 
     def vector(step, env, episode):

@@ -3,7 +3,8 @@ import re
 from pathlib import Path
 
 import gymnasium as gym
-from gymnasium.spaces import Discrete, MultiDiscrete
+import numpy as np
+from gymnasium.spaces import Discrete, MultiBinary
 from gymnasium.utils.env_checker import check_env
 
 from tests.helpers import steps
@@ -13,7 +14,7 @@ from tests.house.tree import ROOT
 class Echo(gym.Env):
     """It observes the action."""
 
-    observation_space = action_space = MultiDiscrete([3, 2])
+    observation_space = action_space = MultiBinary(20)
 
     def step(self, act):
         return act, 0.0, False, False, {}
@@ -34,10 +35,13 @@ def test_the_python_of_the_page_runs(capsys):
     env.reset(seed=0)
     ends = [env.step(env.action_space.sample())[3] for _ in range(50)]
     assert ends == [False] * 49 + [True]
-    wrapped = names["OneNumber"](Echo())
-    assert wrapped.action_space == Discrete(6)
-    taken = [wrapped.step(act)[0].tolist() for act in range(6)]
-    assert taken == [[a, b] for a in range(3) for b in range(2)]
+    wrapped = names["OnePart"](Echo())
+    assert wrapped.action_space == Discrete(21)
+    taken = [wrapped.step(act)[0] for act in range(21)]
+    assert all(act in wrapped.unwrapped.action_space for act in taken)
+    assert [np.flatnonzero(act).tolist() for act in taken] == [[i] for i in range(20)] + [[]]
+    seen = names["with_bytes"](Echo())
+    assert seen.step(np.float32([0, 0.5, 1]))[0].tolist() == [0, 127, 255]
 
 
 def test_the_lines_to_change_are_there():

@@ -1,9 +1,11 @@
 """Environments: what is refused, what is recorded of their episodes, and evaluation."""
+import dataclasses
 import importlib.util
 import json
 import math
 import random
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +16,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text
 
 from algos import ppo, ppo_lstm
+from tests.envs import Counter, Idle, Only, Uneven
 from tests.helpers import script
 from tests.toy import Config
 from utils import envs, mpi
@@ -130,8 +133,7 @@ def test_goals_are_vectors_of_one_size(observation, achieved, desired, found):
     """Others would be flattened, and the environment's own functions do not take them."""
     parts = {"observation": observation, "achieved_goal": achieved, "desired_goal": desired}
     space = Dict({name: part for name, part in parts.items() if part is not None})
-    low = np.zeros(gym.spaces.flatdim(space), np.float32)
-    assert envs.FlatDict(space, low, low + 1).has_goals == found
+    assert envs.FlatBox(space).has_goals == found
 
 
 def test_rewards_of_goals_come_from_the_environment_itself():
@@ -185,6 +187,210 @@ def test_boxes_stay_as_they_are(capsys):
     small.unwrapped.observation_space = Box(0, 255, (9, 9), np.uint8)
     assert envs.flat_obs(small.unwrapped) is small.unwrapped
     assert capsys.readouterr().out == ""
+
+
+FLOATS = Box(-1, 1, (2,))
+GOOD = (np.zeros(2, np.float32), 1.0, False, False, {})
+NAMES = ("observation", "reward", "terminated", "truncated", "info")
+
+
+def given(space=FLOATS, step=GOOD, reset=None):
+    """Return an environment that returns what a test asks for, as `make_envs` wraps it."""
+    env = Uneven(space, Discrete(2))
+    reset = (step[0], {}) if reset is None else reset
+    env.reset, env.step = lambda seed=None, options=None: reset, lambda act: step
+    return envs.checked(gym.wrappers.TimeLimit(gym.wrappers.OrderEnforcing(env), 9))
+
+
+def with_one(name, value):
+    return tuple(value if name == each else old for each, old in zip(NAMES, GOOD))
+
+
+@pytest.mark.parametrize("name,value,says", [
+    *(("reward", value, "a number") for value in (
+        np.ones(1), [1.0], None, "1", 1j, [1, [2]], np.ones(3), {})),
+    *((name, value, "a bool") for name in ("terminated", "truncated") for value in (
+        np.array([False]), 2, None, "no", 0.0, [])),
+    ("info", None, "a dict"), ("info", [], "a dict"),
+    *(("observation", value, r"one of its observation_space, Box\(-1.0, 1.0") for value in (
+        np.zeros(3, np.float32), np.zeros((1, 2)), 0.0, None, "ab", [0.0, [1.0]], {},
+        np.zeros(2, np.int64), np.zeros(2, complex), np.array([None, 1]))),
+])
+def test_what_an_environment_may_not_return(name, value, says):
+    env = given(step=with_one(name, value), reset=GOOD[::4])
+    env.reset()
+    with pytest.raises(UsageError, match=f"Uneven: its step 1 returned .*{name}.*expects {says}"):
+        env.step(0)
+
+
+@pytest.mark.parametrize("name,value", [
+    *(("reward", value) for value in (1, True, np.float32(1), np.int8(1), np.array(1.0))),
+    *((name, value) for name in ("terminated", "truncated") for value in (
+        np.bool_(0), 0, 1, np.array(True), np.int64(1))),
+    *(("observation", value) for value in (
+        np.zeros(2), [0.0, 9.0], (0.0, 0.5), np.float16([1, 2]), np.uint8([1, 2]))),
+])
+def test_what_is_harmless_passes(name, value):
+    env = given(step=with_one(name, value))
+    env.reset()
+    assert env.step(0)[NAMES.index(name)] is value
+
+
+@pytest.mark.parametrize("space,good,bad", [
+    (Discrete(3), (0, np.int8(2), np.array(1)), (3, -1, 1.0, np.array([1]))),
+    (MultiDiscrete([2, 3]), (np.array([1, 2]),), (np.array([2, 0]), np.array([1]))),
+    (MultiBinary(2), (np.int8([1, 0]),), (np.array([2, 0]),)),
+    (Box(0, 255, (2,), np.uint8), (np.zeros(2, np.uint8),), (np.zeros(2, int), np.zeros(2))),
+    (Dict(a=FLOATS, b=Discrete(2)), ({"a": GOOD[0], "b": 1}, {"a": GOOD[0], "b": 0, "c": 9}),
+     (GOOD[0], {"a": GOOD[0]}, {"a": GOOD[0], "b": 2}, {"a": np.zeros(3), "b": 1})),
+])
+def test_observations_of_each_kind_of_space(space, good, bad):
+    for value in good:
+        given(space, reset=(value, {})).reset()
+    for value in bad:
+        with pytest.raises(UsageError, match="its reset after 0 steps returned the observation"):
+            given(space, reset=(value, {})).reset()
+
+
+@pytest.mark.parametrize("step,says", [
+    (GOOD[:4], "a tuple of 4"), (None, "a NoneType"), (list(GOOD), "a list of 5"), ((), "of 0")])
+def test_the_old_gym_is_explained(step, says):
+    env = given(step=step, reset=GOOD[::4])
+    env.reset()
+    with pytest.raises(UsageError, match=f"its step 1 returned .*{says}; .* a tuple of 5: obs"):
+        env.step(0)
+    with pytest.raises(UsageError, match="returned a ndarray; Gymnasium expects a tuple of 2: obs"):
+        given(reset=GOOD[0]).reset()
+    env = Uneven(FLOATS, Discrete(2))
+    env.reset = lambda: GOOD[0]
+    with pytest.raises(UsageError, match="its reset does not take seed and options"):
+        envs.checked(env)
+
+
+def test_checks_stand_below_gymnasiums_wrappers_and_around_those_of_users():
+    """Its own environments are not checked; what is beneath a user's wrapper is not hidden."""
+    def layers(env):
+        return [type(env).__name__, *(layers(env.env) if isinstance(env, gym.Wrapper) else [])]
+
+    base, wrap = Uneven(FLOATS, Discrete(2)), gym.wrappers.OrderEnforcing
+    assert "Checked" not in layers(envs.checked(gym.make("CartPole-v1")))
+    assert layers(envs.checked(wrap(wrap(base)))) == 2 * ["OrderEnforcing"] + ["Checked", "Uneven"]
+    assert layers(envs.checked(wrap(Idle(wrap(base))))) == [
+        "OrderEnforcing", "Checked", "Idle", "OrderEnforcing", "Checked", "Uneven"]
+    assert layers(envs.checked(Idle(base))) == ["Checked", "Idle", "Uneven"]
+
+
+# ---- Spaces that become others
+
+SQUARE, BOX_2 = Box(-1, 1, (5, 5)), Box(-1, 1, (2, 1))
+
+
+def uneven(obs, act):
+    """Return the Config of an environment with these spaces."""
+    gym.spec("Uneven-v0").kwargs.update(obs=obs, act=act)
+    return ppo.Config(env="tests.envs:Uneven-v0", hidden=(4,))
+
+
+@pytest.mark.parametrize("space,size,act", [
+    (SQUARE, 25, Discrete(3)), (Box(-1, 1, ()), 1, Discrete(3, start=1)),
+    (Box(0, 9, (2, 3), np.int64), 6, MultiDiscrete([3, 2])),
+    (Box(0, 1, (3, 3, 3)), 27, MultiDiscrete([[2, 2], [1, 3]])),
+    (MultiDiscrete([3, 2]), 5, MultiDiscrete([2, 2], start=[1, -1])),
+    (MultiBinary([2, 3]), 6, MultiBinary(3)), (Discrete(3, start=2), 3, MultiBinary((2, 2))),
+    (Dict(a=SQUARE, b=Discrete(2)), 27, BOX_2)])
+def test_uneven_spaces_are_played_predicted_and_shown(space, size, act, capsys):
+    envs.say_once.cache_clear()
+    cfg = uneven(space, act)
+    vector = make_envs(cfg, 2)
+    obs_space, act_space = vector.single_observation_space, vector.single_action_space
+    assert obs_space.shape == (size,) and obs_space.dtype == np.float32
+    agent = ppo.Agent(obs_space, act_space, cfg)
+    said = capsys.readouterr().out
+    assert f"flattened to {size} number" in said
+    assert ("numbered as Discrete" in said) == (act not in (Discrete(3), BOX_2))
+    evaluate(agent, cfg, 2, seed=1)
+    assert vector.unwrapped.envs[0].unwrapped.action_space == act
+    seen = space.sample()
+    flat = gym.spaces.flatten(space, seen)
+    one, same, two = (agent.predict(obs) for obs in (seen, flat, np.stack([flat, flat])))
+    assert one in act and np.array_equal(one, same)
+    assert np.allclose(two, [one, one]) and two.dtype == one.dtype
+    with pytest.raises(ValueError, match="the environment's own are of"):
+        agent.predict(np.zeros(size + 1))
+
+
+@pytest.mark.parametrize("act,count", [
+    (MultiDiscrete([3, 2]), 6), (MultiDiscrete([[2, 2], [1, 3]]), 12), (MultiBinary(12), 4096),
+    (MultiDiscrete([2, 2], start=[1, -1]), 4), (Discrete(3, start=-1), 3)])
+def test_every_action_has_one_number(act, count):
+    numbers = envs.Numbered(act)
+    assert numbers.n == count
+    acts = numbers.own_act(np.arange(count))
+    assert len({each.tobytes() for each in acts}) == count and all(each in act for each in acts)
+    assert np.array_equal(acts[-1], numbers.own_act(count - 1))
+
+
+@pytest.mark.parametrize("obs,act,says", [
+    (FLOATS, MultiBinary(13), "up to 4,096 combinations are numbered, but these are 8,192"),
+    (FLOATS, MultiBinary(100), "1,267,650,600,228"), (FLOATS, MultiDiscrete([65, 64]), "4,160"),
+    (Box(0, 1, (84, 84, 3)), Discrete(2), "images have to be bytes, 0 to 255: see Images in docs"),
+    (Box(0, 255, (3, 84, 84), np.int64), Discrete(2), "images have to be bytes"),
+    (Box(0, 255, (84, 84), np.uint8), Discrete(2), "a third dimension"),
+    (Box(0, 1, (84, 84)), Discrete(2), "a third dimension"),
+    (Box(0, 255, (3, 3, 3), np.uint8), Discrete(2), "enlarge or flatten"),
+    (Discrete(10**8), Discrete(2), r"observation space Discrete\(100000000\)"),
+])
+def test_what_cannot_become_another_space_is_refused_with_a_way_out(obs, act, says):
+    cfg = uneven(obs, act)
+    vector = make_envs(cfg, 1)
+    with pytest.raises(UsageError, match=says):
+        ppo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
+
+
+def test_demonstrations_hold_the_numbers():
+    cfg = uneven(SQUARE, MultiDiscrete([3, 2]))
+    vector = make_envs(cfg, 1)
+    agent = ppo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
+    record_demos(agent, cfg, "demos.npz", 2, seed=1, deterministic=False)
+    arrays = read_demos("demos.npz")
+    assert arrays["obs"].shape == (20, 25) and set(arrays["act"]) <= set(range(6))
+
+
+# ---- How long they live
+
+@pytest.mark.parametrize("settings", [{"num_envs": 2}, {"eval_every": 64}])
+def test_an_environment_that_can_exist_once(settings):
+    """It is trained and played. A second one is refused before anything is written."""
+    cfg = ppo.Config(**{"env": "tests.envs:Only-v0", "num_envs": 1, "rollout_steps": 64,
+                        "minibatch_size": 64, "epochs": 1, "total_steps": 64, "hidden": (4,)})
+    more = dataclasses.replace(cfg, run_dir="more", **settings)
+    with pytest.raises(UsageError, match="1 of 2 instances .* OSError: the port is in use.*"
+                                         "--num-envs 1 without --eval-every.* --episodes 1"):
+        ppo.train(more)
+    assert not Path("more").exists() and Only.alive == 0
+    agent = ppo.train(cfg)
+    assert Only.alive == 0
+    assert evaluate(agent, cfg, 1, seed=1)[1].tolist() == [16]
+    assert Only.alive == 0
+
+
+def test_an_environment_that_does_not_close_is_warned_of():
+    cfg = ppo.Config(env="tests.envs:Only-v0", env_kwargs='{"close": false}', num_envs=1,
+                     rollout_steps=64, minibatch_size=64, epochs=1, total_steps=64, hidden=(4,))
+    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
+        ppo.train(cfg)
+    assert (Path(cfg.run_dir or "runs/tests.envs-Only-v0/ppo/seed1") / "policy.pt").exists()
+
+
+@pytest.mark.parametrize("at", [1, 100])
+def test_environments_are_closed_after_an_exception(at, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Counter, "close", lambda self: closed.append(self))
+    mine = make_envs(Config(env="tests.envs:Counter-v0"), 1)
+    with pytest.raises(RuntimeError, match="too hot"):
+        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", env_kwargs=json.dumps({"at": at}),
+                             num_envs=4, total_steps=4096, epochs=1, hidden=(4,)))
+    assert len(closed) == 4 and not mine.unwrapped.closed
 
 
 # ---- What is recorded
@@ -518,7 +724,7 @@ def test_a_seed_also_fixes_what_an_environment_draws_elsewhere(monkeypatch):
 
     def drawn(seed):
         cfg = SimpleNamespace(seed=seed, torch_threads=1, compile=False)
-        Run.__enter__(SimpleNamespace(cfg=cfg))
+        Run.__enter__(SimpleNamespace(cfg=cfg, stack=ExitStack()))
         one = envs.OwnStep(Draws())
         return [one.reset(seed=seed)[0].tolist()] + [one.step(0)[0].tolist() for _ in range(5)]
 
@@ -547,6 +753,9 @@ def test_predict_of_one_is_one_of_a_batch_a_batch_and_of_else_an_error(env):
     for n in (1, 3):
         assert agent.predict(obs[:n]).shape == (n, *np.shape(one))
     np.testing.assert_allclose(agent.predict(obs)[0], one, rtol=1e-5)
+    for bad in (np.nan, np.inf, 1e39):
+        with pytest.raises(ValueError, match="the observation has NaN or infinity"):
+            agent.predict(np.append(obs[0, :-1].astype(float), bad))
     for wrong in (obs[0][:-1], obs[:, :-1], obs[None], obs[0, 0]):
         with pytest.raises(ValueError, match="an observation has the shape"):
             agent.predict(wrong)
