@@ -48,7 +48,7 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, check_memory, goal_env, make_envs
+from utils.envs import NO_INFO, Policy, check_memory, goal_env, make_envs
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -447,9 +447,9 @@ def reward_of_goal(env: gym.Env, achieved: Goals,
                    goal: Goals) -> tuple[PerSample, PerSample]:
     """r and `terminated`, if s' achieves `achieved` and the goal is `goal`."""
     goals = achieved.cpu().numpy(), goal.cpu().numpy()
-    rew = torch.as_tensor(env.compute_reward(*goals, {})).to(goal)
+    rew = torch.as_tensor(env.compute_reward(*goals, NO_INFO)).to(goal)
     # In gymnasium-robotics compute_reward takes batches, compute_terminated does not.
-    ends = [float(env.compute_terminated(*pair, {})) for pair in zip(*goals)]
+    ends = [float(env.compute_terminated(*pair, NO_INFO)) for pair in zip(*goals)]
     terminated = torch.tensor(ends).to(goal)
     assert rew.shape == terminated.shape, "compute_reward does not accept batches"
     return rew, terminated

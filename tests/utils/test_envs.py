@@ -24,6 +24,7 @@ from utils.demos import read_demos, record_demos
 from utils.envs import EpisodeRecorder, evaluate, make_envs
 from utils.mpi import UsageError
 from utils.run import Run
+from utils.tasks import BitFlip
 
 # ---- What can be wrong with --env and --env-kwargs
 
@@ -142,6 +143,59 @@ def test_rewards_of_goals_come_from_the_environment_itself():
     assert type(env).__name__ == "BitFlip" and env is vector.unwrapped.envs[0].unwrapped
     with pytest.raises(UsageError, match="NoRewards-v0, which has no compute_reward"):
         envs.goal_env(make_envs(Config(env="tests.envs:NoRewards-v0"), 1))
+
+
+class Dear(gym.Wrapper):
+    """It changes rewards, and says those of other goals by the same rule."""
+
+    def step(self, act):
+        obs, rew, *rest = super().step(act)
+        return obs, 100 * rew, *rest
+
+    def compute_reward(self, *args):
+        return 100 * self.env.unwrapped.compute_reward(*args)
+
+    def compute_terminated(self, *args):
+        return self.env.unwrapped.compute_terminated(*args)
+
+
+def change_reward(function):
+    """Return BitFlip with another compute_reward."""
+    def make():
+        env = BitFlip(bits=3)
+        env.compute_reward = function
+        return env
+    return make
+
+
+@pytest.mark.parametrize("make,message", [
+    (lambda: gym.wrappers.TransformReward(BitFlip(), abs), "wrapper TransformReward may change"),
+    (lambda: gym.wrappers.NormalizeReward(BitFlip()), "wrapper NormalizeReward may change"),
+    (lambda: Idle(BitFlip()), "wrapper Idle may change rewards or goals; .* define it"),
+    (lambda: gym.wrappers.TransformObservation(BitFlip(), dict, BitFlip().observation_space),
+     "wrapper TransformObservation"),
+    (lambda: Idle(Dear(BitFlip())), "wrapper Idle"), (lambda: Dear(BitFlip()), None),
+    (lambda: gym.wrappers.TransformAction(BitFlip(), abs, Box(-1, 1, (10,))), None),
+    *((change_reward(reads), "reads its info") for reads in (
+        lambda a, d, info: info["cost"] + a[:, 0], lambda a, d, info: a[:, 0] - info.get("cost", 1),
+        lambda a, d, info: a[:, 0] if "cost" in info else d[:, 0],
+        lambda a, d, info: np.array([each for each in info]))),
+    (change_reward(lambda a, d, info: 0.0), r"returns \[\] for 2 pairs of goals"),
+])
+def test_one_scale_of_rewards(make, message):
+    """The buffer holds rewards of steps and of `compute_reward`; no wrapper may come between."""
+    gym.registry.pop("Goals-v0", None)
+    gym.register("Goals-v0", make, disable_env_checker=True)
+    vector = make_envs(Config(env="Goals-v0"), 2)
+    if message:
+        with pytest.raises(UsageError, match=message):
+            envs.goal_env(vector)
+        return
+    env = envs.goal_env(vector)
+    goal, other = np.zeros((2, 10), np.float32), np.ones((2, 10), np.float32)
+    vector.reset(seed=1)
+    rew = vector.step(vector.action_space.sample())[1]
+    assert set(rew) <= {*env.compute_reward(goal, other, envs.NO_INFO), 0.0}
 
 
 # ---- gymnasium-robotics
