@@ -735,6 +735,8 @@ def refusing_bad_env(cfg):
             games = f" It has {', '.join(ids)}"
         raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
     except TypeError as error:
+        if str(error).startswith(("Gym is incompatible", "The environment must inherit")):
+            raise UsageError(f"--env is {cfg.env}: {error}") from None
         if cfg.env_kwargs == "{}":  # then the error is the environment's own
             raise
         fact = str(error).partition(" was raised from the environment creator")[0]

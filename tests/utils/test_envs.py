@@ -315,6 +315,10 @@ def test_the_old_gym_is_explained(step, says):
         env.step(0)
     with pytest.raises(UsageError, match="returned a ndarray; Gymnasium expects a tuple of 2: obs"):
         given(reset=GOOD[0]).reset()
+    gym.registry.pop("Old-v0", None)
+    gym.register("Old-v0", lambda: SimpleNamespace(spec=None))
+    with pytest.raises(UsageError, match="--env is Old-v0: .* must inherit from the gymnasium.Env"):
+        make_envs(Config(env="Old-v0"), 1)
     env = Uneven(FLOATS, Discrete(2))
     env.reset = lambda: GOOD[0]
     with pytest.raises(UsageError, match="its reset does not take seed and options"):
