@@ -134,8 +134,6 @@ def test_a_keyword_argument_of_another_kind_is_told_by_the_environment(refusal):
     assert "frame_skip" in message and "raised from" not in message
 
 
-
-
 # ---- Directories and checkpoints
 
 @pytest.fixture(scope="module")
