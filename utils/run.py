@@ -9,8 +9,8 @@
             ...                            # collect, learn
             step += cfg.num_envs           # the loop counts environment steps, over all ranks
             run.store(q_loss=q_loss)       # as often as you like
-            run.evaluate(step)             # these three do something only when it is due
-            run.log(step, envs)
+            run.evaluate(step)             # these three do something only when it is due; `log`
+            run.log(step, envs)            # comes second, since its row has the evaluation
             run.save(step)
 
 The run directory holds config.json, algo.py, progress.csv, episodes.csv, TensorBoard's events,
