@@ -44,8 +44,8 @@ def main(runs: list[str]) -> None:
         writer.writeheader()
         writer.writerows(stored)
     algos = sorted({row["algo"] for row in stored})
-    figure, axes = plt.subplots(1, len(algos), figsize=(4 * len(algos), 3), sharey=True,
-                                squeeze=False)
+    figure, axes = plt.subplots(1, len(algos), figsize=(4 * len(algos), 3), sharex=True,
+                                sharey=True, squeeze=False)
     for ax, algo in zip(axes[0], algos):
         for seed in sorted({row["seed"] for row in stored if row["algo"] == algo}):
             mine = [row for row in stored if (row["algo"], row["seed"]) == (algo, seed)]
@@ -56,7 +56,7 @@ def main(runs: list[str]) -> None:
         ax.set(title=f"{algo} on {mine[0]['env']}", xlabel="environment steps")
         ax.grid(alpha=0.3)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    axes[0, 0].legend(handles[:2], labels[:2])
+    axes[0, -1].legend(handles[:2], labels[:2])
     figure.tight_layout()
     figure.savefig(HERE / "figures/overestimation.svg", metadata={"Date": None})
 
