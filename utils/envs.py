@@ -729,7 +729,8 @@ def refusing_bad_env(cfg):
         # With ale_py imported, Gymnasium also knows the games' old names, and means them.
         near = "Did you mean" in str(error) and "ale_py" not in sys.modules
         unknown = isinstance(error, gym.error.NameNotFound) and not near
-        games = " Atari games have names such as ALE/Pong-v5" * unknown
+        games = (" Yours needs its module, my_module:MyEnv-v0; Atari games have names such as "
+                 "ALE/Pong-v5") * unknown
         if minatar:
             ids = [name for name in gym.registry if is_game(name, "MinAtar/")]
             games = f" It has {', '.join(ids)}"

@@ -164,6 +164,9 @@ class Film(gym.vector.VectorWrapper):
         self.frames = 0
 
     def draw(self, obs: np.ndarray) -> None:
+        if self.writer and (self.frames >= self.left or self.frames % self.every):
+            self.frames += 1  # it is not shown, and drawing takes long
+            return
         if self.atari:
             frame = np.repeat(obs[0, -1][..., None], 3, axis=2)  # the newest of those stacked
         else:
@@ -172,9 +175,8 @@ class Film(gym.vector.VectorWrapper):
             raise TypeError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no RGB "
                             "image of uint8 [H, W, 3]")
         self.width = frame.shape[1]
-        if self.writer and self.frames < self.left:
-            if self.frames % self.every == 0:
-                self.writer.append_data(frame[::self.small, ::self.small])
+        if self.writer:
+            self.writer.append_data(frame[::self.small, ::self.small])
             self.frames += 1
 
     def reset(self, **kwargs):

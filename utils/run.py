@@ -267,7 +267,7 @@ class Run:
             if self.root:
                 write_config(cfg, self.reported_step, initial)
                 mpi.say(f"run: {self.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
-                        f"{cfg.torch_threads} threads (--torch-threads)")
+                        f"--torch-threads {cfg.torch_threads}")
                 if cfg.wandb:
                     start_wandb(self.run_dir, plain_settings(cfg), stack)
                 start = learning_starts(cfg)
@@ -633,17 +633,27 @@ def has_rows(run_dir):
 
 
 def refuse_taken(cfg, run_dir):
-    """UsageError if a directory holds any part of a run, or, with --overwrite, no whole one."""
+    """UsageError if a directory holds any part of a run, or, with --overwrite, no whole one.
+
+    A run that failed before its first report, such as in the first step of a new environment, is
+    nothing to lose: the next one replaces it.
+    """
     names = ("config.json", "policy.pt", "progress.csv")
     if not (any(os.path.exists(run_dir / name) for name in names)
             or checkpoint.resume_folders(run_dir)):
         return
-    if cfg.overwrite:
+    if cfg.overwrite or has_nothing(run_dir):
         read_config(run_dir, "--overwrite: ")
         return
     command = f"python -m {module_name(type(cfg))} --run-dir {shlex.quote(str(run_dir))} --resume"
     raise UsageError(f"{run_dir} holds a run already. To continue it: {command}. To replace it, "
                      f"add --overwrite. To keep it, add --seed {cfg.seed + 1} or another --run-dir")
+
+
+def has_nothing(run_dir):
+    """Return whether a directory holds a run without rows and without a checkpoint after step 0."""
+    return (os.path.exists(run_dir / "config.json") and not has_rows(run_dir)
+            and not any(checkpoint.resume_folders(run_dir)))
 
 
 def delete_run(run_dir):
@@ -670,8 +680,8 @@ def hold(cfg):
         pass  # some network file systems have no locks
     if not cfg.resume:
         refuse_taken(cfg, Path(cfg.run_dir))  # another run may have used it since `open_run` looked
-    if cfg.overwrite:
-        delete_run(Path(cfg.run_dir))
+        if cfg.overwrite or has_nothing(Path(cfg.run_dir)):
+            delete_run(Path(cfg.run_dir))
     return file
 
 
@@ -748,7 +758,7 @@ def summary(cfg, step: int, seconds: float) -> str:
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
                          f"{len(returns)} training episodes, which act with noise" if returns else
-                         "no episode has ended; the command for play below shows returns")
+                         "no episode has ended")
     if step >= total and len(later) == 100 and not (cfg.init_from or is_higher(later, first)):
         lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
                               "train for longer, or see docs/debugging.md")

@@ -17,7 +17,7 @@ from gymnasium import spaces
 
 from algos import ppo
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
-from tests.helpers import PATIENCE, saved, snapshot
+from tests.helpers import PATIENCE, saved, snapshot, steps
 from utils import checkpoint
 from utils.cli import program
 from utils.mpi import UsageError
@@ -165,6 +165,17 @@ def test_a_directory_that_holds_a_run(refusal, run):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / "notes").touch()                                     # a directory is not yet a run
     ppo.train(parse(ppo.Config, ppo.__doc__, (*FLAGS, "--run-dir", "run", "--total-steps", "64")))
+
+
+def test_a_run_that_never_reported_is_replaced(run):
+    """As after a mistake in the first step of an environment. A later checkpoint is something."""
+    (run / "progress.csv").unlink()
+    with pytest.raises(UsageError, match="run holds a run already"):
+        ppo.train(ppo.Config(run_dir="run", **TINY))            # there is resume-64
+    os.rename(run / "resume-64", run / "resume-0")
+    (run / "notes").touch()
+    ppo.train(ppo.Config(run_dir="run", **TINY))
+    assert steps("run") == [64] and (run / "notes").exists() and not (run / "resume-0").exists()
 
 
 def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
