@@ -158,7 +158,7 @@ def child(library: str, args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
                 env=args.env, total_steps=args.steps, num_envs=args.num_envs,
-                num_procs=args.num_procs, torch_threads=args.threads or None, compile=args.compile,
+                num_procs=args.num_procs, torch_threads=args.threads or 1, compile=args.compile,
                 run_dir=mpi.bcast(f"{folder}/run"),
                 **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
         seconds["train"] = time.perf_counter() - began

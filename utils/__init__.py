@@ -18,8 +18,9 @@ Two files are commands: play.py (evaluate a run, record a video or demonstration
 import os
 import sys
 
-# PyTorch's threads wait for each other after each operation. If they sleep while they wait, two of
-# them are hardly slower than one on a busy machine; if they spin, they are 100 times slower. This
-# is read when PyTorch is loaded, so it has no effect after that.
+# With --torch-threads 2, PyTorch's threads wait for each other after each operation. If they spin
+# until the other has a core, a busy machine makes them 100 times slower; if they sleep at once, an
+# idle one makes them slower than a single thread. So they spin for some microseconds and then
+# sleep. This is read when PyTorch is loaded, and has no effect after that.
 if "torch" not in sys.modules:
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -349,7 +349,7 @@ def check_settings(cfg):
     whole = [field.name for field in fields(cfg) if "int" in str(field.type)]
     for name in {"total_steps", *whole} & {*known} - {"seed"}:
         check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
-    if (cfg.torch_threads or 1) > cores():  # PyTorch would crawl, or hang
+    if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
         raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 1 to {cores()}, the "
                          "cores that this process may use")
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0

@@ -91,7 +91,7 @@ class RunConfig:
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
-    torch_threads: int | None = None  # PyTorch threads (default: 1; 4 at most for large batches)
+    torch_threads: int = 1  # PyTorch threads per process, at most the number of cores
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
     for_games: ClassVar[dict] = {}  # defaults for ALE/... and MinAtar/...
@@ -148,17 +148,6 @@ def suit_games(cfg, given):
     return replace(cfg, **mine)
 
 
-def choose_threads(cfg):
-    """Return `cfg` with a number of threads: one, or up to four for one process that learns from
-    images or from batches of 256 or more, where they make updates up to 1.8 times as fast."""
-    if cfg.torch_threads:
-        return cfg
-    large = is_game(cfg.env) or getattr(cfg, "batch_size", 0) >= 256
-    sleeping = os.environ.get("OMP_WAIT_POLICY", "").lower() == "passive"  # see utils/__init__.py
-    most = min(4, cores(), int(os.environ.get("OMP_NUM_THREADS") or 4))
-    return replace(cfg, torch_threads=most if large and sleeping and mpi.size() == 1 else 1)
-
-
 class Run:
     """Everything around training: directory, processes, seeds, device, checkpoints, reports.
 
@@ -178,7 +167,7 @@ class Run:
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         if cfg.env.startswith(f"{asked}-v"):
             mpi.say(f"--env {asked} is {cfg.env}, its newest version")
-        self.cfg = cfg = choose_threads(suit_games(cfg, given))
+        self.cfg = cfg = suit_games(cfg, given)
         for name in SHARED:
             if getattr(cfg, name, 0) % mpi.size():
                 raise UsageError(f"{flag(name)} is {getattr(cfg, name)}; it takes a multiple of "

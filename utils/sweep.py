@@ -79,8 +79,7 @@ def plan(sweep: Sweep) -> list[Job]:
         module = play.find_module(algo, f"--algos {algo}")
         for values in itertools.product(*(values for _, values in grid)):
             flags = [word for given in zip(names, values) for word in as_flags(module, *given)]
-            one_thread = [] if "torch_threads" in names else ["--torch-threads", "1"]
-            flags = ["--env", env, *flags, *one_thread]
+            flags = ["--env", env, *flags]
             cfg = with_version(parse(module.Config, module.__doc__, flags))
             runs.append((algo, module, cfg, flags))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():

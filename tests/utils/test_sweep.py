@@ -68,8 +68,7 @@ def test_dry_run_lists_the_exact_commands(capsys):
     listed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     expected = [
         [sys.executable, "-m", "algos.ppo", "--env", env, "--lr", lr, "--total-steps", "1e5",
-         "--torch-threads", "1", "--seed", seed, "--run-dir",
-         f"out/{env}/ppo/lr={value},total_steps=100000/seed{seed}"]
+         "--seed", seed, "--run-dir", f"out/{env}/ppo/lr={value},total_steps=100000/seed{seed}"]
         for seed in "12" for env in ("CartPole-v1", "Acrobot-v1")
         for lr, value in (("1e-4", "0.0001"), ("3e-4", "0.0003"))]
     assert listed == expected
@@ -307,7 +306,7 @@ def test_settings_of_a_result_are_those_that_decide_its_numbers(run):
     config["settings"] |= {"eval_every": 128, "compile": True, "device": "cpu", "wandb": True}
     (run / "config.json").write_text(json.dumps(config))
     result = results.make_result(run)
-    assert result["backend"] == {"compile": True, "device": "cpu", "torch_threads": 1}
+    assert result["backend"] == {"compile": True, "device": "cpu"}
     assert set(result["changed"]) == {"env_kwargs", "total_steps", "rollout_steps", "epochs",
                                       "num_envs", "hidden"}
     assert not {"eval_every", "wandb", "seed", "run_dir"} & set(result["settings"])
