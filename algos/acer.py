@@ -108,7 +108,7 @@ class ReplayRollout(Rollout):  # a rollout that can be replayed
 
 
 @dataclass(frozen=True)
-class ReplayBatch:  # a ReplayRollout in one row: B = TN samples
+class ReplayBatch:  # a whole ReplayRollout: B = TN samples
     obs: Inputs  # s, normalised
     act: Choices  # a_t, the action taken
     log_mu: PerAction  # log mu(a|s)
@@ -250,7 +250,7 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
     """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V, so the less lambda is, the more this flatters V."""
+    R contains V: the smaller lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 

@@ -23,9 +23,8 @@ initial weights in the last layers. The action enters the critic at its first la
 (second). Learning rate 1e-3 for both (actor 1e-4), tau 0.005 (0.001), batches of 256
 (64), layers of 256 and 256 units (400 and 300). Random actions and no updates at first.
 
-Healthy values. `q` grows with the return. With --eval-every, compare `eval_q` with
-`eval_discounted`, the discounted return that was really obtained from the same states.
-Where Q stays above it, the critic overestimates, the weakness that TD3 was made for.
+Healthy values. `q` grows with the return. If `eval_q` is far above `eval_discounted`,
+the discounted return that then followed (--eval-every), the critic overestimates.
 
 Run   python -m algos.ddpg --env Pendulum-v1 --total-steps 1e4
 Next  diff algos/ddpg.py algos/td3.py

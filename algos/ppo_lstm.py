@@ -230,7 +230,7 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
     """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V, so the less lambda is, the more this flatters V."""
+    R contains V: the smaller lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -266,7 +266,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh: its Jacobian has no weights
+    z = (act - actor_out) / log_std.exp()  # before tanh, which would add a constant
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 

@@ -24,8 +24,7 @@ of 256 units (paper: 400, 300), batches of 256 (100), actions clipped to [-1, 1]
 in units of half the action range, no updates during the random actions at the start.
 
 Healthy values. `q1` and `q2` stay close together. With --eval-every, `eval_q` is near
-`eval_discounted`, the discounted return that was really obtained from the same states;
-DDPG's is often above. `critic_loss` grows with Q, so it need not fall.
+`eval_discounted`, the discounted return that then followed; DDPG's is far above.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)

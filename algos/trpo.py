@@ -4,10 +4,10 @@ The problem. VPG's learning rate limits how far the weights move. But of two ste
 equal length, one may barely change the policy pi and the other ruin it.
 
 The idea. Limit the change of the policy itself: maximise S, an estimate of the gain in
-return, subject to KL <= max_kl, where KL is the divergence between the old policy,
-pi_old, and pi. For a small step d, S is g^T d and KL is d^T F d / 2, which the step d =
-sqrt(2 max_kl / x^T F x) x with F x = g solves. This is the natural gradient: far in
-directions that barely change pi, and less far in sensitive ones. One iteration:
+return, subject to KL <= max_kl, the divergence between the old policy, pi_old, and pi.
+For a small step d of the weights, S is about g^T d and KL about d^T F d / 2. The best d
+is along x = F^-1 g, the natural gradient, which goes far in directions that barely
+change pi, and less far in sensitive ones. An iteration of `train`:
 
     collect              act for T steps in N parallel environments with pi_old
     update
@@ -23,9 +23,8 @@ directions that barely change pi, and less far in sensitive ones. One iteration:
 Departures. GAE, damping, normalised observations and rewards, `step_fraction` (ours);
 max_kl for each dimension of an action (paper: for all), 2,048 samples (50,000 or more).
 
-Healthy values. While pi improves, `step_fraction` is 1 and `kl` 0.25 to 0.97 times its
-limit; `backtracks` is mostly 0. On MuJoCo `cg_residual` rises to about 0.5, and
-`explained_variance` above 0.9.
+Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit;
+`backtracks` is mostly 0. On MuJoCo `explained_variance` rises above 0.9.
 
 Run   python -m algos.trpo --env CartPole-v1 --total-steps 2e5
 Diff  diff algos/vpg.py algos/trpo.py
@@ -95,7 +94,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 
 @dataclass(frozen=True)
-class Batch:  # a rollout in one row: B = TN samples
+class Batch:  # a whole rollout: B = TN samples
     obs: Inputs  # s, normalised
     act: Shaped[Tensor, "B *act"]  # a
     adv: PerSample  # A: how much better a was than the policy's average action in s
@@ -156,7 +155,8 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
                   old_out=old_out, old_log_std=old_log_std)
     metrics = policy_step(agent, batch, step_fraction(agent, ret))
 
-    # Many steps: R stays as it is. Ever shorter: V settles at a mean of minibatches.
+    # Many steps, as R stays as it is. They become shorter, so that the last minibatches
+    # do not decide what V is.
     with torch.no_grad():
         features = agent.encoder(obs)  # the encoder of images belongs to the policy
     returns = ret.flatten()
@@ -176,8 +176,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
 
 
 def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
-    """Move the policy by a fraction of the step along the natural gradient that max_kl
-    allows. Return metrics."""
+    """Move the policy along the natural gradient, a fraction of what max_kl allows."""
     cfg = agent.cfg
     params = agent.policy_parameters()
     gain, kl = surrogate_and_kl(agent, batch)
@@ -196,8 +195,7 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     # At the maximum of g^T d subject to d^T D d / 2 = max_kl, the gradients of both, g
     # and D d, are parallel. So d = m x, where D x = g, and m^2 x^T D x / 2 = max_kl.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
-    m = (2 * agent.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
-    m = fraction * m
+    m = fraction * (2 * agent.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     # All this holds for small d, and m x may not be small. So measure S and KL.
     step, metrics = line_search(agent, batch, m * x)
     metrics |= {"step_size": m, "step_fraction": fraction, "gain_expected": g @ step,
@@ -249,7 +247,7 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
     """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V, so the less lambda is, the more this flatters V."""
+    R contains V: the smaller lambda is, the more this flatters V."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -259,7 +257,8 @@ def step_fraction(agent: Agent, ret: PerStep) -> Scalar:
 
     A step of full length has the same KL whether A is large or small. Once a task is
     solved, all returns are nearly equal, and A is mostly the critic's error. Full steps
-    would then ruin the policy. The price: they are also short where all returns fail.
+    would then ruin the policy. The price: steps are short, too, where every episode
+    fails in the same way.
     """
     if not agent.cfg.scale_rew:
         ret = agent.reward_sum_stats.scale(ret)
@@ -289,7 +288,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh: its Jacobian has no weights
+    z = (act - actor_out) / log_std.exp()  # before tanh, which would add a constant
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 

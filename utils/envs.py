@@ -447,13 +447,13 @@ def success(infos: dict, i: int) -> list[float]:
 
 def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
              stop=lambda: False, max_steps: int = 100_000,
-             envs: gym.vector.VectorEnv | None = None, watch=lambda step: None
+             envs: gym.vector.VectorEnv | None = None, steps: list | None = None
              ) -> tuple[np.ndarray, np.ndarray]:
     """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
 
     stop    asked before every step: whether to end at once, with lengths of 0 where it did
     envs    the environments to play in (default: new ones, by `make_envs`)
-    watch   called after every step with its (obs, act, rew, terminated), each [episodes, ...]
+    steps   a list that gets (obs, act, rew, terminated) of every step, each [episodes, ...]
 
     The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
     A copy of the agent acts. So a memory of the training environments stays as it is, and `play`
@@ -473,9 +473,10 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
                              f"did not end within {max_steps:,} steps (play: --max-steps); "
                              """--env-kwargs '{"max_episode_steps": N}' ends them after N""")
         act = agent.act(obs, deterministic)
-        old_obs = obs
-        obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
-        watch((old_obs, act, rew, terminated))
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        if steps is not None:
+            steps.append((obs, act, rew, terminated))
+        obs = new_obs
         forget(agent, terminated | truncated)
         if "episode" in infos:
             first = infos["_episode"] & (lengths == 0)  # later episodes do not count

@@ -339,14 +339,12 @@ class Run:
         at_end = step >= self.cfg.total_steps
         if every and self.due(step) and (at_end or self.passes(every, step)) and self.root and (
                 not self.signal):
-            steps = []
-            has_q = hasattr(self.agent, "q_value")
+            steps = [] if hasattr(self.agent, "q_value") else None
             returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
-                                        lambda: self.signal > 0,
-                                        **{"watch": steps.append} if has_q else {})
+                                        lambda: self.signal > 0, steps=steps)
             if lengths.all():  # else a signal has ended it
                 self.store(eval_ret=returns)
-                if has_q:
+                if steps:
                     self.store(**q_and_return(self.agent, steps, lengths))
 
     def log(self, step: int, envs, **metrics) -> None:
@@ -446,7 +444,7 @@ class Run:
 def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:
     """Return Q(s, a) and the discounted return that followed, for the states of evaluated episodes.
 
-    steps      (obs, act, rew, terminated) of each step, as `evaluate` gives them to its `watch`
+    steps      (obs, act, rew, terminated) of each step, as `evaluate` gives them
     lengths    of the episodes, [N]
 
     At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
@@ -455,17 +453,15 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
     obs, act, rew, terminated = (np.stack(column) for column in zip(*steps))  # [T, N, ...]
     gamma = agent.cfg.gamma
     left = lengths - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
-    returns = np.zeros_like(rew)
+    returns = np.append(rew, np.zeros_like(rew[:1]), axis=0)
     for t in reversed(range(len(rew))):
-        returns[t] = rew[t]
-        if t + 1 < len(rew):
-            returns[t] += gamma * (left[t] > 1) * returns[t + 1]
+        returns[t] += gamma * (left[t] > 1) * returns[t + 1]
     whole = terminated[lengths - 1, np.arange(len(lengths))] | (gamma ** np.maximum(left, 0) < 0.01)
     counts = whole & (left > 0)
     if not counts.any():
         return {}
     q = agent.q_value(obs[counts], torch.from_numpy(act[counts]))
-    return {"eval_q": q.numpy(), "eval_discounted": returns[counts]}
+    return {"eval_q": q.numpy(), "eval_discounted": returns[:-1][counts]}
 
 
 def learning_starts(cfg) -> int:
@@ -632,7 +628,7 @@ def refuse_taken(cfg, run_dir):
             or checkpoint.resume_folders(run_dir)):
         return
     if cfg.overwrite or has_nothing(run_dir):
-        read_config(run_dir, "--overwrite: ")
+        read_config(run_dir, "--overwrite: " * cfg.overwrite)
         return
     command = f"python -m {module_name(type(cfg))} --run-dir {shlex.quote(str(run_dir))} --resume"
     raise UsageError(f"{run_dir} holds a run already. To continue it: {command}. To replace it, "

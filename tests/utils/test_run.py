@@ -253,7 +253,7 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
     steps_of_evaluation = []
     plain = run_module.evaluate
 
-    def evaluate(agent, *args):
+    def evaluate(agent, *args, **more):
         def act(obs, deterministic):
             steps_of_evaluation.append(len(obs))
             if len(steps_of_evaluation) == 30:
@@ -263,7 +263,7 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(ppo.Agent, "act", lambda self, obs, deterministic=False:
                           act(obs, deterministic))
-            return plain(agent, *args)
+            return plain(agent, *args, **more)
 
     monkeypatch.setattr(run_module, "evaluate", evaluate)
     with pytest.raises(Stopped) as caught:

@@ -138,7 +138,7 @@ def test_evaluation_is_due(every, report_every, expected, monkeypatch):
     """At the first report that reaches a multiple, and at the end, multiple or not."""
     calls = []
 
-    def evaluate(agent, cfg, episodes, seed, *rest):
+    def evaluate(agent, cfg, episodes, seed, *rest, **more):
         calls.append((agent.weight.tolist(), cfg.env, episodes, seed))
         return np.array([1.0, 3.0]), np.ones(2)
 
