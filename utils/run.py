@@ -337,8 +337,7 @@ class Run:
         """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
         every = self.cfg.eval_every
         at_end = step >= self.cfg.total_steps
-        if every and self.due(step) and (at_end or self.passes(every, step)) and self.root and (
-                not self.signal):
+        if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
             steps = [] if hasattr(self.agent, "q_value") else None
             returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
                                         lambda: self.signal > 0, steps=steps)

@@ -691,3 +691,11 @@ def test_threads_do_not_spin_long_unless_pytorch_came_first(order, expected):
     program = f"{order}, os; print(os.environ.get('GOMP_SPINCOUNT'))"
     done = subprocess.run([sys.executable, "-c", program], env=env, text=True, capture_output=True)
     assert done.stdout.split()[-1] == expected
+
+
+def test_nothing_is_compiled_after_a_signal():
+    """A second loss would otherwise begin, and take up to half a minute."""
+    with start(Config()) as run:
+        mpi.COMPILE = True
+        run.on_signal(signal.SIGTERM, None)
+        assert not mpi.COMPILE
