@@ -79,6 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     learn_alpha: bool = True  # tune alpha so that the entropy is near target_entropy
     target_entropy: float | None = None  # in nats; default: -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
+    torch_threads: int = 0  # two while a second core is free
 
 
 # ===================================== data types =====================================

@@ -18,9 +18,11 @@ Two files are commands: play.py (evaluate a run, record a video or demonstration
 import os
 import sys
 
-# With --torch-threads 2, PyTorch's threads wait for each other after each operation. If they spin
-# until the other has a core, a busy machine makes them 100 times slower; if they sleep at once, an
-# idle one makes them slower than a single thread. So they spin for some microseconds and then
-# sleep. This is read when PyTorch is loaded, and has no effect after that.
+# Both are read when PyTorch is loaded. Matrix products then have the same bits with one thread as
+# with two, so a run may change their number (`Threads` in utils/run.py). Threads wait for each
+# other after each operation. If they spin until the other has a core, a busy machine makes them 100
+# times slower; if they sleep at once, an idle one makes them slower than a single thread. So they
+# spin for some microseconds and then sleep.
 if "torch" not in sys.modules:
+    os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -55,11 +55,11 @@ REMARKS = {
 }
 
 # The ranges of settings, by name. Any other number has to be finite.
-COUNTS = """total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
+COUNTS = """total_steps num_envs num_procs rollout_steps minibatch_size batch_size
             buffer_size epochs v_steps report_every update_every target_every policy_delay
             minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
             check_every disc_epochs"""
-NONNEGATIVE = """seed eval_every start_steps vf_coef ent_coef max_grad_norm target_kl
+NONNEGATIVE = """seed torch_threads eval_every start_steps vf_coef ent_coef max_grad_norm target_kl
                  act_noise target_noise noise_clip damping replay_ratio max_slope
                  num_trajectories her_k"""
 FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta"
@@ -350,7 +350,7 @@ def check_settings(cfg):
     for name in {"total_steps", *whole} & {*known} - {"seed"}:
         check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
     if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
-        raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 1 to {cores()}, the "
+        raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 0 to {cores()}, the "
                          "cores that this process may use")
     if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
         check_range(cfg, there("minibatch_size"), low=2)

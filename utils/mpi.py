@@ -41,6 +41,7 @@ _size = next((int(os.environ[name]) for name in SIZES if name in os.environ), 1)
 _rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 COMPILE = False  # --compile; Run sets it for the duration of a run
+COMPILABLE = set()  # the modules that have losses which can be compiled
 COMPILING = False  # whether a compilation is going on
 
 
@@ -224,6 +225,7 @@ def compilable(loss_fn: Callable) -> Callable:
     the parameters' optimizer. If compilation fails on this machine, the loss stays eager. Without
     --compile, nothing changes.
     """
+    COMPILABLE.add(loss_fn.__module__)
     compiled = weakref.WeakKeyDictionary()  # agent -> its CompiledLoss
 
     @functools.wraps(loss_fn)

@@ -319,7 +319,7 @@ def main(play: Play) -> np.ndarray:
     if play.record:
         check_target("--record", play.record, (".npz",), play.overwrite)
     _, cfg, policy = read_run(play.run, play.best)
-    torch.set_num_threads(cfg.torch_threads)
+    torch.set_num_threads(max(1, cfg.torch_threads))
     agent = load_agent(play.run, play.best, play.device)
     film = make_film(cfg) if play.video else None
     window = make_window(cfg) if play.render else None

@@ -88,7 +88,7 @@ def make_result(run: Path) -> dict:
         reports = list(csv.DictReader(file))
     steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
     bins = np.ceil(100 * steps / policy["step"]).astype(int)
-    torch.set_num_threads(cfg.torch_threads)
+    torch.set_num_threads(max(1, cfg.torch_threads))
     agent = play.load_agent(run)
     spec = gym.spec(cfg.env.rpartition(":")[2])
     episodes = 100 if "classic_control" in str(spec.entry_point) else 10

@@ -20,6 +20,7 @@ checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
 """
 
 import csv
+import ctypes
 import json
 import math
 import os
@@ -71,6 +72,7 @@ FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_
 # The files of a run, but for config.json, which names it as one.
 PARTS = ("algo.py", "algo-until-*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json")
+CORES = "/proc/stat"  # how busy each core has been
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
 
@@ -91,7 +93,7 @@ class RunConfig:
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
-    torch_threads: int = 1  # PyTorch threads per process, at most the number of cores
+    torch_threads: int = 1  # PyTorch threads per process; 0: two while a second core is free
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
     for_games: ClassVar[dict] = {}  # defaults for ALE/... and MinAtar/...
@@ -190,7 +192,8 @@ class Run:
 
     def __enter__(self):
         self.stack.enter_context(closing_envs())
-        torch.set_num_threads(self.cfg.torch_threads)
+        keep_freed_memory()
+        self.threads = Threads(self.cfg.torch_threads)
         seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
         random.seed(seed)  # by these two an environment may draw, though it should not
@@ -262,7 +265,8 @@ class Run:
                 start = learning_starts(cfg)
                 if self.reported_step < start:
                     mpi.say(f"learning starts at step {start:,}; steps take longer from there")
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
+                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start,
+                                 hint=compile_hint(cfg))
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
                 before = signal.signal(number, self.on_signal)
@@ -396,6 +400,7 @@ class Run:
 
         After SIGINT or SIGTERM, it raises `Stopped`.
         """
+        self.threads.adapt()
         if step != self.reported_step:
             return
         if self.improved:
@@ -467,6 +472,63 @@ def learning_starts(cfg) -> int:
     """Return the step before which an off-policy algorithm only collects; 0 for all others."""
     own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
     return own(cfg) if own else getattr(cfg, "start_steps", 0)
+
+
+def compile_hint(cfg) -> str:
+    """Return what --compile would save, if a run without it could use it on this machine."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if cfg.compile or not compiler or type(cfg).__module__ not in mpi.COMPILABLE:
+        return ""
+    return "; --compile saves a tenth to a third of it"
+
+
+class Threads:
+    """The number of PyTorch's threads: as given or, for 0, two while a second core is free.
+
+    Beside another busy process, two threads take longer than one, since each waits for the other.
+    So `adapt` looks once a second how much the others have used of the cores that this process may
+    use. After it has gone back to one thread, it waits for ten seconds. Without Linux's /proc/stat,
+    and where the bits of a matrix product would depend on the number of threads, 0 means one.
+    """
+
+    def __init__(self, number: int):
+        strict = os.environ.get("MKL_CBWR", "").endswith("STRICT")
+        self.adapts = number == 0 and strict and cores() > 1 and os.path.exists(CORES)
+        torch.set_num_threads(number or 1)
+        self.look(1)
+
+    def look(self, seconds: float) -> None:
+        """Begin to measure; `adapt` is due in so many seconds."""
+        self.began, self.due = time.monotonic(), time.monotonic() + seconds
+        self.used = self.used_by_others() if self.adapts else 0.0
+
+    def used_by_others(self) -> float:
+        """Return the seconds that other processes have used of our cores, since some fixed time."""
+        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        with open(CORES) as file:  # cpu0 user nice system idle iowait irq softirq steal ...
+            rows = [line.split() for line in file if line.startswith("cpu")]
+        ticks = sum(sum(map(int, row[1:4] + row[6:9])) for row in rows if row[0] in ours)
+        return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
+
+    def adapt(self) -> None:
+        """Choose the number of threads, if it is time to."""
+        if not self.adapts or time.monotonic() < self.due:
+            return
+        others = (self.used_by_others() - self.used) / (time.monotonic() - self.began)
+        before, threads = torch.get_num_threads(), 2 if cores() - others > 1.75 else 1
+        if threads != before:
+            torch.set_num_threads(threads)
+        self.look(10 if threads < before else 1)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory, since the next update needs as much.
+
+    Given back to Linux, it returns page by page, which took 13% of a run of PPO on Pong.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    for name in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
+        mallopt(name, 2**30)
 
 
 def choose_device(cfg) -> torch.device:

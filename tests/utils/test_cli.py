@@ -323,7 +323,7 @@ def test_more_threads_than_cores_of_this_process_are_refused(cores, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)), raising=False)
     ppo.Config(torch_threads=cores)
     for resume in (False, True):
-        with pytest.raises(UsageError, match=f"--torch-threads is {cores + 1}; .* 1 to {cores}, "):
+        with pytest.raises(UsageError, match=f"--torch-threads is {cores + 1}; .* 0 to {cores}, "):
             ppo.Config(torch_threads=cores + 1, resume=resume)
 
 

@@ -225,8 +225,8 @@ def test_weights_and_biases_copies_tensorboard(monkeypatch):
 
     made, seen, opened = [], {}, logger.Logger.open
     monkeypatch.setitem(sys.modules, "wandb", Fake("wandb"))
-    monkeypatch.setattr(logger.Logger, "open", lambda self, *args: (
-        made.append(self), opened(self, *args))[1])
+    monkeypatch.setattr(logger.Logger, "open", lambda self, *args, **more: (
+        made.append(self), opened(self, *args, **more))[1])
     train(Config(wandb=True))
     assert seen["sync_tensorboard"] is True and seen["name"] == "run" and "dir" not in seen
     assert seen["config"]["lr"] == 1e-2 and seen["config"]["total_steps"] == 800
@@ -253,7 +253,7 @@ def test_how_long_it_will_take_is_told_by_the_speed_of_learning(speed, start, sa
     fast."""
     with ExitStack() as stack:
         log = logger.Logger()
-        log.open(tmp_path, 0, 1e5 + start, stack, start)
+        log.open(tmp_path, 0, 1e5 + start, stack, start, hint="; be fast")
         told = {}
         for step in range(500, start + 12_001, 500):
             slow = max(0, step - start)
@@ -263,7 +263,9 @@ def test_how_long_it_will_take_is_told_by_the_speed_of_learning(speed, start, sa
             told |= dict.fromkeys([step - start], lines[0]) if "left" in lines[0] else {}
     first = 500 if start else 1000
     assert sorted(told) == [first, first + 10_000] * bool(said)
-    assert told.get(1000, said) == said
+    assert [line.endswith("this speed; be fast") for line in told.values()] == (
+        [True, False] * bool(said)), "the hint comes once"
+    assert told.get(1000, said).startswith(said)
 
 
 @pytest.mark.parametrize("settings,said", [({"start_steps": 300}, 300), ({}, 40), (None, 0)])

@@ -198,8 +198,9 @@ def test_help(module):
     places = []
     for field in often + [name for name in names if name not in often]:
         places.append(re.search(rf" --{field.replace('_', '-')}[ ,]", words).start())
-        source = ROOT / ("utils/run.py" if field in shared else f"{name.replace('.', '/')}.py")
-        comment = re.search(rf"^    {field}: .*?  # (.*)$", source.read_text(), re.M)[1]
+        sources = [Path(module.__file__), ROOT / "utils/run.py"]  # the file's own comment first
+        comment = next(found[1] for source in sources if (found := re.search(
+            rf"^    {field}: .*?  # (.*)$", source.read_text(), re.M)))
         assert comment in words[places[-1]:places[-1] + 200], field
     assert places == sorted(places)
 
@@ -683,14 +684,106 @@ def test_a_critic_is_judged_by_the_return_obtained(algo):
     assert abs(float(row["eval_q_mean"])) < 5  # a critic that has learned nothing yet
 
 
-@pytest.mark.parametrize("order, expected", [("import algos.ppo, torch", "3000"),
-                                             ("import utils.play", "3000"),
-                                             ("import torch, algos.ppo", "None")])
-def test_threads_do_not_spin_long_unless_pytorch_came_first(order, expected):
-    env = {key: value for key, value in os.environ.items() if key != "GOMP_SPINCOUNT"}
-    program = f"{order}, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+@pytest.mark.parametrize("order, expected", [("import algos.ppo, torch", "3000 AVX2,STRICT"),
+                                             ("import utils.play", "3000 AVX2,STRICT"),
+                                             ("import torch, algos.ppo", "None None")])
+def test_pytorch_is_told_how_to_use_threads_unless_it_came_first(order, expected):
+    names = ("GOMP_SPINCOUNT", "MKL_CBWR")
+    env = {key: value for key, value in os.environ.items() if key not in names}
+    program = f"{order}, os; print(*map(os.environ.get, {names}))"
     done = subprocess.run([sys.executable, "-c", program], env=env, text=True, capture_output=True)
-    assert done.stdout.split()[-1] == expected
+    assert done.stdout.strip() == expected
+
+
+class Clock:
+    """A time that the test sets, and a machine whose other processes use `busy` cores."""
+
+    def __init__(self, monkeypatch, cores=2):
+        self.now = self.others = 0.0
+        monkeypatch.setattr(run_module.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(run_module, "cores", lambda: cores)
+        monkeypatch.setattr(run_module.Threads, "used_by_others", lambda _: self.others)
+        monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
+
+    def threads_after(self, threads, seconds, busy):
+        self.now, self.others = self.now + seconds, self.others + seconds * busy
+        threads.adapt()
+        return torch.get_num_threads()
+
+
+def test_threads_are_two_while_a_second_core_is_free(monkeypatch):
+    clock = Clock(monkeypatch)
+    threads = run_module.Threads(0)
+    assert torch.get_num_threads() == 1
+    assert clock.threads_after(threads, 0.9, 0) == 1  # too early to tell
+    assert clock.threads_after(threads, 0.2, 0) == 2
+    assert clock.threads_after(threads, 1.1, 0.2) == 2
+    assert clock.threads_after(threads, 1.1, 0.3) == 1
+    assert clock.threads_after(threads, 9, 0) == 1  # it waits for ten seconds
+    assert clock.threads_after(threads, 1.1, 0) == 2
+    assert clock.threads_after(threads, 60, 1) == 1
+
+
+@pytest.mark.parametrize("number, cores, cbwr, expected", [
+    (1, 2, "AVX2,STRICT", 1), (3, 8, "AVX2,STRICT", 3), (0, 1, "AVX2,STRICT", 1),
+    (0, 2, "", 1), (0, 2, "AVX2", 1), (0, 8, "AVX512,STRICT", 2)])
+def test_threads_adapt_only_to_zero_and_where_bits_do_not_change(monkeypatch, number, cores, cbwr,
+                                                                 expected):
+    clock = Clock(monkeypatch, cores)
+    monkeypatch.setenv("MKL_CBWR", cbwr)
+    assert clock.threads_after(run_module.Threads(number), 5, 0) == expected
+
+
+def test_threads_count_the_time_of_others_on_their_own_cores(monkeypatch):
+    def write(*ticks):
+        rows = [f"cpu{core} {n} {n} {n} 9999 9999 {n} {n} {n} 0 0" for core, n in enumerate(ticks)]
+        Path("stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *rows, "intr 1"]))
+
+    monkeypatch.setattr(run_module, "CORES", "stat")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 11})
+    monkeypatch.setattr(run_module.time, "process_time", lambda: 5.0)
+    monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
+    write(*[100] * 12)
+    threads = run_module.Threads(0)
+    assert threads.used == 2 * 6 * 100 / os.sysconf("SC_CLK_TCK") - 5
+    monkeypatch.setattr(run_module.time, "process_time", lambda: 6.0)
+    write(200, *[900] * 10, 100)
+    assert threads.used_by_others() - threads.used == 600 / os.sysconf("SC_CLK_TCK") - 1
+
+
+@pytest.mark.parametrize("algo", ["sac", "td3"])
+def test_the_number_of_threads_does_not_change_numbers(algo, dynamo_env):
+    program = f"""
+import utils, torch
+from algos import {algo} as algo
+from utils.envs import make_envs
+finals = []
+for counts in ([1], [2], [1, 2]):
+    torch.manual_seed(0)
+    cfg = algo.Config(run_dir="x")
+    envs = make_envs(cfg, 1)
+    agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    opts = [algo.mpi.Adam(part) for part in (agent.critic, agent.actor)]
+    opts += [algo.mpi.Adam(agent.log_alpha)] if hasattr(agent, "log_alpha") else []
+    for k in range(12):
+        torch.set_num_threads(counts[k % len(counts)])
+        batch = algo.Transitions(torch.randn(256, 17), torch.rand(256, 6), torch.randn(256),
+                                 torch.randn(256, 17), torch.zeros(256))
+        algo.update(agent, *opts, batch, *([k] if algo.__name__.endswith("td3") else []))
+    finals.append(torch.nn.utils.parameters_to_vector(agent.parameters()))
+print(*[torch.equal(finals[0], final) for final in finals], finals[0].std() > 0)"""
+    done = subprocess.run([sys.executable, "-c", program], env=dynamo_env, text=True,
+                          capture_output=True)
+    assert done.stdout.split()[-4:] == ["True", "True", "True", "tensor(True)"], done.stderr
+
+
+@pytest.mark.parametrize("config, compiler, hinted", [
+    (sac.Config(), "/bin/c++", True), (sac.Config(), None, False),
+    (sac.Config(compile=True), "/bin/c++", False), (Config(), "/bin/c++", False)])
+def test_a_long_run_hints_at_compiling_where_it_could(monkeypatch, config, compiler, hinted):
+    monkeypatch.setattr(shutil, "which", lambda _: compiler)
+    monkeypatch.delenv("CXX", raising=False)
+    assert bool(run_module.compile_hint(config)) == hinted
 
 
 def test_nothing_is_compiled_after_a_signal():
