@@ -191,9 +191,9 @@ def test_help(module):
     name = module.__name__
     text = run([sys.executable, "-m", name, "--help"], env=os.environ | {"COLUMNS": "80"}).stdout
     words = " ".join(text.removesuffix(module.__doc__).split())
-    shared = [field.name for field in dataclasses.fields(RunConfig)]
-    names = [field.name for field in dataclasses.fields(module.Config)]
-    names = sorted(names, key=shared.__contains__)              # each part in the order of its file
+    own = module.Config.__annotations__
+    names = sorted([field.name for field in dataclasses.fields(module.Config)],
+                   key=lambda name: name not in own)            # each part in the order of its file
     often = list(RunConfig.often)
     places = []
     for field in often + [name for name in names if name not in often]:
