@@ -47,7 +47,7 @@ from torch import Tensor, nn
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, check_memory, make_envs
+from utils.envs import Policy, SavedRows, check_memory, make_envs
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -287,7 +287,7 @@ class Agent(Policy):  # which adds predict(obs)
 
 
 # ======================================= buffer =======================================
-class ReplayBuffer:
+class ReplayBuffer(SavedRows):  # which adds its state dict
     """A ring of `capacity` transitions: new ones overwrite the oldest.
 
     Random batches mix old and new ones. A network trained on similar ones in a row
@@ -324,18 +324,6 @@ class ReplayBuffer:
         return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
             name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
             for name, column in self.columns.items()})
-
-    def state_dict(self) -> dict:
-        """Stored rows, for checkpoints, as views: copies would double the memory."""
-        rows = {name: torch.from_numpy(column[: self.num_stored])
-                for name, column in self.columns.items()}
-        return {"columns": rows, "position": self.position}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.position = state["position"]
-        self.num_stored = len(state["columns"]["rew"])
-        for name, column in self.columns.items():
-            column[: self.num_stored] = state["columns"][name].numpy()
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, check_memory, is_image, make_envs, nature_cnn
+from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, nature_cnn
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -295,7 +295,7 @@ class Agent(Policy):  # which adds predict(obs)
 
 
 # ======================================= buffer =======================================
-class PrioritizedBuffer:
+class PrioritizedBuffer(SavedRows):  # which adds its state dict
     """A ring of `capacity` transitions: new ones overwrite the oldest."""
 
     def __init__(self, capacity: int, obs_space: gym.Space, device: torch.device):
@@ -360,18 +360,12 @@ class PrioritizedBuffer:
         self.max_priority = max(self.max_priority, priority.max().item())
 
     def state_dict(self) -> dict:
-        """Stored rows, for checkpoints, as views: copies would double the memory."""
-        rows = {name: torch.from_numpy(column[: self.num_stored])
-                for name, column in self.columns.items()}
         priority = torch.from_numpy(self.tree.get(np.arange(self.num_stored)))
-        return {"columns": rows, "position": self.position,
-                "priority": priority, "max_priority": self.max_priority}
+        return super().state_dict() | {
+            "priority": priority, "max_priority": self.max_priority}
 
     def load_state_dict(self, state: dict) -> None:
-        self.position = state["position"]
-        self.num_stored = len(state["columns"]["rew"])
-        for name, column in self.columns.items():
-            column[: self.num_stored] = state["columns"][name].numpy()
+        super().load_state_dict(state)
         self.tree.set(np.arange(self.num_stored), state["priority"].numpy())
         self.max_priority = state["max_priority"]
 

@@ -4,11 +4,11 @@ The problem. In TD3 a critic learns Q(s, a), the discounted return after action 
 state s, and an actor learns the action with the highest Q. It explores by noise of one
 fixed scale, whether a wrong action is harmless in this state or costs the episode.
 
-The idea. The policy pi(a|s) is random and learns how random to be in each state. Every
-state adds a bonus to the reward: alpha times the policy's entropy H = E[-log pi(a|s)].
-So the policy stays random where that costs little. V(s) is the value of a state with
-its bonus, and `soft_value` computes it for two of the three losses:
+The idea. The policy pi(a|s) is random and learns how random to be in each state: its
+entropy H(s) is a bonus to the reward, and so it stays random where that costs little.
+V(s) is the value of a state with its bonus (`soft_value`).
 
+    objective      E[sum over t of gamma^t (r_t + alpha H(s_t))], H(s) = E[-log pi(a|s)]
     critic_loss    Q_1 and Q_2 fit r + gamma V(s')
     actor_loss     pi maximises V(s)
     alpha_loss     alpha falls while the entropy is above its target, else it rises
@@ -47,7 +47,7 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, check_memory, make_envs
+from utils.envs import Policy, SavedRows, check_memory, make_envs
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -363,7 +363,7 @@ class Agent(Policy):  # which adds predict(obs)
 
 
 # ======================================= buffer =======================================
-class ReplayBuffer:
+class ReplayBuffer(SavedRows):  # which adds its state dict
     """A ring of `capacity` transitions: new ones overwrite the oldest.
 
     Random batches mix old and new ones. A network trained on similar ones in a row
@@ -400,18 +400,6 @@ class ReplayBuffer:
         return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
             name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
             for name, column in self.columns.items()})
-
-    def state_dict(self) -> dict:
-        """Stored rows, for checkpoints, as views: copies would double the memory."""
-        rows = {name: torch.from_numpy(column[: self.num_stored])
-                for name, column in self.columns.items()}
-        return {"columns": rows, "position": self.position}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.position = state["position"]
-        self.num_stored = len(state["columns"]["rew"])
-        for name, column in self.columns.items():
-            column[: self.num_stored] = state["columns"][name].numpy()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import NO_INFO, Policy, check_memory, goal_env, make_envs
+from utils.envs import NO_INFO, Policy, SavedRows, check_memory, goal_env, make_envs
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -346,7 +346,7 @@ class Agent(Policy):  # which adds predict(obs)
 
 
 # ======================================= buffer =======================================
-class HindsightBuffer:
+class HindsightBuffer(SavedRows):  # which adds its state dict
     """A ring of `capacity` transitions, which relabels k / (k + 1) of each batch.
 
     N environments fill N rows per step, so the next step of the same environment is N
@@ -425,18 +425,6 @@ class HindsightBuffer:
         return {  # column.take(rows, axis=0) is column[rows], but faster
             name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
             for name, column in self.columns.items()}
-
-    def state_dict(self) -> dict:
-        """Stored rows, for checkpoints, as views: copies would double the memory."""
-        rows = {name: torch.from_numpy(column[: self.num_stored])
-                for name, column in self.columns.items()}
-        return {"columns": rows, "position": self.position}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.position = state["position"]
-        self.num_stored = len(state["columns"]["rew"])
-        for name, column in self.columns.items():
-            column[: self.num_stored] = state["columns"][name].numpy()
 
 
 def future_step(later: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:

@@ -10,7 +10,8 @@ noisy. Only rewards after a_t depend on a_t, so the others are left out. A secon
 network, the critic, learns a baseline: V(s), the discounted sum of rewards to expect
 from s. It does not depend on a_t, so subtracting it changes no mean. What is left is
 the advantage A: how much better a_t was than the policy's average. And `gae` replaces
-late rewards by V, which is a bias as far as V is wrong. An iteration of `train`:
+late rewards by V, a bias as far as V is wrong: strictly, this is an actor-critic then.
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update

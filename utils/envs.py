@@ -588,6 +588,26 @@ def channels_last(shape: tuple[int, ...]) -> bool:
     return shape[2] <= shape[0]  # there are hardly more channels than rows of pixels
 
 
+class SavedRows:
+    """The state dict of a replay buffer: its first `num_stored` rows, and where the next goes.
+
+    columns    the stored arrays, [capacity, ...] each, by name
+
+    The rows are views, since copies would double the memory.
+    """
+
+    def state_dict(self) -> dict:
+        rows = {name: torch.from_numpy(column[: self.num_stored])
+                for name, column in self.columns.items()}
+        return {"columns": rows, "position": self.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        for name, column in state["columns"].items():
+            self.num_stored = len(column)
+            self.columns[name][: len(column)] = column.numpy()
+
+
 def check_memory(setting: str, count: int, num_bytes: int) -> None:
     """UsageError if this rank's `num_bytes` for `count` samples cannot fit into memory.
 

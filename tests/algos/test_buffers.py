@@ -90,14 +90,14 @@ def test_ring_samples_every_transition_as_often_and_gives_copies(algo, kind):
     buffer = make(algo, 20, kind)
     for step in range(15):
         buffer.add(**transitions(algo, [2 * step, 2 * step + 1], kind))
+        saved = buffer.state_dict()["columns"]                  # without the rows to come
+        assert all(x.untyped_storage().nbytes() == x.nbytes for x in saved.values())
     batch = buffer.sample(8000, *(0.5,) if algo is dqn_per else ())
     assert stats.chisquare(np.bincount(batch.rew.int())[10:]).pvalue > 1e-3
     assert batch.obs.dtype == (torch.uint8 if kind == "image" else torch.float32)
     before = batch.rew.clone()
     buffer.columns["rew"][:] = 99
     assert torch.equal(batch.rew, before)
-    saved = buffer.state_dict()["columns"]
-    assert all(x.untyped_storage().nbytes() == x.nbytes for x in saved.values())
     buffer.device = torch.device("meta")                        # stands for a GPU
     batch = buffer.sample(8, *(0.5,) if algo is dqn_per else ())
     assert batch.obs.device.type == batch.rew.device.type == "meta"

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 # Test files that may catch bugs of a module, besides those that `tests_of` finds.
 MORE = {"ppo": "collect run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
 
-OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "envs": "envs dqn onpolicy"}
+OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "envs": "envs buffers dqn onpolicy"}
 
 
 def tests_of(module):
