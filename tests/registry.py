@@ -55,6 +55,7 @@ ALGOS = {
     "dqn": Row("", "discrete image"),
     "dqn_atari": Row("dqn", "image"),
     "dqn_per": Row("dqn", "discrete image"),
+    "c51": Row("dqn", "discrete image", {"num_atoms": 7}),
     "ddpg": Row("", "box"),
     "td3": Row("ddpg", "box"),
     "sac": Row("td3", "box"),

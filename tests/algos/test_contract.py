@@ -38,6 +38,7 @@ every_algo = pytest.mark.parametrize("name", ALGOS)
 every_kind = pytest.mark.parametrize(
     "name,kind", [(name, kind) for name, row in ALGOS.items() for kind in row.takes.split()])
 SHARED = {each.name for each in dataclasses.fields(RunConfig)} | {"total_steps"}
+SIGNED = {"target_entropy", "v_min", "v_max"}
 DRAWS = "rand", "randn", "randn_like", "randint", "randperm"
 
 
@@ -653,11 +654,11 @@ def test_what_is_no_number_is_not_learned_from(name, fault, monkeypatch):
 
 @every_algo
 def test_no_setting_takes_nan_or_a_negative_number(name):
-    """But the entropy that is asked for, which is negative as a rule."""
+    """But the entropy that is asked for, and the ends of a support: these may be negative."""
     cfg = config(name)
     for each in dataclasses.fields(cfg):
         kind, flag = type(getattr(cfg, each.name)), f"--{each.name.replace('_', '-')}"
-        if kind in (int, float) and each.name not in SHARED | {"target_entropy"}:
+        if kind in (int, float) and each.name not in SHARED | SIGNED:
             for bad in (-1, math.nan) if kind is float else (-1,):
                 said = refused(lambda each=each, bad=bad: config(name, **{each.name: bad}))
                 assert said.startswith(f"{flag} is {bad}; it takes"), said

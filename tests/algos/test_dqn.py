@@ -1,4 +1,4 @@
-"""algos/dqn.py by hand, and what holds for it and for its children dqn_per and dqn_atari alike."""
+"""algos/dqn.py by hand, and what holds for it and for its children alike."""
 import numpy as np
 import pytest
 import torch
@@ -8,7 +8,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-from algos import dqn, dqn_atari, dqn_per
+from algos import c51, dqn, dqn_atari, dqn_per
 from tests.helpers import VECTOR, Nowhere, bare, close, name_of, refuses_columns, rows, vec
 from tests.offpolicy import (
     DQN_SPACES as SPACES,
@@ -22,6 +22,7 @@ from tests.offpolicy import (
 from utils import mpi
 
 every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)
+every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51], ids=name_of)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
     (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
@@ -88,13 +89,16 @@ def test_the_network_has_an_output_for_what_all_actions_share(algo, kind, duelin
 
 def explorer(algo, best, num_acts, eps):
     """A function without arguments: the actions of an agent for which these are the best."""
-    agent = make_agent(algo, num_acts=num_acts)
-    agent.critic.forward = lambda obs: torch.nn.functional.one_hot(best, num_acts).float()
+    two_atoms = {"num_atoms": 2} if algo is c51 else {}
+    agent = make_agent(algo, num_acts=num_acts, **two_atoms)
+    q = torch.nn.functional.one_hot(best, num_acts).float()
+    out = torch.stack([1 - q, q], -1).log() if two_atoms else q
+    agent.critic.forward = lambda obs: out
     agent.eps.fill_(eps)
     return lambda: agent.act(torch.zeros(len(best)))
 
 
-@every_algo
+@every_child
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.0])
 def test_an_action_is_random_with_probability_eps(algo, eps):
     """Any of four then, the best one too: 1 - eps + eps / 4 for that one, eps / 4 for another."""
@@ -106,7 +110,7 @@ def test_an_action_is_random_with_probability_eps(algo, eps):
     assert eps == 0 or stats.chisquare(counts, n * share).pvalue > 1e-3
 
 
-@every_algo
+@every_child
 @pytest.mark.parametrize("drawn,eps,kinds", [(0.0, 0.0, 1), (1 - 2**-24, 1.0, 8)])
 def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, eps, kinds,
                                                                  monkeypatch):
@@ -115,7 +119,7 @@ def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, ep
     assert len(explorer(algo, torch.full((2000,), 7), 8, eps)().unique()) == kinds
 
 
-@every_algo
+@every_child
 def test_each_environment_draws_for_itself(algo):
     """Of two environments both act at random as often as chance has it, not always together.
 
@@ -131,7 +135,7 @@ def test_each_environment_draws_for_itself(algo):
 
 # ---- The agent
 
-@every_algo
+@every_child
 def test_the_target_starts_equal_and_is_another_object(algo):
     kind = "film" if algo is dqn_atari else "vector"
     agent = algo.Agent(SPACES[kind], Discrete(4), algo.Config())
@@ -275,7 +279,7 @@ def noted_run(algo, monkeypatch, cfg):
     return agent, weights, updates
 
 
-@every_algo
+@every_child
 @pytest.mark.parametrize("num_envs", [1, 2, 7])
 @pytest.mark.parametrize("every", [1, 4])
 def test_updates_keep_their_interval_whatever_num_envs(algo, num_envs, every, monkeypatch):
@@ -287,7 +291,7 @@ def test_updates_keep_their_interval_whatever_num_envs(algo, num_envs, every, mo
     assert all(0 <= at - step < num_envs for step, at in zip(due, updates))     # ... or right after
 
 
-@every_algo
+@every_child
 @pytest.mark.parametrize("num_envs,update_every,target_every", [
     (1, 3, 7), (2, 3, 7), (7, 3, 2), (5, 1, 12), (3, 4, 25), (4, 2, 24), (1, 10, 3)])
 def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_every, target_every,
@@ -346,7 +350,7 @@ def schedule_config(algo, run_dir="run"):
                  run_dir=run_dir)
 
 
-@every_algo
+@every_child
 def test_eps_and_lr_follow_the_steps(algo):
     """And are what the log says they are."""
     eps, rates, betas = schedules(algo, schedule_config(algo))

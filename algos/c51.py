@@ -1,0 +1,338 @@
+"""Categorical DQN (C51).  Bellemare, Dabney & Munos 2017, arXiv:1707.06887.
+
+The problem. The return after action a in state s is random. Q(s, a) is only its mean: a
+sure return of 50 and a gamble between 0 and 100 have the same Q.
+
+The idea. Learn Z(s, a), the distribution of the return, as a histogram: fixed values
+z_1 to z_n, called atoms, with probabilities p_i(s, a). Bellman's equation holds for
+distributions, too: a return from s is r plus gamma times a return from s'. The rest is
+algos/dqn.py, without Double DQN and the dueling network. One step of `train`:
+
+    agent.act   a = argmax_a Q(s, a), the mean of Z(s, a), or with probability eps any
+    interact    take a; store (s, a, r, s', terminated) in the buffer
+    update      once per `update_every` steps, one Adam step on c51_loss: Z(s, a) fits
+                r + gamma Z_targ(s', a'), which `project` brings back to the atoms
+    (copy)      once per `target_every` steps, Z_targ <- Z
+
+The policy uses only the means. Why it helps to learn the rest is not fully understood.
+
+The support. Choose v_min and v_max so that no discounted return lies outside; its size
+is at most max |r| / (1 - gamma). Returns outside count as v_min or v_max, which makes Q
+wrong. `edge_prob` is the target's probability of these two atoms. If it stays above
+0.1, widen the support. If the support is much too wide, few atoms are in use.
+
+Departures from the paper: those of dqn.py. The settings are for CartPole.
+
+Healthy values. On CartPole `q` rises slowly, to between 80 and 100 = 1 / (1 - gamma).
+`q_loss` falls from log n = 3.9 to below 1, and `edge_prob` from 2 / n to nearly 0.
+
+Run   python -m algos.c51 --env CartPole-v1
+Diff  diff algos/dqn.py algos/c51.py
+"""
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, Shaped
+from torch import Tensor, nn
+
+# make_envs  when an episode ends, the same `step` starts a new one and returns its
+#            first obs; infos["final_obs"] has the last obs of the old one
+# mpi.share  this process's part of a total; everything if there is a single process
+# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
+#            the gradient's norm
+from utils import mpi
+from utils.envs import Policy, check_memory, is_image, make_envs, nature_cnn
+from utils.run import Run, RunConfig, check_range, main
+
+# Shapes, which the tests check at every call.
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
+PerAtom = Float32[Tensor, "B n"]  # one number per sample for each of n atoms
+Observations = Shaped[Tensor, "B *obs"]  # as stored: images are uint8, vectors float32
+Choices = Int64[Tensor, "B"]  # indices of actions
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
+    env: str = "CartPole-v1"  # Gymnasium id
+    total_steps: float = 5e4  # environment steps
+    num_envs: int = 1  # N, parallel environments
+    report_every: int = 1000  # environment steps between reports
+    buffer_size: int = 50_000  # transitions in the replay buffer
+    start_steps: int = 1000  # environment steps before the updates start
+    update_every: int = 2  # environment steps per update
+    target_every: int = 250  # environment steps between copies of Z to Z_targ
+    batch_size: int = 128  # B, samples per update (usually 32 to 512)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
+    eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
+    num_atoms: int = 51  # n, atoms (21 to 101)
+    v_min: float = -150.0  # lowest atom, below all discounted returns (Atari: -10)
+    v_max: float = 150.0  # highest atom, above all discounted returns (Atari: 10)
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "num_atoms", low=2, high=1000)  # raises UsageError
+        check_range(self, "v_max", above=self.v_min)
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Transitions:
+    """B random samples of the buffer. Action a in state s gave r and led to s'."""
+
+    obs: Observations  # s
+    act: Choices  # a
+    rew: PerSample  # r
+    next_obs: Observations  # s', never of the next episode
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent.critic)  # of Z, not of Z_targ
+        buffer = ReplayBuffer(
+            mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
+        run.register(agent, optimizer=optimizer, buffer=buffer)
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            # At first Q is no better than a guess, so eps falls from 1.
+            eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
+            agent.eps.fill_(eps)
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            updates_before = updates_due(step, cfg)
+            step += cfg.num_envs  # the environments of all processes
+            # As many as became due in these num_envs steps: 0, 1 or more.
+            for _ in range(updates_due(step, cfg) - updates_before):
+                batch = buffer.sample(mpi.share(cfg.batch_size))
+                metrics = update(agent, optimizer, batch, lr)
+                run.store(**metrics)  # the next row of the log averages them
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
+                agent.critic_targ.load_state_dict(agent.critic.state_dict())
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, eps=agent.eps, lr=lr)  # every `report_every` steps
+            run.save(step)  # about once a minute
+    return agent
+
+
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - cfg.start_steps) // cfg.update_every
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments, store the transitions, return the obs to act on."""
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(terminated | truncated):  # new_obs[i] is the next episode's
+        next_obs[i] = infos["final_obs"][i]
+    buffer.add(obs=obs, act=act.cpu().numpy(), rew=rew, next_obs=next_obs,
+               terminated=terminated)
+    return new_obs
+
+
+def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+    """Take one gradient step on a batch. Return metrics."""
+    loss, metrics = c51_loss(agent, batch)
+    optimizer.zero_grad()
+    loss.backward()
+    metrics["grad_norm"] = optimizer.step(lr)
+    return metrics
+
+
+# ======================================= losses =======================================
+@mpi.compilable  # with --compile
+def c51_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Z(s, a) fits the distribution m of r + gamma Z_targ(s', a').
+
+        a' = argmax_a Q_targ(s', a)
+        m  = the distribution of r + gamma (1 - terminated) Z_targ(s', a') on the atoms,
+             a constant (see project)
+        L  = -mean sum_i m_i log p_i(s, a)
+
+    The cross-entropy L is least where p = m. There it is the entropy of m, so it does
+    not fall to 0.
+    """
+    with torch.no_grad():  # Z moves towards m, not m towards Z
+        next_logp = agent.critic_targ(batch.next_obs)
+        next_act = mean_of(next_logp, agent.atoms).argmax(-1)  # a'
+        next_prob = dist_of(next_logp, next_act).exp()
+        target = project(batch.rew, batch.terminated, next_prob, agent.atoms,
+                         agent.cfg.gamma)
+    logp = dist_of(agent.critic(batch.obs), batch.act)
+    assert logp.shape == target.shape
+    loss = -(target * logp).sum(-1).mean()
+    return loss, {"q_loss": loss.detach(), "q": logp.detach().exp() @ agent.atoms,
+                  "edge_prob": target[:, 0] + target[:, -1]}
+
+
+def mean_of(logp: Float32[Tensor, "B k n"], atoms: Float32[Tensor, "n"]) -> PerAction:
+    """Q(s, a) = sum_i p_i(s, a) z_i, the mean of Z(s, a)."""
+    return logp.exp() @ atoms
+
+
+def dist_of(logp: Float32[Tensor, "B k n"], act: Choices) -> PerAtom:
+    """log p_i(s, a) of one action per sample."""
+    return logp[torch.arange(len(act), device=act.device), act]
+
+
+def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
+            atoms: Float32[Tensor, "n"], gamma: float) -> PerAtom:
+    """m, the distribution of r + gamma (1 - terminated) Z(s', a') on the fixed atoms.
+
+    The probability p_i of z_i moves to x_i = r + gamma (1 - terminated) z_i, or to the
+    end of the support if x_i lies outside. If s' is terminal, all of it moves to r. The
+    atoms next to x_i share it: with x_i at index l + f, l an integer and 0 <= f < 1,
+
+        m_l     += (1 - f) p_i
+        m_{l+1} += f p_i
+
+    This keeps the mean: where nothing lies outside, the mean of m is DQN's target. A
+    trap: Algorithm 1 of the paper takes the floor and ceiling of the index. If it is an
+    integer, as at both ends, these are equal, and both shares are 0: p_i is lost.
+    """
+    assert rew.shape == terminated.shape == next_prob.shape[:1]
+    last = len(atoms) - 1  # index of the highest atom
+    moved = rew[:, None] + gamma * (1 - terminated[:, None]) * atoms  # x, [B, n]
+    index = ((moved - atoms[0]) / (atoms[1] - atoms[0])).clamp(0, last)  # l + f
+    below = index.floor()  # l
+    upper = (index - below) * next_prob  # f p
+    lower = next_prob - upper  # (1 - f) p
+    below = below.long()
+    above = (below + 1).clamp(max=last)  # if l is the last atom, f is 0
+    target = torch.zeros_like(next_prob).scatter_add(-1, below, lower)
+    return target.scatter_add(-1, above, upper)
+
+
+# ======================================= agent ========================================
+def relu_mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
+
+
+class ReturnNetwork(nn.Module):
+    """Observations [B, ...] -> log p_i(s, a) for k actions and n atoms, [B, k, n]."""
+
+    def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
+        super().__init__()
+        self.shape = (num_acts, cfg.num_atoms)
+        self.images = is_image(obs_space)
+        if self.images:
+            self.encoder = nature_cnn(obs_space)
+            sizes = (512,)  # its outputs
+        else:
+            sizes = (*obs_space.shape, *cfg.hidden)
+        self.head = relu_mlp(*sizes, math.prod(self.shape))
+
+    def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:
+        if self.images:
+            obs = self.encoder(obs)
+        out = self.head(obs.float()).unflatten(-1, self.shape)
+        return out.log_softmax(-1)  # the log of a softmax would be -inf where it is 0
+
+
+class Agent(Policy):  # which adds predict(obs)
+    """Z, its target network, the atoms and eps."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        self.cfg = cfg
+        self.num_acts = int(act_space.n)
+        self.critic = ReturnNetwork(obs_space, self.num_acts, cfg)  # Z
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Z_targ
+        atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
+        self.register_buffer("atoms", atoms)  # z_1, ..., z_n
+        self.register_buffer("eps", torch.ones(()))  # probability of a random action
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
+        logp = self.critic(torch.as_tensor(obs, device=self.eps.device))
+        best = mean_of(logp, self.atoms).argmax(-1)
+        if deterministic:
+            return best
+        explore = torch.rand(best.shape, device=best.device) < self.eps
+        return torch.where(explore, torch.randint_like(best, self.num_acts), best)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
+        return act.cpu().numpy()
+
+
+# ======================================= buffer =======================================
+class ReplayBuffer:
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
+
+    def __init__(self, capacity: int, obs_space: gym.Space, device: torch.device):
+        # Images stay uint8, a quarter of the memory. dqn_atari.py saves more.
+        obs_dtype = np.dtype(np.uint8 if is_image(obs_space) else np.float32)
+        obs_shape = (capacity, *obs_space.shape)
+        obs_bytes = obs_dtype.itemsize * math.prod(obs_shape)
+        check_memory("--buffer-size", capacity, 2 * obs_bytes + (8 + 4 + 4) * capacity)
+        self.capacity = capacity
+        self.device = device  # where batches go; the storage stays in CPU memory
+        self.columns = {
+            "obs": np.empty(obs_shape, obs_dtype),
+            "act": np.empty(capacity, np.int64),
+            "rew": np.empty(capacity, np.float32),
+            "next_obs": np.empty(obs_shape, obs_dtype),
+            "terminated": np.empty(capacity, np.float32)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
+
+    def add(self, **transition: np.ndarray) -> None:
+        """Store one transition per environment; every array is [N, ...]."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + np.arange(num_envs)) % self.capacity
+        for name, column in self.columns.items():
+            assert transition[name].shape == (num_envs, *column.shape[1:]), name
+            column[rows] = transition[name]
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.num_stored, (batch_size,)).numpy()
+        return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
+            name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
+            for name, column in self.columns.items()})
+
+    def state_dict(self) -> dict:
+        """Stored rows, for checkpoints, as views: copies would double the memory."""
+        rows = {name: torch.from_numpy(column[: self.num_stored])
+                for name, column in self.columns.items()}
+        return {"columns": rows, "position": self.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        self.num_stored = len(state["columns"]["rew"])
+        for name, column in self.columns.items():
+            column[: self.num_stored] = state["columns"][name].numpy()
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)

@@ -1,0 +1,157 @@
+"""algos/c51.py, where it is not algos/dqn.py: the atoms, the projection, the cross-entropy."""
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings as how, strategies as st
+
+from algos import c51
+from tests.helpers import bare, close, refused, vec
+from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, gradient_in
+
+many = how(max_examples=100, deadline=None, derandomize=True, database=None)
+CLEANRL = np.full(51, 1 / 51), np.linspace(-100, 100, 51)       # uniform, in steps of 4
+
+
+def projected(rew, terminated, prob, atoms, gamma):
+    """One sample, in float64."""
+    rew, terminated, prob = (torch.as_tensor(x, dtype=torch.float64)[None]
+                             for x in (rew, terminated, prob))
+    return bare(c51).project(rew, terminated, prob, torch.as_tensor(atoms), gamma)[0].numpy()
+
+
+# ---- The projection
+
+@pytest.mark.parametrize("rew,terminated,expected", [
+    (0, 0, (0.2, 0.6, 0.2, 0)),                                 # to 0, 0.5, 1, 1.5
+    (0.5, 0, (0.05, 0.4, 0.55, 0)), (1, 0, (0, 0.2, 0.6, 0.2)),
+    (2, 0, (0, 0, 0.2, 0.8)), (-1, 0, (0.8, 0.2, 0, 0)),        # partly beyond the support
+    (2, 1, (0, 0, 1, 0)), (2.25, 1, (0, 0, 0.75, 0.25)),        # a death, on an atom and between
+    (0, 1, (1, 0, 0, 0)), (3, 1, (0, 0, 0, 1)), (50, 0, (0, 0, 0, 1)), (-50, 1, (1, 0, 0, 0))])
+def test_projection_by_hand(rew, terminated, expected):
+    """With gamma 0.5. Beside another sample, which must not matter."""
+    prob = vec((1, 0, 0, 0), (0.1, 0.2, 0.3, 0.4))
+    target = c51.project(vec(1.5, rew), vec(0, terminated), prob, vec(0, 1, 2, 3), 0.5)
+    close(target, vec((0, 0.5, 0.5, 0), expected))
+
+
+@st.composite
+def cases(draw):
+    """(rew, terminated, probabilities, atoms, gamma)"""
+    num_atoms = draw(st.integers(2, 60))
+    low, width = draw(st.floats(-200, 200)), draw(st.floats(0.5, 400))
+    weights = draw(st.lists(st.floats(0.001, 1), min_size=num_atoms, max_size=num_atoms))
+    return (draw(st.floats(-300, 300)), draw(st.sampled_from([0.0, 1.0])),
+            np.array(weights) / sum(weights), np.linspace(low, low + width, num_atoms),
+            draw(st.floats(0, 1)))
+
+
+@many
+@given(cases())
+@example((0.0, 0.0, *CLEANRL, 1.0))                             # all stay on the grid
+@example((4.0, 0.0, *CLEANRL, 1.0))                             # the next one, the last one clipped
+def test_the_projection_is_a_loop_over_pairs_of_atoms(case):
+    """Each atom gets of what moves to less than one spacing from it, the more the nearer it is."""
+    rew, terminated, prob, atoms, gamma = case
+    spacing, expected = atoms[1] - atoms[0], np.zeros(len(atoms))
+    for p, z in zip(prob, atoms):
+        moved = min(max(rew + gamma * (1 - terminated) * z, atoms[0]), atoms[-1])
+        for i, atom in enumerate(atoms):
+            expected[i] += p * max(0.0, 1 - abs(moved - atom) / spacing)
+    target = projected(*case)
+    np.testing.assert_allclose(target, expected, atol=1e-9)
+    assert target.sum() == pytest.approx(1) and (target >= 0).all()
+
+
+@many
+@given(cases())
+def test_the_mean_of_the_projection_is_the_target_of_dqn(case):
+    """Where nothing is clipped: the reward is moved to where all fit in."""
+    rew, terminated, prob, atoms, gamma = case
+    future = gamma * (1 - terminated) * atoms
+    low, high = atoms[0] - future[0], atoms[-1] - future[-1]
+    rew = low + (high - low) * (rew + 300) / 600
+    target = projected(rew, terminated, prob, atoms, gamma)
+    assert target @ atoms == pytest.approx(rew + future @ prob, abs=1e-8)
+
+
+def test_a_column_is_refused_without_the_checker_too():
+    with pytest.raises(AssertionError):
+        bare(c51).project(torch.ones(4, 1), torch.ones(4), torch.ones(4, 2), vec(0, 1), 0.5)
+
+
+# ---- The agent
+
+def tiny_agent(own, targ, v_min=0.0, v_max=2.0):
+    """Two actions, three atoms; the outputs of both networks are given, and do not depend on s."""
+    agent = make_agent(c51, num_acts=2, hidden=(), num_atoms=3, v_min=v_min, v_max=v_max, gamma=0.5)
+    for net, outputs in ((agent.critic, own), (agent.critic_targ, targ)):
+        net.head[0].weight.data.zero_()
+        net.head[0].bias.data.copy_(outputs.flatten())
+    return agent
+
+
+def logs(*probs):
+    return vec(*probs).clamp(min=1e-9).log()
+
+
+@pytest.mark.parametrize("probs,best", [
+    (((0.5, 0, 0.5), (0, 0.9, 0.1)), 1),                        # means 0 and 0.1
+    (((0, 0.6, 0.4), (0.45, 0, 0.55)), 0)])                     # 0.4 and 0.1; its mode is lower
+def test_the_best_action_has_the_highest_mean(probs, best):
+    agent = tiny_agent(logs(*probs), logs(*probs[::-1]), -1.0, 1.0)
+    close(agent.atoms, vec(-1, 0, 1))
+    assert agent.act(torch.zeros(5, 3), deterministic=True).tolist() == [best] * 5
+
+
+# ---- The loss
+
+def test_loss_by_hand():
+    """The network likes action 0 best in s', its target action 1, whose return is surely 2."""
+    agent = tiny_agent(logs((0.2, 0.2, 0.6), (0.5, 0.25, 0.25)), logs((0.7, 0.2, 0.1), (0, 0, 1)))
+    obs = torch.zeros(2, 3)
+    batch = c51.Transitions(obs, torch.tensor([1, 1]), vec(0.5, 2), obs, vec(0, 1))
+    loss, metrics, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
+    target = vec((0, 0.5, 0.5), (0, 0, 1))                      # 0.5 + 0.5 * 2, and a death
+    close(loss, math.log(4))
+    for name, expected in (("q_loss", loss), ("q", vec(0.75, 0.75)), ("edge_prob", vec(0.5, 1))):
+        close(metrics[name], expected)
+    close(grad[-6:], torch.cat([vec(0, 0, 0), vec(0.5, 0.25, 0.25) - target.mean(0)]))
+
+
+def test_what_is_ruled_out_in_float32_has_a_finite_loss_and_is_still_learned():
+    agent = tiny_agent(vec((0, 0, 0), (0, 400, 0)), torch.zeros(6))
+    obs = torch.zeros(2, 3)
+    batch = c51.Transitions(obs, torch.tensor([1, 1]), vec(0, 2), obs, vec(1, 1))
+    loss, _, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
+    close(loss, 400.0)
+    close(grad[-3:], vec(-0.5, 1, -0.5))
+
+
+@pytest.mark.parametrize("kind", ["vector", "film", "image"])
+def test_the_loss_is_that_of_a_loop_over_samples(kind):
+    """And its gradient that of a fit to constants: none reaches the network by the target."""
+    agent = make_agent(c51, kind, gamma=0.7, num_atoms=9, v_min=-2.0, v_max=1.0)
+    batch, losses = make_batch(c51, kind), []
+    for k in range(32):
+        with torch.no_grad():
+            prob = agent.critic_targ(batch.next_obs[k:k + 1])[0].exp().double()
+        best = (prob @ agent.atoms.double()).argmax()
+        target = projected(batch.rew[k], batch.terminated[k], prob[best], agent.atoms, 0.7)
+        logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
+        close(logp.exp().sum(), 1.0)                            # over the atoms of each action
+        losses.append(-(torch.from_numpy(target).float() * logp).sum())
+    expected = torch.stack(losses).mean()
+    grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
+    loss, _, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
+    close(loss, expected.detach())
+    close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("given,said", [
+    ({"num_atoms": 1}, "--num-atoms is 1; it takes a whole number, at least 2"),
+    ({"v_max": -100.0, "v_min": -100.0}, "--v-max is -100.0; it takes a number, above -100"),
+    ({"v_min": math.nan}, "--v-min is nan; it takes a number")])
+def test_what_is_no_support_is_refused(given, said):
+    assert refused(lambda: c51.Config(**given)).startswith(said)
