@@ -18,22 +18,27 @@ def projected(rew, terminated, prob, atoms, gamma):
     """One sample, in float64."""
     rew, terminated, prob = (torch.as_tensor(x, dtype=torch.float64)[None]
                              for x in (rew, terminated, prob))
-    return bare(c51).project(rew, terminated, prob, torch.as_tensor(atoms), gamma)[0].numpy()
+    target, clipped = bare(c51).project(rew, terminated, prob, torch.as_tensor(atoms), gamma)
+    moved = rew + gamma * (1 - terminated) * torch.as_tensor(atoms)
+    np.testing.assert_allclose(clipped, prob[0][(moved < atoms[0]) | (moved > atoms[-1])].sum())
+    return target[0].numpy()
 
 
 # ---- The projection
 
-@pytest.mark.parametrize("rew,terminated,expected", [
-    (0, 0, (0.2, 0.6, 0.2, 0)),                                 # to 0, 0.5, 1, 1.5
-    (0.5, 0, (0.05, 0.4, 0.55, 0)), (1, 0, (0, 0.2, 0.6, 0.2)),
-    (2, 0, (0, 0, 0.2, 0.8)), (-1, 0, (0.8, 0.2, 0, 0)),        # partly beyond the support
-    (2, 1, (0, 0, 1, 0)), (2.25, 1, (0, 0, 0.75, 0.25)),        # a death, on an atom and between
-    (0, 1, (1, 0, 0, 0)), (3, 1, (0, 0, 0, 1)), (50, 0, (0, 0, 0, 1)), (-50, 1, (1, 0, 0, 0))])
-def test_projection_by_hand(rew, terminated, expected):
+@pytest.mark.parametrize("rew,terminated,expected,outside", [
+    (0, 0, (0.2, 0.6, 0.2, 0), 0),                              # to 0, 0.5, 1, 1.5
+    (0.5, 0, (0.05, 0.4, 0.55, 0), 0), (1, 0, (0, 0.2, 0.6, 0.2), 0),
+    (2, 0, (0, 0, 0.2, 0.8), 0.4), (-1, 0, (0.8, 0.2, 0, 0), 0.3),  # partly beyond the support
+    (2, 1, (0, 0, 1, 0), 0), (2.25, 1, (0, 0, 0.75, 0.25), 0),  # a death, on an atom and between
+    (0, 1, (1, 0, 0, 0), 0), (3, 1, (0, 0, 0, 1), 0),
+    (50, 0, (0, 0, 0, 1), 1), (-50, 1, (1, 0, 0, 0), 1)])
+def test_projection_by_hand(rew, terminated, expected, outside):
     """With gamma 0.5. Beside another sample, which must not matter."""
     prob = vec((1, 0, 0, 0), (0.1, 0.2, 0.3, 0.4))
-    target = c51.project(vec(1.5, rew), vec(0, terminated), prob, vec(0, 1, 2, 3), 0.5)
+    target, clipped = c51.project(vec(1.5, rew), vec(0, terminated), prob, vec(0, 1, 2, 3), 0.5)
     close(target, vec((0, 0.5, 0.5, 0), expected))
+    close(clipped, vec(0, outside))
 
 
 @st.composite
@@ -115,7 +120,7 @@ def test_loss_by_hand():
     loss, metrics, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
     target = vec((0, 0.5, 0.5), (0, 0, 1))                      # 0.5 + 0.5 * 2, and a death
     close(loss, math.log(4))
-    for name, expected in (("q_loss", loss), ("q", vec(0.75, 0.75)), ("edge_prob", vec(0.5, 1))):
+    for name, expected in (("q_loss", loss), ("q", vec(0.75, 0.75)), ("clipped", vec(0, 0))):
         close(metrics[name], expected)
     close(grad[-6:], torch.cat([vec(0, 0, 0), vec(0.5, 0.25, 0.25) - target.mean(0)]))
 
