@@ -16,7 +16,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text
 
 from algos import ppo, ppo_lstm
-from tests.envs import Counter, Idle, Only, Uneven
+from tests.envs import Counter, Idle, Only, Reach, Uneven
 from tests.helpers import script
 from tests.toy import Config
 from utils import envs, mpi
@@ -500,14 +500,40 @@ def test_steps_tell_nothing_until_the_episode_ends():
             assert not ended.any() or (infos[f"_{name}"] == ended).all()
 
 
-def test_success_of_each_environment_and_either_name():
-    ended, infos = np.array([True, False]), {"is_success": np.array([1.0, 0])}
-    assert envs.success({"final_info": infos | {"_is_success": ended}}, 0) == [1.0]
-    assert envs.success({"final_info": infos | {"_is_success": ended}}, 1) == []
-    for value in (True, False):
-        told = {"success": np.array([not value, value]), "_success": ~ended}
-        assert envs.success({"final_info": told}, 1) == [float(value)]
-    assert envs.success({"final_info": {}}, 0) == envs.success({}, 0) == []
+@pytest.mark.parametrize("info,told", [
+    ({"is_success": True}, 1.0), ({"success": np.bool_(0)}, 0.0), ({"success": np.ones(1)}, 1.0),
+    ({"is_success": 0, "success": 1}, 0.0), ({"is_success": None, "success": 1}, 1.0),
+    *(({"is_success": value}, None) for value in (None, "no", np.ones(2), math.nan, {}, [])),
+    ({}, None)])
+def test_success_by_either_name_and_only_by_a_number(info, told, capsys):
+    envs.say_once.cache_clear()
+    assert envs.success(info) == ({} if told is None else {"success": told})
+    refused = told is None and info.get("is_success") is not None
+    assert ("info has is_success = " in capsys.readouterr().out) == refused
+
+
+class Telling(Reach):
+    """Its infos are those that Gymnasium's vector environments cannot join, or keep for others."""
+
+    def info(self):
+        return {"episode": 7, "final_obs": 3, "_is_success": 1, "path": np.zeros(self.number)}
+
+    def reset(self, seed=None, options=None):
+        self.number = 1 if seed is None else 2 + seed % 2
+        return super().reset(seed=seed)[0], self.info()
+
+    def step(self, act):
+        told = [True, None, "no"][self.number - 1]
+        return *super().step(act)[:4], self.info() | {"is_success": told, 3: act}
+
+
+def test_infos_of_any_kind_do_no_harm():
+    gym.register("Telling-v0", Telling)
+    vector = make_envs(Config(env="Telling-v0"), 2)
+    assert vector.reset(seed=1)[1] == {}
+    for _ in range(20):
+        vector.step(vector.action_space.sample())
+    assert [len(end) for end in vector.pop_episodes()] == [4, 4, 5, 5]  # success at last
 
 
 def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():
