@@ -629,6 +629,25 @@ def test_observations_are_copies():
     assert np.array_equal(first, kept)
 
 
+class InPlace(Reach):
+    """It changes its action in place, as by clipping, and pays the action that it was given."""
+
+    def step(self, act):
+        paid = float(act[0])
+        act += 99
+        obs, _, *rest = super().step(act)
+        return obs, paid, *rest
+
+
+def test_actions_are_copies_too():
+    """Demonstrations hold those that the policy chose, whatever the environment makes of them."""
+    gym.register("InPlace-v0", InPlace)
+    cfg, agent = agent_for(ppo, "InPlace-v0", hidden=(4,))
+    record_demos(agent, cfg, "demos.npz", 2, seed=1)
+    arrays = read_demos("demos.npz")
+    np.testing.assert_allclose(arrays["act"][:, 0], arrays["rew"], rtol=1e-5)
+
+
 # ---- Evaluation
 
 class Clockwork:
