@@ -55,10 +55,20 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     fewer instances than are needed.
     """
     made = []
+
+    def keep(env):
+        made.append(env)
+        for side in ("observation", "action"):
+            first, own = (getattr(each, f"{side}_space") for each in (made[0], env))
+            if first != own:
+                raise UsageError(f"--env is {cfg.env}: one instance has the {side} space "
+                                 f"{one_line(first)}, another one {one_line(own)}; "
+                                 "they have to be the same")
+        return env
+
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step,
-              "wrappers": [checked, flat_obs, numbered_acts, OwnStep,
-                           lambda env: made.append(env) or env]}
+              "wrappers": [checked, flat_obs, numbered_acts, OwnStep, keep]}
     atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
@@ -130,6 +140,9 @@ class Checked(gym.Wrapper):
     def __init__(self, env: gym.Env):
         super().__init__(env)
         self.steps = 0
+        for name in ("observation_space", "action_space"):
+            if not isinstance(space := getattr(env, name, None), gym.Space):
+                self.refuse(f"its {name} is {kind_of(space)}", "a space from its __init__ on")
         try:
             inspect.signature(env.reset).bind(seed=1, options={})
         except TypeError:
@@ -765,8 +778,12 @@ def refusing_bad_env(cfg):
             ids = [name for name in gym.registry if is_game(name, "MinAtar/")]
             games = f" It has {', '.join(ids)}"
         raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
-    except TypeError as error:
-        if str(error).startswith(("Gym is incompatible", "The environment must inherit")):
+    except (TypeError, ValueError, AttributeError, AssertionError) as error:
+        of_gym = ("Gym is incompatible", "The environment must ", "observation space does not",
+                  "action space does not")
+        if isinstance(error, UsageError):
+            raise
+        if str(error).startswith(of_gym):
             raise UsageError(f"--env is {cfg.env}: {error}") from None
         if cfg.env_kwargs == "{}":  # then the error is the environment's own
             raise

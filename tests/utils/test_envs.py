@@ -323,6 +323,24 @@ def test_the_old_gym_is_explained(step, says):
     env.reset = lambda: GOOD[0]
     with pytest.raises(UsageError, match="its reset does not take seed and options"):
         envs.checked(env)
+@pytest.mark.parametrize("quiet", [True, False])
+@pytest.mark.parametrize("obs,act,says", [
+    (None, Discrete(2), "observation.space .*NoneType"), (FLOATS, "box", "action.space .*str"),
+])
+def test_spaces_that_are_none(obs, act, says, quiet):
+    """Perhaps the first reset makes them. Gymnasium's checker says it in its own words."""
+    gym.registry.pop("None-v0", None)
+    gym.register("None-v0", lambda: Uneven(obs, act), disable_env_checker=quiet)
+    with pytest.raises(UsageError, match=f"--env is None-v0: .*{says}"):
+        make_envs(Config(env="None-v0"), 1)
+
+
+def test_instances_with_different_spaces():
+    sizes = iter([2, 3])
+    gym.register("Grows-v0", lambda: Uneven(Box(-1, 1, (next(sizes),)), Discrete(2)))
+    with pytest.raises(UsageError, match="one instance has the observation space .*2.* another one "
+                                         ".*3.*; they have to be the same"):
+        make_envs(Config(env="Grows-v0"), 2)
 
 
 def test_checks_stand_below_gymnasiums_wrappers_and_around_those_of_users():
