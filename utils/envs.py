@@ -154,18 +154,19 @@ class Checked(gym.Wrapper):
         raise UsageError(f"--env is {name}: {fact}; Gymnasium expects {expected}")
 
     def reset(self, **kwargs):
-        returned = self.env.reset(**kwargs)
-        self.check(f"its reset after {self.steps} steps", returned, "observation info")
-        return returned
+        return self.check(f"its reset after {self.steps} steps", "observation info",
+                          self.env.reset, **kwargs)
 
     def step(self, action):
         self.steps += 1
-        returned = self.env.step(action)
-        self.check(f"its step {self.steps}", returned,
-                   "observation reward terminated truncated info")
-        return returned
+        return self.check(f"its step {self.steps}", "observation reward terminated truncated info",
+                          self.env.step, action)
 
-    def check(self, call: str, returned: tuple, names: str) -> None:
+    def check(self, call: str, names: str, function, *args, **kwargs) -> tuple:
+        try:
+            returned = function(*args, **kwargs)
+        except SystemExit:  # such as when its window was closed; it would end the run as if done
+            self.refuse(f"{call} ended the program by sys.exit", "an exception, or terminated")
         names = names.split()
         if not isinstance(returned, tuple) or len(returned) != len(names):
             length = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
@@ -185,6 +186,7 @@ class Checked(gym.Wrapper):
                             "a number" if is_reward else "a bool")
         if not isinstance(info, dict):
             self.refuse(f"{call} returned info = {kind_of(info)}", "a dict")
+        return returned
 
 
 def unfit(space: gym.Space, value) -> str:

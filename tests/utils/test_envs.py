@@ -4,6 +4,7 @@ import importlib.util
 import json
 import math
 import random
+import sys
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -323,6 +324,18 @@ def test_the_old_gym_is_explained(step, says):
     env.reset = lambda: GOOD[0]
     with pytest.raises(UsageError, match="its reset does not take seed and options"):
         envs.checked(env)
+
+
+@pytest.mark.parametrize("call,function", [("reset after 0 steps", "reset"), ("step 1", "step")])
+def test_an_environment_cannot_end_the_program(call, function):
+    """As when its window is closed: the command would end with status 0, as if all was done."""
+    env = given()
+    setattr(env.unwrapped, function, lambda *args, **kwargs: sys.exit())
+    with pytest.raises(UsageError, match=f"Uneven: its {call} ended the program by sys.exit"):
+        env.reset()
+        env.step(0)
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 @pytest.mark.parametrize("obs,act,says", [
     (None, Discrete(2), "observation.space .*NoneType"), (FLOATS, "box", "action.space .*str"),
