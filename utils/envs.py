@@ -787,8 +787,11 @@ def refusing_bad_env(cfg):
             raise
         if str(error).startswith(of_gym):
             raise UsageError(f"--env is {cfg.env}: {error}") from None
-        if cfg.env_kwargs == "{}":  # then the error is the environment's own
+        if cfg.env_kwargs == "{}" or isinstance(error, AttributeError):  # the environment's own
             raise
+        if not isinstance(error, TypeError):
+            raise UsageError(f"--env-kwargs is {cfg.env_kwargs}, with which {cfg.env} raises "
+                             f"{type(error).__name__}: {error}") from error
         fact = str(error).partition(" was raised from the environment creator")[0]
         if name := re.search(r"unexpected keyword argument '(\w+)'", fact):
             fact = f"it has no keyword argument {name[1]}"

@@ -41,6 +41,7 @@ from utils.tasks import BitFlip
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
     ("LunarLander-v2", "{}", "LunarLander-v3"),
     ("CartPole-v1", '{"wind": 1}', "--env-kwargs is .*wind"),
+    ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs is .* raises ValueError: .*positive"),
 ])
 def test_unusable_environments(env, kwargs, message):
     with pytest.raises(UsageError, match=message):
