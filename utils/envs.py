@@ -207,7 +207,7 @@ def unfit(space: gym.Space, value) -> str:
 def as_array(value) -> np.ndarray:
     try:
         return np.asarray(value)
-    except ValueError:  # lists of different lengths
+    except (ValueError, TypeError, RuntimeError):  # lists of different lengths, tensors on a GPU
         return np.empty((), object)
 
 
@@ -554,6 +554,9 @@ class Policy(nn.Module):
             raise ValueError(f"an observation is {obs_space.dtype}; this one is {obs.dtype}")
         if not all_finite(obs):
             raise ValueError("the observation has NaN or infinity in it")
+        # PyTorch takes no flipped arrays and no foreign byte order; it computes in float32 anyway.
+        native = np.float32 if obs.dtype.kind == "f" else obs.dtype.newbyteorder("=")
+        obs = np.array(obs, native, order="C")
         act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
         act = act_space.own_act(act) if isinstance(act_space, Numbered) else act
         return act[0] if one else act

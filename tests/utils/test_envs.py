@@ -270,7 +270,8 @@ def with_one(name, value):
     ("info", None, "a dict"), ("info", [], "a dict"),
     *(("observation", value, r"one of its observation_space, Box\(-1.0, 1.0") for value in (
         np.zeros(3, np.float32), np.zeros((1, 2)), 0.0, None, "ab", [0.0, [1.0]], {},
-        np.zeros(2, np.int64), np.zeros(2, complex), np.array([None, 1]))),
+        np.zeros(2, np.int64), np.zeros(2, complex), np.array([None, 1]),
+        torch.zeros(2, requires_grad=True))),
 ])
 def test_what_an_environment_may_not_return(name, value, says):
     env = given(step=with_one(name, value), reset=GOOD[::4])
@@ -894,6 +895,17 @@ def test_predict_of_one_is_one_of_a_batch_a_batch_and_of_else_an_error(env):
     for wrong in (obs[0][:-1], obs[:, :-1], obs[None], obs[0, 0]):
         with pytest.raises(ValueError, match="an observation has the shape"):
             agent.predict(wrong)
+
+
+@pytest.mark.parametrize("change", [
+    lambda obs: obs[::-1].copy()[::-1], lambda obs: obs.astype(">f8"),
+    lambda obs: obs.astype(np.longdouble), lambda obs: np.broadcast_to(obs, obs.shape)])
+def test_predict_takes_arrays_that_pytorch_does_not(change):
+    """Such as a flipped image, which has negative strides."""
+    _, agent = agent_for(ppo, "CartPole-v1")
+    obs = np.float32([[1, 2, 3, 4], [4, 3, 2, 1]])
+    assert np.array_equal(agent.predict(change(obs)), agent.predict(obs))
+    assert agent.predict(change(obs[0])) == agent.predict(obs[0])
 
 
 def test_evaluation_leaves_the_memory_of_training_alone():
