@@ -528,6 +528,9 @@ class Policy(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, obs: str, act: str):
         super().__init__()
+        if torch.get_default_dtype() != torch.float32:
+            raise UsageError(f"PyTorch's default dtype is {torch.get_default_dtype()}, but agents "
+                             "compute in float32: call torch.set_default_dtype(torch.float32)")
         check_spaces(obs_space, act_space, obs=obs, act=act)
         self.obs_shape = obs_space.shape
         self.spaces = obs_space, act_space

@@ -908,6 +908,15 @@ def test_predict_takes_arrays_that_pytorch_does_not(change):
     assert agent.predict(change(obs[0])) == agent.predict(obs[0])
 
 
+def test_another_default_dtype_is_refused():
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(UsageError, match="torch.float64, but agents compute in float32: call"):
+            agent_for(ppo, "CartPole-v1")
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_evaluation_leaves_the_memory_of_training_alone():
     cfg, agent = agent_for(ppo_lstm, "CartPole-v1")
     agent.act(np.ones((2, 4), np.float32))
