@@ -68,7 +68,7 @@ def test_when_it_saves(log):
 @pytest.mark.parametrize("killed_by", ["open", "save_policy", "save_resume"])
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, killed_by):
     """It has its config.json and nothing to lose."""
-    def killed(*args):
+    def killed(*args, **kwargs):
         raise Stop
 
     train(Config(run_dir="whole", seed=3))
