@@ -178,7 +178,7 @@ class Run:
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)
-        self.signal = 0
+        self.pid, self.signal = os.getpid(), 0
         self.signal_time = 0.0
         self.reported_step = 0
         self.saved_step = None
@@ -214,6 +214,10 @@ class Run:
         if self.ended:
             seconds = self.reported - self.started
             mpi.say(summary(self.cfg, self.reported_step, seconds))
+        if self.signal and isinstance(error, EOFError | ConnectionError):
+            mpi.say(f"the signal ended a process of {self.cfg.env}, too: what came after the "
+                    f"checkpoint of step {self.saved_step:,} is lost")
+            raise Stopped(self.signal) from error
 
     # ---- start
 
@@ -313,6 +317,11 @@ class Run:
                              f"{type(error).__name__} {error}") from None
 
     def on_signal(self, number, frame):
+        if os.getpid() != self.pid:  # a process of an environment, forked from this one
+            if number == signal.SIGTERM:  # a Ctrl-C is for the run, which still needs this process
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         now = time.monotonic()
         # A terminal and mpiexec may both deliver the same Ctrl-C.
         if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:

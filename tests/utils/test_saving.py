@@ -1,12 +1,14 @@
 """A run is saved, resumed, stopped and killed, and nothing is lost. With a toy algorithm."""
 import io
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -226,6 +228,34 @@ def test_a_second_ctrl_c_ends_at_once():
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second Ctrl-C was not noticed")
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_processes_of_an_environment_end_when_they_are_told_to():
+    """Forked from a run, they have its handlers. A Ctrl-C reaches them, too, but is for the run."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with start(Config()):
+        child.start()
+        os.kill(child.pid, signal.SIGINT)
+        child.join(0.3)
+        assert child.is_alive()
+        child.terminate()
+        child.join(10)
+    ended = child.exitcode
+    child.kill()
+    assert ended == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("error,kind", [
+    (EOFError, Stopped), (BrokenPipeError, Stopped), (OSError, OSError)])
+def test_a_signal_may_also_end_processes_of_the_environment(error, kind, capsys):
+    """As one to all processes of a job does. Another mistake remains what it is."""
+    with pytest.raises(kind) as caught, start(Config()) as log:
+        log.advance(100)
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise error
+    said = "the signal ended a process of CartPole-v1, too: what" in capsys.readouterr().out
+    assert said == (kind is Stopped) == isinstance(caught.value.__cause__, error)
+    assert checkpoint.load_resume("run")[0] == 100
 
 
 def test_threads_leave_the_signals_alone():
