@@ -156,7 +156,7 @@ class Film(gym.vector.VectorWrapper):
         self.every = self.small = 1
         if file.suffix == ".gif":  # it compresses badly: 20 frames per second, 240 pixels wide
             self.every = int(np.ceil(self.fps / 20))
-            self.small = int(np.ceil(self.width / 240))
+            self.small = int(np.ceil(self.shape[1] / 240))
             self.writer = imageio.get_writer(file, duration=1000 * self.every / self.fps, loop=0)
         else:  # the codec takes even sizes only
             self.writer = imageio.get_writer(file, fps=self.fps, macro_block_size=2,
@@ -172,9 +172,12 @@ class Film(gym.vector.VectorWrapper):
         else:
             frame = np.asarray(self.env.render()[0])
         if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
-            raise TypeError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no RGB "
-                            "image of uint8 [H, W, 3]")
-        self.width = frame.shape[1]
+            raise UsageError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no "
+                             "RGB image of uint8 [H, W, 3]")
+        if self.writer and self.frames and frame.shape != self.shape:
+            raise UsageError(f"--video: render() returned {list(frame.shape)} in step "
+                             f"{self.frames}, after {list(self.shape)}; a video has one size")
+        self.shape = frame.shape
         if self.writer:
             self.writer.append_data(frame[::self.small, ::self.small])
             self.frames += 1

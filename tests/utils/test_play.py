@@ -306,6 +306,18 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_frames_that_change_their_size_are_refused(monkeypatch):
+    """FFmpeg would end in an error of its own, and a .gif would jump."""
+    sizes = iter([16, 20, 20, 16])                              # of make_film, reset, two steps
+    monkeypatch.setattr(Odd, "render", lambda self: np.zeros((next(sizes), 16, 3), np.uint8))
+    cfg = ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL)
+    agent = ppo.train(cfg)
+    with pytest.raises(UsageError, match=r"--video: render.. returned \[16, 16, 3\] in step 2, "
+                                         r"after \[20, 16, 3\]; a video has one size"):
+        play.write_video(agent, cfg, play.make_film(cfg), "run.mp4", seed=1)
+    assert os.listdir() == ["run"]
+
+
 def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
     """A disk without space, an episode that is too long, a package that is not installed."""
     run = str(trained["Pendulum-v1"][0])
