@@ -321,6 +321,7 @@ def main(play: Play) -> np.ndarray:
         choose_renderer()
     if play.record:
         check_target("--record", play.record, (".npz",), play.overwrite)
+    video, record = map(os.path.abspath, (play.video, play.record))  # an environment may chdir
     _, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(max(1, cfg.torch_threads))
     agent = load_agent(play.run, play.best, play.device)
@@ -332,7 +333,7 @@ def main(play: Play) -> np.ndarray:
     kind = "stochastic" if play.stochastic else "deterministic"
     print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)
     if play.record:
-        returns, lengths = record_demos(agent, cfg, play.record, play.episodes, seed,
+        returns, lengths = record_demos(agent, cfg, record, play.episodes, seed,
                                         not play.stochastic, play.max_steps)
     elif window:
         shown = [evaluate(agent, cfg, 1, seed + k, not play.stochastic, max_steps=play.max_steps,
@@ -347,7 +348,7 @@ def main(play: Play) -> np.ndarray:
     if play.record:
         print(f"{play.record}: {lengths.sum():,} steps of {play.episodes} episodes")
     if film:
-        ret, length = write_video(agent, cfg, film, play.video, seed, not play.stochastic,
+        ret, length = write_video(agent, cfg, film, video, seed, not play.stochastic,
                                   play.seconds, play.max_steps)
         print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
     return returns

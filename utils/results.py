@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import sys
+from contextlib import chdir
 from dataclasses import fields
 from pathlib import Path
 
@@ -89,10 +90,11 @@ def make_result(run: Path) -> dict:
     steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
     bins = np.ceil(100 * steps / policy["step"]).astype(int)
     torch.set_num_threads(max(1, cfg.torch_threads))
-    agent = play.load_agent(run)
-    spec = gym.spec(cfg.env.rpartition(":")[2])
-    episodes = 100 if "classic_control" in str(spec.entry_point) else 10
-    evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
+    with chdir("."):  # an environment may change it
+        agent = play.load_agent(run)
+        spec = gym.spec(cfg.env.rpartition(":")[2])
+        episodes = 100 if "classic_control" in str(spec.entry_point) else 10
+        evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
     evals = [[int(row["step"]), round(float(row["eval_ret_mean"]), 3)]
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))

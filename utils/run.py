@@ -35,7 +35,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, chdir
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from importlib.util import find_spec
@@ -174,7 +174,8 @@ class Run:
             if getattr(cfg, name, 0) % mpi.size():
                 raise UsageError(f"{flag(name)} is {getattr(cfg, name)}; it takes a multiple of "
                                  f"the {mpi.size()} processes")
-        self.run_dir = Path(cfg.run_dir)
+        self.home = Path.cwd()  # an environment may change it while it runs
+        self.run_dir = self.home / cfg.run_dir
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)
@@ -191,6 +192,7 @@ class Run:
         self.stack = ExitStack()
 
     def __enter__(self):
+        self.stack.enter_context(chdir(self.home))  # the end of the run comes back
         self.stack.enter_context(closing_envs())
         keep_freed_memory()
         self.threads = Threads(self.cfg.torch_threads)
@@ -205,7 +207,7 @@ class Run:
         mpi.COMPILE = False
         if isinstance(error, Exception) and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
-                           f"of step {self.saved_step:,} in {self.run_dir} stays")
+                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays")
         try:
             self.stack.close()
         except OSError:
@@ -246,26 +248,26 @@ class Run:
         mpi.barrier()  # every rank has found the directory free
         if cfg.init_from and not cfg.resume:
             initial = together(self.load_policy)
-        with ExitStack() as stack:  # a later refusal closes what was opened before
+        with chdir(self.home), ExitStack() as stack:  # a later refusal closes what was opened
             lock = together(hold if self.root else None, cfg)
             if self.root:
                 stack.enter_context(lock)
             resumes = cfg.resume and bool(checkpoint.resume_folders(self.run_dir))
             if resumes:
-                self.reported_step, saved = checkpoint.load_resume(self.run_dir, *SAVED)
+                self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
                 together(self.load_checkpoint, saved)
                 if self.reported_step >= cfg.total_steps:
-                    mpi.say(f"{self.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
+                    mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
                             "a larger --total-steps continues it")
                     return self.reported_step
             elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
-                mpi.say(f"run: {self.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
+                mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
                         f"--torch-threads {cfg.torch_threads}")
                 if cfg.wandb:
-                    start_wandb(self.run_dir, plain_settings(cfg), stack)
+                    start_wandb(cfg.run_dir, plain_settings(cfg), stack)
                 start = learning_starts(cfg)
                 if self.reported_step < start:
                     mpi.say(f"learning starts at step {start:,}; steps take longer from there")
@@ -293,7 +295,7 @@ class Run:
         """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
         own = self.agent.state_dict()
-        policy = checkpoint.load_file(path, "agent", "step")
+        policy = checkpoint.load_file(self.home / path, "agent", "step")
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
@@ -301,7 +303,7 @@ class Run:
 
     def load_checkpoint(self, saved):
         """Continue with what `save` wrote."""
-        source = f"{self.run_dir}/resume-{self.reported_step}"
+        source = f"{self.cfg.run_dir}/resume-{self.reported_step}"
         try:
             checkpoint.load_into(self.agent, saved["state"]["agent"], source)
             for name, part in self.state.items():
@@ -601,7 +603,7 @@ def with_version(cfg):
                          "from its parent folder, or pip install -e it")
     if re.search(r"-v\d+$", name):
         return cfg
-    with warnings.catch_warnings():  # Gymnasium says which version it takes, in two lines
+    with warnings.catch_warnings(), chdir("."):  # Gymnasium says which version, in two lines
         warnings.simplefilter("ignore")
         envs = make_envs(cfg, 1)
     new = replace(cfg, env=f"{package}:" * bool(package) + envs.unwrapped.spec.id)

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import chdir
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -102,9 +103,10 @@ def plan(sweep: Sweep) -> list[Job]:
 def check_pair(module, cfg) -> None:
     """UsageError: the environment is unknown, or the algorithm cannot handle it."""
     try:
-        envs = make_envs(cfg, 1)
-        module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        envs.close()
+        with chdir("."):  # an environment may change it
+            envs = make_envs(cfg, 1)
+            module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+            envs.close()
     except UsageError as error:
         raise UsageError(f"{module.__name__} on {cfg.env}: {error}") from None
 
