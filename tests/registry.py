@@ -31,6 +31,7 @@ class Row:
     tiny: dict = field(default_factory=dict)                    # on top of TINY
     learns: tuple = ("update",)                                 # its functions that take steps
     probed: dict = field(default_factory=dict)                  # with these it learns the probes
+    episodes: bool = False                                      # it learns from whole returns alone
 
 
 ALGOS = {
@@ -52,6 +53,7 @@ ALGOS = {
     "ppo_lstm": Row("ppo"),
     "gail": Row("ppo", learns=("update_disc", "update")),
     "bc": Row(""),
+    "ars": Row("", "box discrete", {"directions": 2}, episodes=True),
     "dqn": Row("", "discrete image"),
     "dqn_atari": Row("dqn", "image"),
     "dqn_per": Row("dqn", "discrete image"),

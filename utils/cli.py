@@ -58,18 +58,19 @@ REMARKS = {
 COUNTS = """total_steps num_envs num_procs rollout_steps minibatch_size batch_size
             buffer_size epochs v_steps report_every update_every target_every policy_delay
             minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
-            check_every disc_epochs"""
+            check_every disc_epochs directions"""
 NONNEGATIVE = """seed torch_threads eval_every start_steps vf_coef ent_coef max_grad_norm target_kl
                  act_noise target_noise noise_clip damping replay_ratio max_slope
-                 num_trajectories her_k"""
-FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta"
+                 num_trajectories her_k alive_bonus"""
+FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta top"
 POSITIVE = """hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
-              alpha"""
-SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size".split()  # among ranks
+              alpha noise"""
+SHARED = ("num_envs minibatch_size minibatch_envs batch_size buffer_size "
+          "directions").split()  # among ranks
 DIVIDES = "rollout_steps/num_envs rollout_steps/minibatch_size num_envs/minibatch_envs".split()
 # More than this cannot be meant, and would hang or crash.
 MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
-        "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000}
+        "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000, "directions": 1e5}
 MOST_STEPS = 1e12  # of all other counts
 
 

@@ -1,0 +1,182 @@
+"""Augmented Random Search (ARS).  Mania, Guy and Recht 2018, arXiv:1803.07055.
+
+The problem. The weights of a policy should maximise the expected return. A policy
+gradient needs random actions, a critic, and a network that can be differentiated.
+
+The idea. Do without all three: an episode measures the return of any weights. Move the
+weights a little along a random direction, and as far the other way; the better side
+tells where to go. A linear policy has so few weights that few directions suffice.
+
+    draw_directions      N random vectors delta in the space of the weights
+    collect              one episode with weights + noise delta, one with - noise delta;
+                         then update the statistics that normalise observations
+    update               move along the b best, as far as the two returns differ
+
+Processes divide the directions. Each draws all of them from the same seed, so no
+weights and no gradients travel, only two returns per direction (and the moments of the
+observations). From them all processes compute the same step.
+This is the paper's V2-t; --no-norm-obs is V1, --top 1 uses all directions. Unlike
+there, the policy has biases, and actions are clipped to their bounds.
+
+Healthy values. TODO
+
+Run   python -m algos.ars --env Swimmer-v4 --total-steps 5e5
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+
+from utils import mpi
+from utils.envs import Policy, make_envs
+from utils.run import Run, RunConfig, main
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
+    total_steps: float = 2e6  # environment steps, rounded up to whole iterations
+    num_envs: int = 8  # environments that are stepped together
+    directions: int = 4  # N, random directions per iteration (1 to 256)
+    top: float = 0.5  # b / N, share of the directions that are used (0.1 to 1)
+    lr: float = 0.03  # alpha, the step size (0.01 to 0.05)
+    noise: float = 0.05  # nu, how far to move along a direction (0.01 to 0.1)
+    norm_obs: bool = True  # normalise observations by their running statistics
+    alive_bonus: float = 0.0  # subtracted from each reward, if an environment adds it
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Rollouts:  # two episodes for each of N directions, from all processes
+    directions: Float32[Tensor, "N weights"]  # delta
+    plus: Float32[Tensor, "N"]  # r+, the return of the policy weights + noise delta
+    minus: Float32[Tensor, "N"]  # r-, that of weights - noise delta
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        run.register(agent)  # for checkpoints
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            directions = draw_directions(agent, step)
+            rollouts, num_steps = collect(agent, envs, directions)
+            metrics = update(agent, rollouts)
+            step += num_steps
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, **metrics)
+            run.save(step)  # about once a minute
+    return agent
+
+
+def draw_directions(agent: Agent, step: int) -> Float32[Tensor, "N weights"]:
+    """delta ~ N(0, I). They follow from seed and step: the same in all processes."""
+    rng = np.random.default_rng([agent.cfg.seed, step])
+    deltas = rng.standard_normal((agent.cfg.directions, len(agent.weights)))
+    return torch.from_numpy(deltas).to(agent.weights)
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv,
+            directions: Float32[Tensor, "N weights"]) -> tuple[Rollouts, int]:
+    """Play an episode on either side of each direction; each process plays its share.
+
+    An environment whose episode ends takes the next policy. If none is left, it plays
+    the unmoved weights until the others end; `num_steps` counts these steps, too.
+    """
+    weights, share = agent.weights, mpi.share(agent.cfg.directions)
+    shift = agent.cfg.noise * directions[mpi.rank() * share:][:share]
+    policies = torch.cat([weights + shift, weights - shift, weights[None]])
+    waiting = 2 * share  # the last row
+    playing = np.minimum(np.arange(envs.num_envs), waiting)  # each environment's row
+    queue = iter(range(envs.num_envs, waiting))
+    returns, ended, seen = np.zeros(waiting + 1), 0, []
+    obs, _ = envs.reset()  # also where one waited in the middle of an episode
+    while ended < waiting:
+        seen.append(obs)
+        act = agent.act(obs, policies=policies[playing])
+        obs, rew, terminated, truncated, _ = envs.step(agent.env_act(act))
+        np.add.at(returns, playing, rew - agent.cfg.alive_bonus)
+        for i in np.flatnonzero(terminated | truncated):  # obs[i] is the next episode's
+            ended += playing[i] < waiting
+            playing[i] = next(queue, waiting)
+    told = mpi.gather((returns[:share], returns[share:-1], len(seen) * envs.num_envs))
+    plus, minus, counts = map(np.hstack, zip(*told))  # in the order of the directions
+    plus, minus = torch.from_numpy(np.stack([plus, minus])).to(weights)
+    # Only now: all policies of an iteration have to see the same statistics.
+    agent.obs_stats.update(torch.from_numpy(np.concatenate(seen)).to(weights))
+    return Rollouts(directions, plus, minus), int(counts.sum())
+
+
+# ======================================= losses =======================================
+def update(agent: Agent, rollouts: Rollouts) -> dict:
+    """weights <- weights + lr / (b sigma) sum_k (r+_k - r-_k) delta_k. Return metrics.
+
+    The sum is over the b directions with the highest max(r+, r-), and sigma is the
+    standard deviation of their 2b returns. For small noise, r+ - r- is 2 noise times
+    delta . grad r, and the mean of (delta . grad r) delta is grad r. So with b = N the
+    step follows the gradient; thanks to sigma, the unit of rewards does not matter.
+    """
+    plus, minus = rollouts.plus, rollouts.minus
+    num_top = max(1, round(agent.cfg.top * len(plus)))
+    best = torch.maximum(plus, minus).topk(num_top).indices
+    gaps, directions = (plus - minus)[best], rollouts.directions[best]
+    ret_std = torch.cat([plus[best], minus[best]]).std(correction=0)
+    step = agent.cfg.lr / (num_top * ret_std + 1e-8) * (gaps @ directions)
+    nn.utils.vector_to_parameters(agent.weights + step, agent.actor.parameters())
+    return {"ret_std": ret_std, "step_norm": step.norm()}
+
+
+# ======================================= agent ========================================
+class Agent(Policy):  # which adds predict(obs)
+    """A linear policy and running statistics: all that acting needs."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__(obs_space, act_space, obs="vector", act="discrete box")
+        self.cfg = cfg
+        self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        num_outputs = act_space.n if self.discrete else np.prod(act_space.shape)
+        if not self.discrete:
+            self.register_buffer("low", torch.tensor(act_space.low))
+            self.register_buffer("high", torch.tensor(act_space.high))
+        self.actor = nn.Linear(obs_space.shape[0], int(num_outputs))
+        nn.init.zeros_(self.actor.weight)
+        nn.init.zeros_(self.actor.bias)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
+
+    @property
+    def weights(self) -> Float32[Tensor, "weights"]:
+        return nn.utils.parameters_to_vector(self.actor.parameters()).detach()
+
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = True,
+            policies: Float32[Tensor, "N weights"] | None = None) -> Tensor:
+        """Raw observations [N, obs_dim] -> discrete actions [N], or [N, k] in [-1, 1].
+        With `policies`, each observation has its own."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor.weight.device)
+        if self.cfg.norm_obs:
+            obs = self.obs_stats.normalize(obs)
+        policies = self.weights[None] if policies is None else policies
+        k = self.actor.out_features  # the first weights are a matrix, the last k biases
+        weight, bias = policies[:, :-k].unflatten(1, (k, -1)), policies[:, -k:]
+        out = (weight * obs[:, None]).sum(-1) + bias
+        return out.argmax(-1) if self.discrete else out.clamp(-1, 1)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`: continuous ones rescaled to their bounds."""
+        if self.discrete:
+            return act.cpu().numpy()
+        act = act.view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)

@@ -1,0 +1,204 @@
+"""algos/ars.py: the step, what the two returns of a direction are, and what processes share."""
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from sb3_contrib import ARS
+from stable_baselines3.common.logger import configure
+
+from algos import ars
+from tests.helpers import Nowhere, close, rows, saved, two_ranks, vec
+from utils.envs import make_envs
+
+
+class Echo(gym.Env):
+    """Observes (1, 2) or, after its first step, (3, 4). Pays 20 times the action.
+
+    Environment 0 has episodes of one step, environment 1 of five.
+    """
+
+    observation_space, action_space = Box(-np.inf, np.inf, (2,)), Box(-1, 1, (1,))
+    made = []
+
+    def __init__(self):
+        self.length, self.acts = 1 + 4 * (len(self.made) % 2), []
+        self.made.append(self)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.float32([1, 2]), {}
+
+    def step(self, act):
+        self.acts.append(float(act[0]))
+        self.time += 1
+        ended = self.time == self.length
+        return np.float32([3, 4]), 20 * self.acts[-1], ended, False, {}
+
+
+gym.register("Echo-v0", f"{__name__}:Echo")
+
+
+def config(**settings):
+    return ars.Config(**{"env": "Echo-v0", "num_envs": 2, "directions": 2, "noise": 0.1,
+                         "run_dir": "run", "total_steps": 40} | settings)
+
+
+def make_agent(**settings):
+    Echo.made.clear()
+    envs = make_envs(config(**settings), 2)
+    agent = ars.Agent(envs.single_observation_space, envs.single_action_space, config(**settings))
+    agent.actor.weight.data, agent.actor.bias.data = vec((0.05, -0.02)), vec(0.01)
+    return agent, envs
+
+
+# ---- The step
+
+DELTAS = vec((1, 0, 2), (0, 1, 1), (1, 1, 0), (2, 3, 1))
+
+
+def moved(directions, plus, minus, **settings):
+    """Return the step that the weights take, and the metrics. The step size is 1."""
+    agent, _ = make_agent(directions=len(plus), lr=1.0, **settings)
+    before = agent.weights
+    metrics = ars.update(agent, ars.Rollouts(directions, plus, minus))
+    return agent.weights - before, metrics
+
+
+def test_the_step_by_hand():
+    """Directions 0 and 3 have the best side, not the best mean (1) or the largest gap (2)."""
+    step, metrics = moved(DELTAS, vec(8, 6, -9, 2), vec(0, 6, 5, 7), top=0.5)
+    sigma = np.std([8, 0, 2, 7])
+    close(step, (8 * DELTAS[0] - 5 * DELTAS[3]) / (2 * sigma))
+    close(metrics["ret_std"], sigma)
+    close(metrics["step_norm"], step.norm())
+
+
+def test_one_direction_gives_its_sign_and_equal_returns_no_step():
+    close(moved(DELTAS[3:], vec(1.0), vec(7.0))[0], -2 * DELTAS[3])
+    assert torch.equal(moved(DELTAS, torch.ones(4), torch.ones(4))[0], torch.zeros(3))
+
+
+def test_its_mean_is_the_gradient_of_a_quadratic():
+    """f(w) = -|w - a|^2 / 2, whose gradient is a - w. All directions are used."""
+    noise, weights, best = 0.1, vec(0.3, -0.5, 0.2), vec(1.0, 2.0, -1.0)
+    directions = torch.randn(40_000, 3, generator=torch.Generator().manual_seed(0))
+    plus, minus = (-(weights + sign * noise * directions - best).square().sum(1) / 2
+                   for sign in (1, -1))
+    step, metrics = moved(directions, plus, minus, top=1.0)
+    close(step * metrics["ret_std"] / (2 * noise), best - weights, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("top,used", [(0.5, 2), (1.0, 4), (0.1, 1)])
+def test_update_against_sb3_contrib(top, used):
+    """It divides by the deviation with ddof 1."""
+    agent, _ = make_agent(directions=4, top=top, lr=0.3)
+    other = ARS("LinearPolicy", Nowhere(Echo.observation_space, Echo.action_space), n_delta=4,
+                n_top=used, learning_rate=0.3, delta_std=0.1, zero_policy=False, seed=1,
+                policy_kwargs={"with_bias": True})
+    other.set_logger(configure(None, []))
+    before, tried = other.weights.clone(), []
+
+    def returns(weights, *_):
+        tried.append(weights)
+        return 100 * (5 * weights).sin().sum(-1)
+
+    other.evaluate_candidates, other._current_progress_remaining = returns, 1.0
+    other._do_one_update(None, None)
+    plus, minus = tried[0].chunk(2)
+    agent.actor.weight.data, agent.actor.bias.data = before[None, :2].clone(), before[2:].clone()
+    directions = (plus - before) / 0.1
+    ars.update(agent, ars.Rollouts(directions, returns(plus), returns(minus)))
+    bessel = (2 * used / (2 * used - 1)) ** 0.5
+    close(agent.weights - before, bessel * (other.weights - before), rtol=1e-3)
+
+
+# ---- Rollouts
+
+def test_each_side_of_each_direction_is_one_episode_and_the_rest_waits():
+    agent, envs = make_agent(norm_obs=False, alive_bonus=0.5)
+    directions = vec((1, 0, 0), (0, 1, 1))
+    rollouts, num_steps = ars.collect(agent, envs, directions)
+    centre = 0.05 * 1 - 0.02 * 2 + 0.01
+    plus0, plus1, minus0, minus1 = (centre + shift for shift in (0.1, 0.3, -0.1, -0.3))
+    later = 0.05 * 3 + 0.08 * 4 + 0.11
+    close(vec(*Echo.made[0].acts), vec(plus0, minus0, minus1, centre, centre))
+    close(vec(*Echo.made[1].acts), vec(plus1, *4 * [later]))
+    close(rollouts.plus, vec(20 * plus0 - 0.5, 20 * (plus1 + 4 * later) - 2.5))
+    close(rollouts.minus, vec(20 * minus0 - 0.5, 20 * minus1 - 0.5))
+    assert torch.equal(rollouts.directions, directions) and num_steps == 10
+    assert agent.obs_stats.count == 10                          # of which four saw (3, 4)
+    close(agent.obs_stats.mean, vec(1.8, 2.8).double())
+
+
+def test_every_rollout_starts_with_a_reset():
+    """Environment 0 waits in the middle of an episode when the others have ended."""
+    agent, envs = make_agent(norm_obs=False)
+    Echo.made[0].length, Echo.made[1].length = 5, 6             # twice each, in 12 steps
+    for start in (0, 12):
+        ars.collect(agent, envs, torch.zeros(2, 3))
+        close(vec(*Echo.made[0].acts[start:start + 2]), vec(0.02, 0.08))
+
+
+def test_statistics_are_fixed_in_an_iteration_and_then_include_all_of_it(monkeypatch):
+    counts, plain = [], ars.Agent.act
+    monkeypatch.setattr(ars.Agent, "act", lambda agent, *args, **kwargs: counts.append(
+        agent.obs_stats.count.item()) or plain(agent, *args, **kwargs))
+    Echo.made.clear()
+    agent = ars.train(config())
+    assert counts == [count for count in (0, 10, 20, 30) for _ in range(5)]
+    assert agent.obs_stats.count == 40
+
+
+def test_the_normalised_observation_times_the_matrix_is_clipped():
+    agent, _ = make_agent()
+    agent.obs_stats.mean.fill_(1.0), agent.obs_stats.var.fill_(4.0)
+    agent.actor.weight.data, agent.actor.bias.data = vec((1.0, 0.5)), vec(0.1)
+    obs, own = vec((2, 2), (5, 5)), vec((0, 1, 0.2), (1, 0, -4))
+    close(agent.act(obs), vec(0.85, 1.0)[:, None])
+    close(agent.act(obs, policies=own), vec(0.7, -1.0)[:, None])
+
+
+# ---- Processes
+
+def test_directions_follow_from_seed_and_step():
+    agent, _ = make_agent()
+    drawn = [ars.draw_directions(agent, step) for step in (0, 0, 10)]
+    other = ars.draw_directions(make_agent(seed=2)[0], 0)
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], other)
+    many = ars.draw_directions(make_agent(directions=20_000)[0], 0)
+    close(torch.stack([many.mean(), many.std()]), vec(0, 1), atol=0.02)
+
+
+def test_two_processes_are_one_to_the_bit(tmp_path):
+    """Only returns travel, and an environment without randomness gives equal ones."""
+    learn_on_ends(tmp_path / "one")
+    two_ranks(__file__, tmp_path / "two")
+    for version in ("v1", "v2"):
+        runs = [tmp_path / name / version for name in ("one", "two")]
+        one, two = (saved(run)[1]["state"]["agent"] for run in runs)
+        assert one["actor.weight"].abs().min() > 0
+        close(two["actor.weight"], one["actor.weight"], *(0, 0) if version == "v1" else ())
+        assert one["obs_stats.count"] == two["obs_stats.count"]
+        assert len(rows(runs[0])) == len(rows(runs[1])) == 3
+
+
+def learn_on_ends(folder):
+    for version in ("v1", "v2"):
+        ars.train(config(env="tests.envs:Ends-v0", num_envs=4, directions=4, total_steps=384,
+                         norm_obs=version == "v2", run_dir=str(folder / version)))
+
+
+def test_it_learns_to_reach():
+    ars.train(config(env="tests.envs:Reach-v0", total_steps=20_000, directions=8, num_envs=8))
+    returns = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
+    assert np.mean(returns[-100:]) > 0.5 * np.mean(returns[:100]) > -5
+
+
+if __name__ == "__main__":
+    learn_on_ends(Path(sys.argv[1]))
