@@ -42,10 +42,10 @@ from utils.run import Run, RunConfig, main
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 2e6  # environment steps, rounded up to whole iterations
     num_envs: int = 8  # environments that are stepped together
-    directions: int = 4  # N, random directions per iteration (1 to 256)
+    directions: int = 8  # N, random directions per iteration (1 to 256)
     top: float = 0.5  # b / N, share of the directions that are used (0.1 to 1)
-    lr: float = 0.03  # alpha, the step size (0.01 to 0.05)
-    noise: float = 0.05  # nu, how far to move along a direction (0.01 to 0.1)
+    lr: float = 0.02  # alpha, the step size (0.01 to 0.1)
+    noise: float = 0.03  # nu, how far to move along a direction (0.01 to 0.1)
     norm_obs: bool = True  # normalise observations by their running statistics
     alive_bonus: float = 0.0  # subtracted from each reward, if an environment adds it
 
