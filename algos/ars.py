@@ -7,10 +7,9 @@ The idea. Do without all three: an episode measures the return of any weights. M
 weights a little along a random direction, and as far the other way; the better side
 tells where to go. A linear policy has so few weights that few directions suffice.
 
-    draw_directions      N random vectors delta in the space of the weights
-    collect              one episode with weights + noise delta, one with - noise delta;
-                         then update the statistics that normalise observations
-    update               move along the b best, as far as the two returns differ
+    draw_directions    N random vectors delta in the space of the weights
+    collect            an episode with weights + noise delta, one with - noise delta
+    update             move along the b best, as far as their two returns differ
 
 Processes divide the directions. Each draws all of them from the same seed, so no
 weights and no gradients travel, only two returns per direction (and the moments of the
@@ -149,8 +148,7 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         self.actor = nn.Linear(obs_space.shape[0], int(num_outputs))
-        nn.init.zeros_(self.actor.weight)
-        nn.init.zeros_(self.actor.bias)
+        nn.utils.vector_to_parameters(0 * self.weights, self.actor.parameters())
         self.obs_stats = mpi.RunningStats(obs_space.shape)
 
     @property
@@ -159,8 +157,7 @@ class Agent(Policy):  # which adds predict(obs)
 
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = True,
             policies: Float32[Tensor, "N weights"] | None = None) -> Tensor:
-        """Raw observations [N, obs_dim] -> discrete actions [N], or [N, k] in [-1, 1].
-        With `policies`, each observation has its own."""
+        """Raw obs [N, obs_dim] -> actions [N] or [N, k] of one or of N policies."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor.weight.device)
         if self.cfg.norm_obs:
             obs = self.obs_stats.normalize(obs)
