@@ -45,34 +45,16 @@ class Demos:
 # ---- writing
 
 
-class Recorder(gym.vector.VectorWrapper):
-    """Keep every step of a vector of environments: its row in each array of PER_STEP."""
-
-    def __init__(self, envs: gym.vector.VectorEnv):
-        super().__init__(envs)
-        self.steps = []
-
-    def reset(self, **kwargs):
-        obs, infos = self.env.reset(**kwargs)
-        self.obs = np.copy(obs)  # Atari overwrites the array
-        return obs, infos
-
-    def step(self, act):
-        obs, rew, terminated, truncated, infos = self.env.step(act)
-        self.steps.append((self.obs, act, rew, terminated, truncated))
-        self.obs = np.copy(obs)
-        return obs, rew, terminated, truncated, infos
-
-
 def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic: bool = True,
                  max_steps: int = 100_000) -> tuple[np.ndarray, np.ndarray]:
     """Call `evaluate`, write the episodes to `file`, and return (returns, lengths)."""
     envs = make_envs(cfg, episodes)
     envs.clip_rewards = envs.lives_end = False  # only a learner needs clipped ones
-    envs = Recorder(envs)
+    steps = []
     returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic,
-                                max_steps=max_steps, envs=envs)
-    columns = dict(zip(PER_STEP, map(np.stack, zip(*envs.steps))))  # [steps, episodes, ...]
+                                max_steps=max_steps, envs=envs, steps=steps)
+    steps = [(obs, agent.env_act(act), *rest) for obs, act, *rest in steps]
+    columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
     arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])
               for name, column in columns.items()}
     with whole(file) as target:

@@ -477,7 +477,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
 
     stop    asked before every step: whether to end at once, with lengths of 0 where it did
     envs    the environments to play in (default: new ones, by `make_envs`)
-    steps   a list that gets (obs, act, rew, terminated) of every step, each [episodes, ...]
+    steps   a list that gets (obs, act, rew, terminated, truncated) of every step
 
     The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
     A copy of the agent acts. So a memory of the training environments stays as it is, and `play`
@@ -499,7 +499,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
         act = agent.act(obs, deterministic)
         new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         if steps is not None:
-            steps.append((obs, act, rew, terminated))
+            steps.append((obs, act, rew, terminated, truncated))
         obs = new_obs
         forget(agent, terminated | truncated)
         if "episode" in infos:

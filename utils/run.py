@@ -459,13 +459,13 @@ class Run:
 def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:
     """Return Q(s, a) and the discounted return that followed, for the states of evaluated episodes.
 
-    steps      (obs, act, rew, terminated) of each step, as `evaluate` gives them
+    steps      (obs, act, rew, terminated, truncated) of each step, as `evaluate` gives them
     lengths    of the episodes, [N]
 
     At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
     if what lies beyond the limit weighs less than 1%.
     """
-    obs, act, rew, terminated = (np.stack(column) for column in zip(*steps))  # [T, N, ...]
+    obs, act, rew, terminated, _ = (np.stack(column) for column in zip(*steps))  # [T, N, ...]
     gamma = agent.cfg.gamma
     left = lengths - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
     returns = np.append(rew, np.zeros_like(rew[:1]), axis=0)

@@ -691,7 +691,7 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
     """Episode 0 terminates after 3 steps, episode 1 is cut off after 4, the third plays on."""
     agent = SimpleNamespace(cfg=SimpleNamespace(gamma=0.5))
     steps = [(np.array([t, t + 0.1, t + 0.2]), torch.zeros(3), np.array([1.0, 2.0, 4.0]),
-              np.array([t == 2, False, False])) for t in range(9)]
+              np.array([t == 2, False, False]), None) for t in range(9)]
     agent.q_value = lambda obs, act: torch.from_numpy(10 * obs) + act
     both = run_module.q_and_return(agent, steps, np.array([3, 4, 9]))
     # Of 9 steps at gamma 0.5, those with at least 7 to go count: 0.5^7 is below 1%.
