@@ -267,7 +267,7 @@ def read_value(given, kind, word, apart=False):
         return word
     if apart:
         takes += f", or several with spaces between them: {re.sub('[][(),]+', ' ', word).strip()}"
-    raise UsageError(f"{given} is {word}; it takes {takes}")
+    raise UsageError(f"{given} is {word!r}; it takes {takes}")
 
 
 def one_too_many(given, name, values, count):
@@ -382,7 +382,7 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
             fits = number and low <= x <= high and x > above and (not whole or x == int(x))
             if not fits and not (x is None and "None" in types[name]):
                 what = "a whole number" if whole else "a number"
-                raise UsageError(f"{flag(name)} is {value}; it takes {what}{takes}")
+                raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{takes}")
 
 
 def check_divides(cfg, pairs):

@@ -105,7 +105,7 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     ({"set": ("gama=0.9",)}, "ppo has no such setting; did you mean gamma"),
     ({"set": ("learning_rate=1",)}, "ppo has no such setting; did you mean lr"),
     ({"set": ("lr=1e-4,",)}, "--set lr=1e-4,: it takes name=value or name=value,value"),
-    ({"set": ("lr=fast",)}, "--lr is fast; it takes a number"),
+    ({"set": ("lr=fast",)}, "--lr is 'fast'; it takes a number"),
     ({"algos": ("ppo,sac",)}, "--algos is ppo,sac; it takes names with spaces.*: ppo sac$"),
     ({"algos": ("sac",)}, "^algos.sac on CartPole-v1: --env has the action space Discrete"),
     ({"set": ("gamma=0.9,2",)}, "--gamma is 2.0"),
