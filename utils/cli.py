@@ -147,7 +147,7 @@ def read_command(config_class, doc, prog, args=None, hint=None):
 def print_help(config_class, doc, prog):
     """Print `doc` and every setting, those of the class itself before those of its parents.
 
-    If the class names settings that are changed `often`, these come first of all, and `doc` last.
+    If the class names settings changed `often`, these follow the title of `doc`, which ends all.
     """
     flags, plain = flags_of(config_class)
     often = getattr(config_class, "often", ())
@@ -163,8 +163,9 @@ def print_help(config_class, doc, prog):
                                             comments.get(field.name, ""), games)
     first = sum((known.pop(name) for name in often if name in known), [])
     usage = f"usage: {prog} [-h]{f' {plain[0].upper()}' if plain else ''} [--FLAG VALUE ...]"
-    parts = [[usage], first, sum(known.values(), [])]
-    parts.insert(3 if often else 0, [doc.strip("\n")])
+    doc = doc.strip("\n")
+    title = re.split(r"\.  |\n", doc)[0] if often else doc
+    parts = [[title], [usage], first, sum(known.values(), []), [doc] * bool(often)]
     try:
         print("\n\n".join("\n".join(part) for part in parts if part), flush=True)
     except BrokenPipeError:  # as in `--help | head`: the reader has left

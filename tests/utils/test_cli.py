@@ -40,9 +40,12 @@ def test_help_of_every_algorithm(algo, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(algo.Config, algo.__doc__, ["--help"])
     text = capsys.readouterr().out
-    assert text.endswith(algo.__doc__) and text.startswith(f"usage: python -m {algo.__name__} [-h]")
+    title, usage, settings, *_ = text.split("\n\n")
+    assert usage.startswith(f"usage: python -m {algo.__name__} [-h]")
+    assert text.endswith(algo.__doc__)
+    assert algo.__doc__.startswith(title) and len(title) > 10 and "\n" not in title + usage
     check_help(text, f"python -m {algo.__name__}")
-    first = re.findall(r"^  (--[a-z-]+)", text.split("\n\n")[1], re.M)
+    first = re.findall(r"^  (--[a-z-]+)", settings, re.M)
     assert set(first) == {"--env", "--total-steps", "--seed", "--num-envs", "--lr"} & set(
         re.findall(r"--[a-z-]+", text)) and first[0] == "--env"
     assert len(text.splitlines()) < 120  # twice as many as the docstring has, and not more

@@ -188,7 +188,7 @@ def test_nothing_stays_open(tmp_path):
 
 @pytest.mark.parametrize("module", [ppo, sac])
 def test_help(module):
-    """What is changed often, the other settings, those of the file first, and its docstring."""
+    """The title, what is changed often, the rest, those of the file first, and the docstring."""
     name = module.__name__
     text = run([sys.executable, "-m", name, "--help"], env=os.environ | {"COLUMNS": "80"}).stdout
     words = " ".join(text.removesuffix(module.__doc__).split())
