@@ -88,8 +88,7 @@ def program():
         yield
     except UsageError as error:
         if mpi.rank() == 0:
-            lines = [f"error: {error}", *getattr(error, "__notes__", [])]
-            print("\n".join(lines), file=sys.stderr, flush=True)
+            print(f"error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
         if mpi.size() > 1:
             mpi.leave(f"error: {error}", 2)
         sys.exit(2)

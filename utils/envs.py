@@ -393,13 +393,15 @@ def say_once(line: str) -> None:
     mpi.say(line)
 
 
+class NotFinite(UsageError, FloatingPointError):
+    """The environment returned NaN or infinity. A diverged policy may have made it do so."""
+
+
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     """Keep return, length and success of every episode that ends, until `pop_episodes` takes them.
 
     clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
     lives_end       tell the learner that a lost life is terminal, while the game goes on
-
-    FloatingPointError: the environment returned NaN or infinity.
     """
 
     def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False,
@@ -440,8 +442,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
 
     def check_finite(self, values: np.ndarray, what: str) -> None:
         if not all_finite(values):
-            raise FloatingPointError(f"the environment returned NaN or infinity as {what}, in its "
-                                     f"vector step {self.vector_steps} since this process started")
+            raise NotFinite(f"the environment returned NaN or infinity as {what}, in its vector "
+                            f"step {self.vector_steps} since this process started")
 
     def pop_episodes(self) -> list[tuple]:
         """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode.

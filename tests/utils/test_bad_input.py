@@ -273,7 +273,8 @@ def test_a_process_is_refused(flags, named):
 # It runs to its step 100 of 64 a rollout: well in the second one.
 @pytest.mark.parametrize("fault,kind,says", [
     ("raise", RuntimeError, "the motor of joint 3 is too hot"),
-    ("obs nan", FloatingPointError, "environment .* vector step 100 "),
+    ("obs nan", UsageError, "environment .* vector step 100 "),
+    ("rew nan", FloatingPointError, "environment .* vector step 100 "),
     ("four", UsageError, "step 100 returned a tuple of 4; Gymnasium expects a tuple of 5"),
 ])
 def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
