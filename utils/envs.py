@@ -703,8 +703,12 @@ def what_to_do(side, space):
     if side == "action" and num_acts(space) > MOST_ACTS:
         return (f"; up to {MOST_ACTS:,} combinations are numbered, but these are "
                 f"{num_acts(space):,}: see Actions of several parts in docs/howto.md")
-    if side == "action" or not isinstance(space, gym.spaces.Box):
+    if not isinstance(space, gym.spaces.Box):
         return ""
+    if side == "action":
+        return ("; actions of floats need finite bounds: declare them in the environment, or wrap "
+                "it: gymnasium.wrappers.TransformAction(env, lambda act: act, "
+                f"Box(-1, 1, {space.shape}))") * (not space.is_bounded())
     if len(space.shape) == 3 and space.dtype != np.uint8:
         return "; images have to be bytes, 0 to 255: see Images in docs/howto.md"
     return "; give them a third dimension, enlarge or flatten them: see Images in docs/howto.md"
