@@ -21,6 +21,7 @@ import pkgutil
 import sys
 import tempfile
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +41,7 @@ from utils.run import read_config
 
 NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
               "apt-get install libegl1 libgl1 (Debian, Ubuntu), dnf install mesa-libEGL (Fedora)")
+INSTALL = "pip install -e '.[video]'"
 
 
 @dataclass(frozen=True)
@@ -200,18 +202,17 @@ class Film(gym.vector.VectorWrapper):
         self.env.close()
 
 
-def choose_renderer() -> None:
+def choose_renderer(file: str) -> None:
     """Choose how MuJoCo and pygame draw without a display. MuJoCo reads the choice when it is
-    imported, and fails if it is wrong."""
-    if find_spec("imageio") is None:
-        raise UsageError("--video needs imageio: pip install -e '.[video]'")
+    imported, and fails if it is wrong. UsageError: a package that writes `file` is missing."""
+    for name in ["imageio"] + ["imageio_ffmpeg"] * file.endswith(".mp4"):  # Gymnasium has the first
+        if find_spec(name) is None:
+            raise UsageError(f"--video {file} needs {name}: {INSTALL}")
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains on stderr
-        try:
+        with suppress(OSError):  # only MuJoCo's environments need it
             ctypes.CDLL("libEGL.so.1")
             os.environ.setdefault("MUJOCO_GL", "egl")
-        except OSError:
-            pass  # only MuJoCo's environments need it
     try:
         importlib.import_module("mujoco")
     except Exception as error:  # a graphics library can fail in any way
@@ -238,7 +239,14 @@ def make_film(cfg) -> Film:
     except Exception as error:
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
         hint = f". {NO_DISPLAY}" if spec and "mujoco" in str(spec.entry_point) else ""
-        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
+        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {reason(error)}{hint}"
+                         ) from None
+
+
+def reason(error: Exception) -> str:
+    """Return why nothing can be drawn. Gymnasium names extras of its own for pygame."""
+    lacks = "pygame" in str(error) and find_spec("pygame") is None
+    return f"it needs pygame: {INSTALL}" if lacks else str(error)
 
 
 class Window(gym.vector.VectorWrapper):
@@ -263,7 +271,7 @@ def make_window(cfg) -> Window:
             envs.reset(seed=cfg.seed)
             return Window(envs)
     except Exception as error:
-        why = str(error)
+        why = reason(error)
     raise UsageError(f"--render cannot open a window for {cfg.env} here: {why}. --video FILE.mp4 "
                      "draws an episode into a file")
 
@@ -318,7 +326,7 @@ def main(play: Play) -> np.ndarray:
     """Evaluate, print the result, write what is asked for, and return the returns [episodes]."""
     if play.video:
         check_target("--video", play.video, (".mp4", ".gif"))
-        choose_renderer()
+        choose_renderer(play.video)
     if play.record:
         check_target("--record", play.record, (".npz",), play.overwrite)
     video, record = map(os.path.abspath, (play.video, play.record))  # an environment may chdir

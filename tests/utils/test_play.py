@@ -327,13 +327,26 @@ def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", shutil.which("false"))
     with pytest.raises(UsageError, match="--video .*/run.mp4 cannot be written"):
         play.main(play.Play(run, 1, video="run.mp4"))
-    monkeypatch.setattr(play, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install -e '\.\[video\]'"):
-        play.main(play.Play(run, 1, video="run.mp4"))
     assert not os.listdir()
 
 
-def test_an_atari_video_shows_what_the_agent_sees():
+@pytest.mark.parametrize("package", ["imageio", "imageio_ffmpeg", "pygame"])
+def test_a_missing_package_is_named_with_our_extra(trained, monkeypatch, package):
+    """Gymnasium would name `gymnasium[classic_control]`; a .gif needs no FFmpeg."""
+    run, _, cfg = trained["CartPole-v1"]
+    monkeypatch.setitem(sys.modules, package, None)             # any import of it now fails
+    with pytest.raises(UsageError, match=rf"needs {package}: pip install -e '\.\[video\]'$"):
+        play.main(play.Play(str(run), 1, video="run.mp4"))
+    assert not os.listdir()
+    if package == "imageio_ffmpeg":
+        play.choose_renderer("run.gif")
+    if package == "pygame":
+        monkeypatch.setenv("DISPLAY", ":0")
+        with pytest.raises(UsageError, match="here: it needs pygame: pip"):
+            play.make_window(cfg)
+
+
+def test_an_atari_video_shows_the_game_that_the_agent_plays():
     pytest.importorskip("ale_py")
     kwargs = '{"max_num_frames_per_episode": 120}'
     cfg = ppo.Config("ALE/Pong-v5", kwargs, total_steps=16, num_envs=2, rollout_steps=16,
@@ -373,7 +386,7 @@ def test_ctrl_c_ends_with_one_line(trained):
 
 DRAW = """
 from utils import play
-play.choose_renderer()
+play.choose_renderer("a.mp4")
 from types import SimpleNamespace
 import dataclasses, numpy as np
 from algos import ppo
