@@ -140,15 +140,15 @@ def load_agent(run, best: bool = False, device: str = "cpu"):
 class Film(gym.vector.VectorWrapper):
     """Write the frames of one environment, without the last of its episode, into an .mp4 or .gif.
 
-    envs       one environment, from `make_envs`; of an Atari game the film shows what the agent
-               sees
+    envs       one environment, from `make_envs`
+    screen     of an Atari game: the same game, played alike, whose observations are its screen
     seconds    the film ends after so many, or with the episode
     """
 
-    def __init__(self, envs: gym.vector.VectorEnv, atari: bool):
+    def __init__(self, envs: gym.vector.VectorEnv, screen: gym.vector.VectorEnv | None = None):
         super().__init__(envs)
-        self.atari = atari
-        self.fps = 15 if atari else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
+        self.screen = screen
+        self.fps = 15 if screen else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
         self.writer = None
 
     def open(self, file: Path, seconds: float | None) -> None:
@@ -165,14 +165,11 @@ class Film(gym.vector.VectorWrapper):
                                              ffmpeg_log_level="error")
         self.frames = 0
 
-    def draw(self, obs: np.ndarray) -> None:
+    def draw(self, shown: tuple | None) -> None:
         if self.writer and (self.frames >= self.left or self.frames % self.every):
             self.frames += 1  # it is not shown, and drawing takes long
             return
-        if self.atari:
-            frame = np.repeat(obs[0, -1][..., None], 3, axis=2)  # the newest of those stacked
-        else:
-            frame = np.asarray(self.env.render()[0])
+        frame = shown[0][0, 0] if shown else np.asarray(self.env.render()[0])
         if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
             raise UsageError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no "
                              "RGB image of uint8 [H, W, 3]")
@@ -185,21 +182,21 @@ class Film(gym.vector.VectorWrapper):
             self.frames += 1
 
     def reset(self, **kwargs):
-        obs, infos = self.env.reset(**kwargs)
-        self.draw(obs)
-        return obs, infos
+        returned = self.env.reset(**kwargs)
+        self.draw(self.screen and self.screen.reset(**kwargs))
+        return returned
 
     def step(self, act):
-        obs, rew, terminated, truncated, infos = self.env.step(act)
-        if "episode" not in infos:  # else a new one has begun
-            self.draw(obs)
-        return obs, rew, terminated, truncated, infos
+        returned = self.env.step(act)
+        shown = self.screen and self.screen.step(act)
+        if "episode" not in returned[-1]:  # else a new one has begun
+            self.draw(shown)
+        return returned
 
     def close(self, **kwargs):
         writer, self.writer = self.writer, None
-        if writer:
-            writer.close()
-        self.env.close()
+        for each in filter(None, (writer, self.env, self.screen)):
+            each.close()
 
 
 def choose_renderer(file: str) -> None:
@@ -220,20 +217,21 @@ def choose_renderer(file: str) -> None:
                          f"{os.environ.get('MUJOCO_GL')}: {error}. {NO_DISPLAY}") from None
 
 
-def make_drawn(cfg, **mode):
-    """Return one environment, made with a render_mode."""
-    kwargs = json.loads(cfg.env_kwargs) | mode
+def make_with(cfg, **more):
+    """Return one environment, made with more keyword arguments."""
+    kwargs = json.loads(cfg.env_kwargs) | more
     return make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)
 
 
 def make_film(cfg) -> Film:
     """Return an environment that can be drawn. UsageError: it cannot be drawn here."""
-    atari = is_game(cfg.env, "ALE/")
     try:
-        envs = make_drawn(cfg, **({} if atari else {"render_mode": "rgb_array"}))
-        if not atari:
-            follow_robot(envs.unwrapped.envs[0])
-        film = Film(envs, atari)
+        if is_game(cfg.env, "ALE/"):  # they have no render_mode
+            film = Film(make_envs(cfg, 1), make_with(cfg, grayscale=False, img_height=210,
+                                                     img_width=160, stack_num=1))
+        else:
+            film = Film(make_with(cfg, render_mode="rgb_array"))
+            follow_robot(film.unwrapped.envs[0])
         film.reset(seed=cfg.seed)
         return film
     except Exception as error:
@@ -263,7 +261,7 @@ def make_window(cfg) -> Window:
         why = "there is no display"
     try:
         if not why:
-            envs = make_drawn(cfg, render_mode="human")
+            envs = make_with(cfg, render_mode="human")
             if "human" not in envs.metadata.get("render_modes", ()):
                 raise ValueError("it has no render mode human")
             if hasattr(envs.unwrapped.envs[0].unwrapped, "mujoco_renderer"):

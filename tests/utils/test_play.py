@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import adaptive_avg_pool2d
 
 from algos import dqn, ppo, sac
 from tests.envs import Ends
@@ -363,9 +364,11 @@ def test_an_atari_video_shows_the_game_that_the_agent_plays():
         ret, length = play.write_video(agent, cfg, play.make_film(cfg), "pong.mp4", seed=1)
     assert length == len(seen) == 30 and ret == int(ret)
     shown = frames("pong.mp4")
-    assert shown.shape == (30, 84, 84, 3)
-    for picture, obs in zip(shown, seen):       # an mp4 is lossy
-        assert np.abs(picture.mean(-1) - obs[-1]).mean() < 6
+    assert shown.shape == (30, 210, 160, 3)
+    assert np.ptp(shown[..., :2].astype(int), axis=-1).max() > 50       # in colour
+    grey = torch.from_numpy(shown @ [0.299, 0.587, 0.114])
+    for picture, obs in zip(adaptive_avg_pool2d(grey, 84).numpy(), seen):       # an mp4 is lossy
+        assert np.abs(picture - obs[-1]).mean() < 6
 
 
 def test_ctrl_c_ends_with_one_line(trained):
