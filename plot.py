@@ -20,8 +20,8 @@ import re
 import sys
 from collections import Counter, defaultdict
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Literal, NamedTuple
 from xml.sax.saxutils import escape
 
@@ -49,7 +49,7 @@ ENOUGH = 5              # seeds of each line that the interval of a comparison n
 AXES = {"steps": "environment steps", "time": "minutes", "ep_ret": "episode return"}
 STATISTICS = {"mean": np.mean, "median": np.median,
               # Interquartile mean. It drops whole seeds: none of 3, the best and the worst of 6.
-              "iqm": partial(trim_mean, proportiontocut=0.25)}
+              "iqm": lambda values, axis=0: trim_mean(values, 0.25, axis)}
 
 
 @dataclass(frozen=True)
@@ -326,10 +326,10 @@ def draw(groups: Groups, plot: Plot) -> Figure:
 
 def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int) -> None:
     """Draw all lines of a panel, smoothed alike: over at most a tenth of its shortest run."""
-    shortest = min(len(run.y) for runs in lines.values() for run in runs)
-    window = max(1, min(smooth, shortest // 10))
+    window = max(1, min(smooth, *(len(run.y) // 10 for runs in lines.values() for run in runs)))
     row = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
-    ax.set_title(panel + f": mean of {window} {row}" * (window > 1))
+    title = panel + f": mean of {window} {row}" * (window > 1)
+    ax.set_title(fill(title, 50, break_on_hyphens=False))       # a panel has room for 56
     for line, runs in lines.items():
         curves = []
         for run in runs:    # a mean stands at the last of its rows; ties would draw a staircase

@@ -414,6 +414,17 @@ def test_a_crowded_panel_shows_no_single_seeds(lines, thin):
     assert fig.legends[0].get_title().get_text().endswith("single seeds") == thin
 
 
+def test_long_titles_stay_apart():
+    for steps in (1000.0, 5000.0, 9000.0):
+        write_run(f"runs/{steps}", env="InvertedDoublePendulum-v4", total_steps=steps,
+                  algo="ppo", returns=range(1000), num_envs=int(steps))
+    fig = figure(rows="num_envs", smooth=(100,))
+    fig.canvas.draw()
+    boxes = [ax.title.get_window_extent() for ax in fig.axes]
+    assert len(boxes) == 3 and all(a.x1 < b.x0 for a, b in zip(boxes, boxes[1:]))
+    assert boxes[0].x0 > 0 and fig.axes[0].get_title().endswith("100 episodes")
+
+
 def test_a_grid_of_a_setting_and_smoothings():
     for n in (16, 2):
         write_run(f"runs/{n}", env="ALE/Pong-v5", algo="a2c", num_envs=n, returns=range(2000))
