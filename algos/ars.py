@@ -5,7 +5,8 @@ gradient needs random actions, and it is noisy. It also needs derivatives of a n
 
 The idea. Do without both: an episode measures the return of any weights. Move the
 weights a little along a random direction, and as far the other way; the better side
-tells where to go. A linear policy has so few weights that few directions suffice.
+tells where to go. A linear policy has so few weights that few directions suffice. But
+it can do less than a network: it cannot swing up a pendulum.
 
     draw_directions    N random vectors delta in the space of the weights
     collect            an episode with weights + noise delta, one with - noise delta

@@ -67,7 +67,10 @@ CASES = [
 
 
 def probe(algo, case, box, **settings):
-    """Train `algo`, a module, on a case. Return rows (what, expected, got, tolerance)."""
+    """Train `algo`, a module, on a case. Return rows (what, expected, got, tolerance).
+
+    They are none if the case asks for values and the algorithm has no critic.
+    """
     fields = {field.name for field in dataclasses.fields(algo.Config)}
     every = SETTINGS | (OFF_POLICY if "buffer_size" in fields else {})
     every |= ACER if "replay_ratio" in fields else {}
@@ -79,7 +82,7 @@ def probe(algo, case, box, **settings):
             "env": f"tests.envs:{case.env}-v0", "env_kwargs": kwargs, "run_dir": f"{run_dir}/run",
             "device": "cpu", **quick, **settings}))
     rows = []
-    for seen in case.seen:
+    for seen in case.seen if case.vals is None or hasattr(agent, "critic") else ():
         obs = torch.tensor([[float(seen)]])
         if case.env != "ProbeLate":                             # there, one episode shows both
             forget(agent)
@@ -95,8 +98,9 @@ def probe(algo, case, box, **settings):
 @torch.no_grad()
 def value(agent, obs):
     """Return V of one raw observation, [1, 1], or Q of the best action if the critic is a Q."""
-    if not hasattr(agent, "actor"):  # DQN: a Q for each action
-        return agent.critic(obs).max().item()
+    if not hasattr(agent, "actor"):  # DQN: a Q for each action; C51: log-probabilities of atoms
+        q = agent.critic(obs)
+        return (q.exp() @ agent.atoms if hasattr(agent, "atoms") else q).max().item()
     if hasattr(agent, "critic_targ"):
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
@@ -136,7 +140,8 @@ def read_set(algo, pair):
 def quiet_probe(algo, case, box, settings):
     """Return the rows of `probe`, or the reason for which it was skipped."""
     try:
-        return probe(algo, case, box, **settings), ""
+        rows = probe(algo, case, box, **settings)
+        return rows, "" if rows else "skipped: no critic"
     except FloatingPointError as error:
         return [(str(error), 0.0, float("nan"), 0.0)], ""
     except UsageError as error:
