@@ -20,7 +20,7 @@ This is the paper's V2-t. --no-norm-obs makes it V1-t, --top 1 uses all directio
 V1. Unlike there, the policy has biases, its outputs are clipped to [-1, 1] and scaled
 to the bounds of actions, and states of idle environments enter the statistics.
 
-Healthy values. The mean return of the moved policies, `ep_ret`, passes 300 on Swimmer
+Healthy values. The mean return of the moved policies, `ep_ret`, may pass 300 on Swimmer
 within 500,000 steps. On CartPole it nears 500 within 100,000. `step_norm` is about 0.1.
 
 Run   python -m algos.ars --env Swimmer-v4 --total-steps 5e5

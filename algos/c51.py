@@ -24,7 +24,7 @@ to 0. `target_every` counts environment steps, not updates, and eps falls from t
 step on. `project` mends Algorithm 1. The settings are for CartPole.
 
 Healthy values. On CartPole `q` rises to between 75 and 90, `q_loss` falls from log n =
-3.9 to about 2, `clipped` stays 0. Most runs end with the pole up for all 500 steps.
+3.9 to about 2, `clipped` stays 0. Many runs end with the pole up for all 500 steps.
 
 Run   python -m algos.c51 --env CartPole-v1
 Diff  diff algos/dqn.py algos/c51.py
