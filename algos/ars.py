@@ -20,8 +20,9 @@ This is the paper's V2-t. --no-norm-obs makes it V1-t, --top 1 uses all directio
 V1. Unlike there, the policy has biases, its outputs are clipped to [-1, 1] and scaled
 to the bounds of actions, and states of idle environments enter the statistics.
 
-Healthy values. The mean return of the moved policies, `ep_ret`, may pass 300 on Swimmer
-within 500,000 steps. On CartPole it nears 500 within 100,000. `step_norm` is about 0.1.
+Healthy values. The mean return of the moved policies, `moved_ret`, may pass 300 on
+Swimmer within 500,000 steps. On CartPole it nears 500 within 100,000. `ep_ret` has the
+episodes of idle environments, too. `step_norm` is about 0.1.
 
 Run   python -m algos.ars --env Swimmer-v4 --total-steps 5e5
 """
@@ -140,7 +141,8 @@ def update(agent: Agent, rollouts: Rollouts) -> dict:
     ret_std = torch.cat([plus[best], minus[best]]).std(correction=0)
     step = agent.cfg.lr / (num_top * ret_std + 1e-8) * (gaps @ directions)
     nn.utils.vector_to_parameters(agent.weights + step, agent.actor.parameters())
-    return {"ret_std": ret_std, "step_norm": step.norm()}
+    moved_ret = torch.cat([plus, minus])
+    return {"moved_ret": moved_ret, "ret_std": ret_std, "step_norm": step.norm()}
 
 
 # ======================================= agent ========================================

@@ -216,7 +216,7 @@ def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
     last = len(atoms) - 1  # index of the highest atom
     moved = rew[:, None] + gamma * (1 - terminated[:, None]) * atoms  # x, [B, n]
     outside = (moved < atoms[0]) | (moved > atoms[-1])
-    index = ((moved - atoms[0]) / (atoms[1] - atoms[0])).clamp(0, last)  # l + f
+    index = ((moved - atoms[0]) / (atoms[-1] - atoms[0]) * last).clamp(0, last)  # l+f
     below = index.floor()  # l
     prob_above = (index - below) * next_prob  # f p
     prob_below = next_prob - prob_above  # (1 - f) p
@@ -266,8 +266,16 @@ class Agent(Policy):  # which adds predict(obs)
         self.critic = ReturnNetwork(obs_space, self.num_acts, cfg)  # Z
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Z_targ
         atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
-        self.register_buffer("atoms", atoms)  # z_1, ..., z_n
+        self.register_buffer("atoms", atoms)  # z_0, ..., z_{n-1}
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
+
+    def load_state_dict(self, state: dict) -> None:
+        """UsageError if these weights were trained with other atoms (--init-from)."""
+        if not torch.equal(state["atoms"].to(self.atoms), self.atoms):
+            low, high = state["atoms"][0], state["atoms"][-1]
+            raise mpi.UsageError(
+                f"--init-from: its weights need --v-min {low:g} --v-max {high:g}")
+        super().load_state_dict(state)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:

@@ -160,3 +160,12 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
     ({"v_min": math.nan}, "--v-min is nan; it takes a number")])
 def test_what_is_no_support_is_refused(given, said):
     assert refused(lambda: c51.Config(**given)).startswith(said)
+
+
+def test_weights_are_refused_by_another_support_and_taken_by_their_own():
+    agent = make_agent(c51, v_min=-10.0, v_max=10.0)
+    said = refused(lambda: make_agent(c51).load_state_dict(agent.state_dict()))
+    assert said == "--init-from: its weights need --v-min -10 --v-max 10"
+    other = make_agent(c51, v_min=-10.0, v_max=10.0)
+    other.load_state_dict(agent.state_dict())
+    close(other.critic.head[0].weight, agent.critic.head[0].weight)

@@ -748,6 +748,8 @@ def test_threads_are_two_while_a_second_core_is_free(monkeypatch):
     assert clock.threads_after(threads, 9, 0) == 1  # it waits for ten seconds
     assert clock.threads_after(threads, 1.1, 0) == 2
     assert clock.threads_after(threads, 60, 1) == 1
+    assert clock.threads_after(threads, 11, 1) == 1
+    assert clock.threads_after(threads, 1.1, 0) == 2  # only a step back makes it wait
 
 
 @pytest.mark.parametrize("number, cores, cbwr, expected", [
