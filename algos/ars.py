@@ -1,9 +1,9 @@
 """Augmented Random Search (ARS).  Mania, Guy and Recht 2018, arXiv:1803.07055.
 
 The problem. The weights of a policy should maximise the expected return. The policy
-gradient needs random actions, and it is noisy. It also needs derivatives of a network.
+gradient needs random actions, whose noise it shares, and derivatives of a network.
 
-The idea. Do without both: an episode measures the return of any weights. Move the
+The idea. Do without either: an episode measures the return of any weights. Move the
 weights a little along a random direction, and as far the other way; the better side
 tells where to go. A linear policy has so few weights that few directions suffice. But
 it can do less than a network: it cannot swing up a pendulum.
@@ -16,8 +16,8 @@ Processes divide the directions. Each draws all of them from the same seed, so n
 weights and no gradients travel, only two returns per direction (and the moments of the
 observations). From them all processes compute the same step.
 
-This is the paper's V2-t. --no-norm-obs makes it V1-t, --top 1 uses all directions: V2,
-V1. Unlike there, the policy has biases, its outputs are clipped to [-1, 1] and scaled
+This is the paper's V2-t. It is V2 with --top 1, V1-t with --no-norm-obs, V1 with both.
+Unlike there, the policy has biases, its outputs are clipped to [-1, 1] and scaled
 to the bounds of actions, and states of idle environments enter the statistics.
 
 Healthy values. The mean return of the moved policies, `moved_ret`, may pass 300 on
@@ -51,7 +51,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 0.02  # alpha, the step size (0.01 to 0.1)
     noise: float = 0.03  # nu, how far to move along a direction (0.01 to 0.1)
     norm_obs: bool = True  # normalise observations by their running statistics
-    alive_bonus: float = 0.0  # subtracted from each reward, if an environment adds it
 
 
 # ===================================== data types =====================================
@@ -110,7 +109,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv,
         seen.append(obs)
         act = agent.act(obs, policies=policies[playing])
         obs, rew, terminated, truncated, _ = envs.step(agent.env_act(act))
-        np.add.at(returns, playing, rew - agent.cfg.alive_bonus)
+        np.add.at(returns, playing, rew)  # several may be idle
         for i in np.flatnonzero(terminated | truncated):  # obs[i] is the next episode's
             ended += playing[i] < idle
             playing[i] = next(queue, idle)

@@ -170,8 +170,8 @@ def c51_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         L  = -mean sum_i m_i log p_i(s, a)
 
     r and s' are random, so m differs from sample to sample. The cross-entropy is least
-    where p is the mean of these m, which is the distribution of the return. There it is
-    the entropy of p, so it does not fall to 0.
+    where p is the mean of these m: the distribution of the return, if Z_targ is right.
+    Its value there is the entropy of p, so it does not fall to 0.
     """
     with torch.no_grad():  # Z moves towards m, not m towards Z
         next_logp = agent.critic_targ(batch.next_obs)

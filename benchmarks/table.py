@@ -52,6 +52,12 @@ Key = tuple[str, str, str, str]                 # env, library, algo, settings
 
 # ---- Result files
 
+def row_of(result: dict) -> tuple:
+    """Return what only one result of a suite may have. Defaults may differ between commits."""
+    return (result.get("library", "plainrl"), result["env"], result["algo"], result["seed"],
+            str(sorted(result["changed"].items())))
+
+
 def read(suite: Path) -> dict[Key, list[dict]]:
     """Group results by environment, library, algorithm and settings; sort each group by seed.
 
@@ -262,8 +268,8 @@ if __name__ == "__main__":
     if args.add:
         suite = HERE / f"{args.add}.jsonl"
         known = read_suite(suite) if suite.exists() else []
-        new = {result["id"]: result for result in read_runs(args.results)}
-        write_suite(suite, [*(row for row in known if row["id"] not in new), *new.values()])
+        new = {row_of(result): result for result in read_runs(args.results)}
+        write_suite(suite, [*(row for row in known if row_of(row) not in new), *new.values()])
         print(f"{suite}: {len(new)} results added or replaced")
     elif args.results:
         found = read(args.results)

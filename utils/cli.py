@@ -61,7 +61,7 @@ COUNTS = """total_steps num_envs num_procs rollout_steps minibatch_size batch_si
             check_every disc_epochs directions"""
 NONNEGATIVE = """seed torch_threads eval_every start_steps vf_coef ent_coef max_grad_norm target_kl
                  act_noise target_noise noise_clip damping replay_ratio max_slope
-                 num_trajectories her_k alive_bonus"""
+                 num_trajectories her_k"""
 FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta top"
 POSITIVE = """hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
               alpha noise"""

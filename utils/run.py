@@ -535,7 +535,7 @@ class Threads:
 def keep_freed_memory() -> None:
     """Let glibc keep freed memory, since the next update needs as much.
 
-    Given back to Linux, it returns page by page, which took 13% of a run of PPO on Pong.
+    Given back to Linux, it returns page by page, which took 14% of a run of PPO on Pong.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for name in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD

@@ -120,7 +120,7 @@ def test_update_against_sb3_contrib(top, used):
 # ---- Rollouts
 
 def test_each_side_of_each_direction_is_one_episode_and_the_rest_waits():
-    agent, envs = make_agent(norm_obs=False, alive_bonus=0.5)
+    agent, envs = make_agent(norm_obs=False)
     directions = vec((1, 0, 0), (0, 1, 1))
     rollouts, num_steps = ars.collect(agent, envs, directions)
     centre = 0.05 * 1 - 0.02 * 2 + 0.01
@@ -128,8 +128,8 @@ def test_each_side_of_each_direction_is_one_episode_and_the_rest_waits():
     later = 0.05 * 3 + 0.08 * 4 + 0.11
     close(vec(*Echo.made[0].acts), vec(plus0, minus0, minus1, centre, centre))
     close(vec(*Echo.made[1].acts), vec(plus1, *4 * [later]))
-    close(rollouts.plus, vec(20 * plus0 - 0.5, 20 * (plus1 + 4 * later) - 2.5))
-    close(rollouts.minus, vec(20 * minus0 - 0.5, 20 * minus1 - 0.5))
+    close(rollouts.plus, vec(20 * plus0, 20 * (plus1 + 4 * later)))
+    close(rollouts.minus, vec(20 * minus0, 20 * minus1))
     assert torch.equal(rollouts.directions, directions) and num_steps == 10
     assert agent.obs_stats.count == 10                          # of which four saw (3, 4)
     close(agent.obs_stats.mean, vec(1.8, 2.8).double())

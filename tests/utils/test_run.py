@@ -762,6 +762,19 @@ def test_threads_adapt_only_to_zero_and_where_bits_do_not_change(monkeypatch, nu
     assert clock.threads_after(run_module.Threads(number), 5, 0) == expected
 
 
+def test_a_run_adapts_its_threads_and_keeps_freed_memory_and_hints(monkeypatch, capsys):
+    clock, kept = Clock(monkeypatch), []
+    monkeypatch.setattr(run_module, "compile_hint", lambda cfg: "; be fast")
+    monkeypatch.setattr(run_module.ctypes, "CDLL", lambda _: SimpleNamespace(
+        mallopt=lambda *pair: kept.append(pair)))
+    with start(Config(torch_threads=0)) as run:
+        assert run.logger.hint == "; be fast"
+        clock.now += 2
+        run.advance(100)
+        assert torch.get_num_threads() == 2
+    assert kept == [(-1, 2**30), (-3, 2**30)] * (sys.platform == "linux")
+
+
 def test_threads_count_the_time_of_others_on_their_own_cores(monkeypatch):
     def write(*ticks):
         rows = [f"cpu{core} {n} {n} {n} 9999 9999 {n} {n} {n} 0 0" for core, n in enumerate(ticks)]
