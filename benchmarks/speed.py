@@ -154,13 +154,14 @@ def child(library: str, args: argparse.Namespace) -> None:
     else:
         module = importlib.import_module(f"algos.{args.algo}")
         seconds = clock_parts(module)
-        threads = {"torch_threads": args.threads} if args.threads else {}
+        given = {"torch_threads": args.threads} if args.threads else {}
+        given |= {"compile": True} if args.compile else {}  # a long run does so by itself
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
                 env=args.env, total_steps=args.steps, num_envs=args.num_envs,
-                num_procs=args.num_procs, compile=args.compile, run_dir=mpi.bcast(f"{folder}/run"),
-                **threads, **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
+                num_procs=args.num_procs, run_dir=mpi.bcast(f"{folder}/run"), **given,
+                **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
         seconds["train"] = time.perf_counter() - began
         counts["env"] = sum(mpi.gather(counts["env"]))  # every rank takes every gradient step
     mpi.say("\n" + json.dumps({"counts": counts, "seconds": seconds}))

@@ -54,15 +54,14 @@ class Logger:
         self.reports = 0
         self.due, self.since = 0, None  # the report with the next estimate; (step, time) before it
 
-    def open(self, run_dir, step, total_steps, stack, start=0, hint=""):
+    def open(self, run_dir, step, total_steps, stack, start=0):
         """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them.
 
-        Before step `start` it does not learn, so that its speed there tells nothing. `hint` says
-        once how a run that takes more than five minutes could be faster.
+        Before step `start` it does not learn, so that its speed there tells nothing.
         """
         from torch.utils.tensorboard import SummaryWriter  # takes a fifth of a second
 
-        self.start, self.hint = start, hint
+        self.start = start
         self.progress = Table(run_dir / "progress.csv", PROGRESS, step)
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
@@ -132,9 +131,7 @@ class Logger:
             per_step = (time - self.since[1]) / (step - self.since[0])
             minutes = int((self.bar.total - step) * per_step / 60)
             if minutes > 2:
-                left = f"about {minutes // 60}:{minutes % 60:02} h left at this speed"
-                tqdm.write(left + self.hint * (minutes > 5))
-                self.hint = self.hint * (minutes <= 5)
+                tqdm.write(f"about {minutes // 60}:{minutes % 60:02} h left at this speed")
         self.due = self.reports + (20 if self.since else 1)
         self.since = step, time
 

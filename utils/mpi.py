@@ -209,7 +209,8 @@ def compile_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
     if hasattr(dynamo, "recompile_limit"):  # one limit for all losses of a process
         dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
     options = {"fallback_random": True,  # PyTorch's generator, in the order of the eager calls
-               "cpp_wrapper": True}  # calls its products from C++, in a fifth less time
+               "cpp_wrapper": True,  # calls its products from C++, in a fifth less time
+               "cpp.threads": 1}  # else a graph keeps the number of threads that it began with
     return torch.compile(flat_gradient(loss_fn, params), dynamic=False,  # shapes never change
                          options=options)
 

@@ -72,6 +72,7 @@ FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_
 # The files of a run, but for config.json, which names it as one.
 PARTS = ("algo.py", "algo-until-*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json")
+LONG, LONG_REPLAY = 500_000, 100_000  # steps from which a run compiles by itself
 CORES = "/proc/stat"  # how busy each core has been
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
@@ -92,7 +93,7 @@ class RunConfig:
     wandb: bool = False  # also send metrics to Weights & Biases; needs the extra wandb
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
-    compile: bool = False  # torch.compile losses and gradients: faster steps, slower start
+    compile: bool = False  # torch.compile losses: faster steps, slower start; on in long runs
     torch_threads: int = 1  # PyTorch threads per process; 0: two while a second core is free
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
@@ -150,6 +151,21 @@ def suit_games(cfg, given):
     return replace(cfg, **mine)
 
 
+def compile_if_long(cfg, given):
+    """Return `cfg` with --compile, if nobody has decided and the run is long enough to gain by it.
+
+    Compiling takes up to half a minute and then saves a tenth to a third of the time. A learner
+    with a replay buffer takes far more gradient steps.
+    """
+    long = cfg.total_steps >= (LONG_REPLAY if hasattr(cfg, "buffer_size") else LONG)
+    can = type(cfg).__module__ in mpi.COMPILABLE and not torch.cuda.is_available() and (
+        os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++"))
+    if cfg.resume or "compile" in given or not long or not can:
+        return cfg
+    mpi.say("--compile, since the run is long (--no-compile leaves it out)")
+    return replace(cfg, compile=True)
+
+
 class Run:
     """Everything around training: directory, processes, seeds, device, checkpoints, reports.
 
@@ -169,7 +185,7 @@ class Run:
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         if cfg.env.startswith(f"{asked}-v"):
             mpi.say(f"--env {asked} is {cfg.env}, its newest version")
-        self.cfg = cfg = suit_games(cfg, given)
+        self.cfg = cfg = compile_if_long(suit_games(cfg, given), given)
         for name in SHARED:
             if getattr(cfg, name, 0) % mpi.size():
                 raise UsageError(f"{flag(name)} is {getattr(cfg, name)}; it takes a multiple of "
@@ -271,8 +287,7 @@ class Run:
                 start = learning_starts(cfg)
                 if self.reported_step < start:
                     mpi.say(f"learning starts at step {start:,}; steps take longer from there")
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start,
-                                 hint=compile_hint(cfg))
+                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
                 before = signal.signal(number, self.on_signal)
@@ -483,14 +498,6 @@ def learning_starts(cfg) -> int:
     """Return the step before which an off-policy algorithm only collects; 0 for all others."""
     own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
     return own(cfg) if own else getattr(cfg, "start_steps", 0)
-
-
-def compile_hint(cfg) -> str:
-    """Return what --compile would save, if a run without it could use it on this machine."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if cfg.compile or not compiler or type(cfg).__module__ not in mpi.COMPILABLE:
-        return ""
-    return "; --compile saves a tenth to a third of it"
 
 
 class Threads:

@@ -762,13 +762,11 @@ def test_threads_adapt_only_to_zero_and_where_bits_do_not_change(monkeypatch, nu
     assert clock.threads_after(run_module.Threads(number), 5, 0) == expected
 
 
-def test_a_run_adapts_its_threads_and_keeps_freed_memory_and_hints(monkeypatch, capsys):
+def test_a_run_adapts_its_threads_and_keeps_freed_memory(monkeypatch):
     clock, kept = Clock(monkeypatch), []
-    monkeypatch.setattr(run_module, "compile_hint", lambda cfg: "; be fast")
     monkeypatch.setattr(run_module.ctypes, "CDLL", lambda _: SimpleNamespace(
         mallopt=lambda *pair: kept.append(pair)))
     with start(Config(torch_threads=0)) as run:
-        assert run.logger.hint == "; be fast"
         clock.now += 2
         run.advance(100)
         assert torch.get_num_threads() == 2
@@ -818,13 +816,16 @@ print(*[torch.equal(finals[0], final) for final in finals], finals[0].std() > 0)
     assert done.stdout.split()[-4:] == ["True", "True", "True", "tensor(True)"], done.stderr
 
 
-@pytest.mark.parametrize("config, compiler, hinted", [
-    (sac.Config(), "/bin/c++", True), (sac.Config(), None, False),
-    (sac.Config(compile=True), "/bin/c++", False), (Config(), "/bin/c++", False)])
-def test_a_long_run_hints_at_compiling_where_it_could(monkeypatch, config, compiler, hinted):
+@pytest.mark.parametrize("config, compiler, compiles", [
+    (sac.Config(total_steps=1e5), "/bin/c++", True), (sac.Config(total_steps=99_999), "c++", False),
+    (sac.Config(), None, False), (sac.Config(compile=False), "c++", False),
+    (sac.Config(resume=True), "c++", False),
+    (ppo.Config(total_steps=5e5), "c++", True), (ppo.Config(total_steps=4e5), "c++", False),
+    (Config(), "c++", False)], ids=str)
+def test_a_long_run_compiles_unless_told_otherwise(monkeypatch, config, compiler, compiles):
     monkeypatch.setattr(shutil, "which", lambda _: compiler)
     monkeypatch.delenv("CXX", raising=False)
-    assert bool(run_module.compile_hint(config)) == hinted
+    assert run_module.compile_if_long(config, config.given).compile == compiles
 
 
 def test_nothing_is_compiled_after_a_signal():
