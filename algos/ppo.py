@@ -70,7 +70,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
-    target_kl: float = 0.0  # end the update after an epoch with `kl` above this; 0: off
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
@@ -169,13 +168,10 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             loss.backward()
             metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
             step_metrics.append(metrics)
-        if cfg.target_kl > 0:
-            if policy_change(agent, obs, act, logp_old)["kl"] > cfg.target_kl:
-                break
     metrics = {name: torch.stack([one[name] for one in step_metrics])
                for name in step_metrics[0]}  # the log has their means
     metrics |= policy_change(agent, obs, act, logp_old)
-    return metrics | critic_metrics | {"epochs": epoch + 1, "lr": lr}
+    return metrics | critic_metrics | {"lr": lr}
 
 
 # ======================================= losses =======================================
@@ -299,7 +295,7 @@ def policy_change(agent: Agent, obs: Shaped[Tensor, "TN *obs"],
                   ) -> dict:
     """Compare pi with pi_old on the whole rollout."""
     logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    _, kl, _ = mpi.moments(approx_kl(logp, logp_old))  # the mean over all processes
+    kl = approx_kl(logp, logp_old).mean()
     ratio = (logp - logp_old).exp()
     clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
     return {"kl": kl, "clip_frac": clip_frac}

@@ -23,7 +23,7 @@ from docs.algorithm import ROOT, ideas
 STORED = Path(__file__).with_name("healthy.csv")
 FIELDS = ["algo", "column", "low", "median", "high", "reports", "runs", "command"]
 LEFT_OUT = {"dqn_atari"}
-NOT_SHOWN = re.compile(r"^(step|time|steps_per_second|lr|epochs)$|_(std|min|max)$")
+NOT_SHOWN = re.compile(r"^(step|time|steps_per_second|lr)$|_(std|min|max)$")
 
 
 def train(command: str, folder: Path, demos: Path) -> None:

@@ -210,26 +210,6 @@ def test_scale_rew_divides_by_the_deviation_of_returns(settings, expected):
 
 # ---- Steps and metrics
 
-def test_target_kl_is_compared_with_the_policy_that_acted():
-    agent = make_agent(epochs=3)
-    rollout = make_rollout(agent)
-    kls = [learn(make_agent(epochs=k), rollout)[1]["kl"] for k in (1, 2, 3)]
-    assert kls[0] < kls[1] < kls[2]
-    for limit, epochs in ((kls[0] * 0.9, 1), (kls[0] * 1.1, 2), (kls[1] * 1.1, 3)):
-        metrics = learn(make_agent(epochs=9, target_kl=float(limit)), rollout)[1]
-        assert metrics["epochs"] == epochs
-        close(metrics["kl"], kls[epochs - 1], rtol=1e-4)
-
-
-@pytest.mark.parametrize("kl,epochs", [(0.011, 1), (0.009, 4)])
-def test_the_mean_kl_of_all_ranks_stops_the_update(kl, epochs, monkeypatch):
-    """Whatever this rank's own is, so all of them take equally many steps."""
-    monkeypatch.setattr(mpi, "moments", lambda rows: (1, torch.tensor(kl), torch.tensor(0.0)))
-    agent = make_agent(epochs=4, target_kl=0.01, norm_adv=False)
-    metrics = learn(agent, make_rollout(agent))[1]
-    assert metrics["epochs"] == epochs and metrics["kl"] == torch.tensor(kl)
-
-
 @every_kind
 def test_metrics_say_what_happened(kind):
     agent, spy = make_agent(kind, minibatch_size=8, epochs=4, clip_ratio=0.05), Spy()
@@ -252,7 +232,7 @@ def test_metrics_say_what_happened(kind):
             for agent, *columns in (vars(call).values() for call in spy.calls)]
     for name in ("pi_loss", "v_loss", "entropy"):
         close(metrics[name], torch.stack([each[name] for each in told]).detach(), rtol=1e-4)
-    assert metrics["epochs"] == 4 and metrics["grad_norm"].shape == (12,)
+    assert metrics["grad_norm"].shape == (12,)
     assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
     assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
 

@@ -73,7 +73,7 @@ def process(*args, **env):
     ("--hidden 64 0", "--hidden is (64, 0)", "a whole number, above 0"),
     ("--minibatch-size 1", "--minibatch-size is 1", "a whole number, at least 2"),
     ("--minibatch-size 0 --no-norm-adv", "--minibatch-size is 0", "a whole number, at least 1"),
-    ("--target-kl -1", "--target-kl is -1", "at least 0"), ("--lr 0", "--lr is 0", "above 0"),
+    ("--ent-coef -1", "--ent-coef is -1", "at least 0"), ("--lr 0", "--lr is 0", "above 0"),
 ])
 def test_a_number_out_of_range(refusal, flags, flag, takes):
     """tests/utils/test_cli.py has the range of every kind of setting."""
