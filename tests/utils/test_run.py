@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3
+from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -821,7 +821,7 @@ print(*[torch.equal(finals[0], final) for final in finals], finals[0].std() > 0)
     (sac.Config(), None, False), (sac.Config(compile=False), "c++", False),
     (sac.Config(resume=True), "c++", False),
     (ppo.Config(total_steps=5e5), "c++", True), (ppo.Config(total_steps=4e5), "c++", False),
-    (Config(), "c++", False)], ids=str)
+    (a2c.Config(), "c++", False), (Config(), "c++", False)], ids=str)
 def test_a_long_run_compiles_unless_told_otherwise(monkeypatch, config, compiler, compiles):
     monkeypatch.setattr(shutil, "which", lambda _: compiler)
     monkeypatch.delenv("CXX", raising=False)
