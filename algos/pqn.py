@@ -1,0 +1,263 @@
+"""Parallelised Q-network (PQN).  Gallici et al. 2024, arXiv:2407.04811.
+
+The problem. DQN needs a replay buffer and a target network to be stable. The buffer
+fills the memory, its samples come from old policies, and the target network makes every
+new estimate wait for the next copy.
+
+The idea. Do without both. Many copies of the environment give a batch that is diverse
+enough, as in A2C. LayerNorm in the network bounds how far a step on some states can
+move Q in others, so that Q may chase its own estimate. And since the data come from
+the current policy, many rewards can stand in a target, not only one: the lambda-return.
+An iteration of `train`:
+
+    collect            act for T steps in N parallel environments, random with prob. eps
+    update
+      compute_targets    lambda-returns G, by the current Q
+      pqn_loss           `epochs` times one Adam step for each random minibatch
+
+Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
+encoder, not one each convolution. As in the paper, G contains rewards of random actions.
+
+Healthy values. On CartPole `q` rises to 60 to 100; a discounted return is at most
+1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges.
+
+Run   python -m algos.pqn --env CartPole-v1
+Diff  diff algos/dqn.py algos/pqn.py    (collect and the minibatches: algos/ppo.py)
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, Shaped
+from torch import Tensor, nn
+
+# make_envs    when an episode ends, the same `step` starts a new one and returns its
+#              first obs; infos["final_obs"] has the last obs of the old one
+# stack_steps  T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
+# mpi.share    this process's part of a total; everything if there is a single process
+# mpi.Adam     `step` averages the gradient over processes, clips it, moves the weights
+#              and returns the gradient's norm before clipping
+from utils import mpi
+from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.run import Run, RunConfig, main
+
+# Shapes, which the tests check at every call.
+PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
+Observations = Shaped[Tensor, "B *obs"]  # images are uint8, vectors float32
+Choices = Int64[Tensor, "B"]  # indices of actions
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
+    env: str = "CartPole-v1"  # Gymnasium id
+    total_steps: float = 5e5  # environment steps, rounded up to whole rollouts
+    num_envs: int = 16  # N, parallel environments (8 to 128)
+    report_every: int = 4000  # environment steps between rows of the log
+    rollout_steps: int = 128  # T x N, samples per rollout; N and B have to divide it
+    minibatch_size: int = 128  # B, samples per gradient step (32 to 512)
+    epochs: int = 4  # passes over each rollout (1 to 4)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-4 to 1e-3)
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    lam: float = 0.9  # lambda (0: only the next reward; 1: all rewards of the rollout)
+    eps_end: float = 0.05  # final probability of a random action (0.01 to 0.1)
+    eps_steps: int = 50_000  # environment steps in which eps falls from 1 to eps_end
+    max_grad_norm: float = 10.0  # maximum gradient norm; 0: off
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Rollout:  # T steps in each of N environments
+    obs: Shaped[Tensor, "T N *obs"]  # s
+    act: Int64[Tensor, "T N"]  # a
+    rew: PerStep  # r
+    next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
+    terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
+    done: PerStep  # 1 if the episode ended, also by a time limit
+
+
+@dataclass(frozen=True)
+class Minibatch:  # B random samples of a rollout
+    obs: Observations  # s
+    act: Choices  # a
+    target: PerSample  # G: what Q is to predict
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent.critic)
+        run.register(agent, optimizer=optimizer)  # what checkpoints hold
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            # At first Q is no better than a guess, so eps falls from 1.
+            eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
+            agent.eps.fill_(eps)
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, optimizer, rollout, lr)
+            step += cfg.rollout_steps
+            run.store(**metrics)  # the next row of the log averages them
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, eps=agent.eps, lr=lr)  # every `report_every` steps
+            run.save(step)  # about once a minute
+    return agent
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = new_obs.copy()
+        for i in np.flatnonzero(done):  # here new_obs[i] is the next episode's first
+            next_obs[i] = infos["final_obs"][i]
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs
+    return Rollout(**stack_steps(steps, act.device)), obs
+
+
+def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+    """Take several gradient steps on one rollout. Return metrics."""
+    cfg = agent.cfg
+    target = compute_targets(agent, rollout).flatten()  # [T, N] -> [TN]
+    obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten()
+    step_metrics = []  # one dict per gradient step
+    for _ in range(cfg.epochs):
+        for rows in torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size)):
+            minibatch = Minibatch(obs=obs[rows], act=act[rows], target=target[rows])
+            loss, metrics = pqn_loss(agent, minibatch)
+            optimizer.zero_grad()
+            loss.backward()
+            metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
+            step_metrics.append(metrics)
+    return {name: torch.stack([one[name] for one in step_metrics])
+            for name in step_metrics[0]}  # the log has their means
+
+
+# ======================================= losses =======================================
+@torch.no_grad()
+def compute_targets(agent: Agent, rollout: Rollout) -> PerStep:
+    """The lambda-returns G of all steps, by the current Q."""
+    val = agent.critic(rollout.obs.flatten(0, 1)).amax(-1).view_as(rollout.rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    ends = rollout.done.bool()
+    ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
+    next_val[ends] = agent.critic(rollout.next_obs[ends]).amax(-1)
+    return lambda_return(rollout.rew, next_val, rollout.terminated, rollout.done,
+                         agent.cfg.gamma, agent.cfg.lam)
+
+
+def lambda_return(rew: PerStep, next_val: PerStep, terminated: PerStep, done: PerStep,
+                  gamma: float, lam: float) -> PerStep:
+    """Returns that look far ahead, but less and less (Peng & Williams 1996).
+
+        V(s) = max_a Q(s, a)
+        y_t  = r_t + gamma (1 - terminated_t) V(s'_t)
+        G_t  = y_t + gamma lam (1 - done_t) (G_{t+1} - V(s'_t))
+
+    lam = 0 trusts Q after one reward, as DQN does (bias). lam = 1 uses all rewards of the
+    rollout (variance), also those of random actions. Only a terminal state is worth 0:
+    after a time limit, V(s') replaces the rewards cut off.
+    """
+    target = rew + gamma * (1 - terminated) * next_val
+    decay = gamma * lam * (1 - done)
+    ret = torch.zeros_like(rew)
+    next_ret = next_val[-1]  # beyond the rollout, only Q is known
+    for t in reversed(range(len(rew))):
+        ret[t] = next_ret = target[t] + decay[t] * (next_ret - next_val[t])
+    return ret
+
+
+@mpi.compilable  # with --compile
+def pqn_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
+    """L = mean (Q(s, a) - G)^2, where G is a constant."""
+    q = q_of(agent.critic(batch.obs), batch.act)
+    assert q.shape == batch.target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = (q - batch.target).square().mean()
+    return loss, {"q_loss": loss.detach(), "q": q.detach().mean()}
+
+
+def q_of(q: PerAction, act: Choices) -> PerSample:
+    """Q(s, a) of one action per sample."""
+    return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
+
+
+# ======================================= agent ========================================
+def norm_mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with LayerNorm and ReLU between them.
+
+    LayerNorm shifts and scales the units of a layer, for each sample, to mean 0 and
+    variance 1, so that large inputs cannot make Q large.
+    """
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-2])  # nothing after the last layer
+
+
+class NormQNetwork(nn.Module):
+    """Observations [B, ...] -> Q(s, a) for each of k actions, [B, k]."""
+
+    def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
+        super().__init__()
+        self.images = is_image(obs_space)
+        if self.images:
+            self.encoder = nature_cnn(obs_space).append(nn.LayerNorm(512))
+            sizes = (512,)  # its outputs
+        else:
+            sizes = (*obs_space.shape, *cfg.hidden)
+        self.head = norm_mlp(*sizes, num_acts)
+
+    def forward(self, obs: Observations) -> PerAction:
+        if self.images:
+            obs = self.encoder(obs)
+        return self.head(obs.float())
+
+
+class Agent(Policy):  # which adds predict(obs)
+    """Q and eps."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        self.cfg = cfg
+        self.num_acts = int(act_space.n)
+        self.critic = NormQNetwork(obs_space, self.num_acts, cfg)  # Q
+        self.register_buffer("eps", torch.ones(()))  # probability of a random action
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
+        best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
+        if deterministic:
+            return best
+        explore = torch.rand(best.shape, device=best.device) < self.eps
+        return torch.where(explore, torch.randint_like(best, self.num_acts), best)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
+        return act.cpu().numpy()
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)
