@@ -16,7 +16,7 @@ An iteration of `train`:
       pqn_loss           `epochs` times one Adam step for each random minibatch
 
 Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
-encoder, not one each convolution. As in the paper, G contains rewards of random actions.
+encoder, not one each convolution. As in the paper, G has rewards of random actions, too.
 
 Healthy values. On CartPole `q` rises to 60 to 100; a discounted return is at most
 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges.
@@ -174,9 +174,9 @@ def lambda_return(rew: PerStep, next_val: PerStep, terminated: PerStep, done: Pe
         y_t  = r_t + gamma (1 - terminated_t) V(s'_t)
         G_t  = y_t + gamma lam (1 - done_t) (G_{t+1} - V(s'_t))
 
-    lam = 0 trusts Q after one reward, as DQN does (bias). lam = 1 uses all rewards of the
-    rollout (variance), also those of random actions. Only a terminal state is worth 0:
-    after a time limit, V(s') replaces the rewards cut off.
+    lam = 0 trusts Q after one reward, as DQN does (bias). lam = 1 uses all rewards of
+    the rollout, also those of random actions (variance). Only a terminal state is worth
+    0: after a time limit, V(s') replaces the rewards cut off.
     """
     target = rew + gamma * (1 - terminated) * next_val
     decay = gamma * lam * (1 - done)
