@@ -16,7 +16,7 @@ An iteration of `train`:
       pqn_loss           `epochs` times one Adam step for each random minibatch
 
 Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
-encoder, not one each convolution. As in the paper, G has rewards of random actions, too.
+encoder, not one each convolution. As in the paper, G counts random actions, too.
 
 Healthy values. On CartPole `q` rises to 60 to 100; a discounted return is at most
 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges.
