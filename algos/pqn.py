@@ -5,10 +5,10 @@ fills the memory, its samples come from old policies, and the target network mak
 new estimate wait for the next copy.
 
 The idea. Do without both. Many copies of the environment give a batch that is diverse
-enough, as in A2C. LayerNorm in the network bounds how far a step on some states can
-move Q in others, so that Q may chase its own estimate. And since the data come from
-the current policy, many rewards can stand in a target, not only one: the lambda-return.
-An iteration of `train`:
+enough, as in A2C. LayerNorm bounds the features of the network, so that a step on some
+states moves Q less in others, and Q may chase its own estimate. Old policies are gone
+from the data, so the target may hold many rewards in a row: the lambda-return. An
+iteration of `train`:
 
     collect            act for T steps in N parallel environments, random with prob. eps
     update
@@ -16,7 +16,7 @@ An iteration of `train`:
       pqn_loss           `epochs` times one Adam step for each random minibatch
 
 Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
-encoder, not one each convolution. As in the paper, G counts random actions, too.
+encoder; the paper has one after each convolution. A time limit is not taken for an end.
 
 Healthy values. On CartPole `q` rises to 60 to 100; a discounted return is at most
 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges.
@@ -60,10 +60,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 5e5  # environment steps, rounded up to whole rollouts
     num_envs: int = 16  # N, parallel environments (8 to 128)
     report_every: int = 4000  # environment steps between rows of the log
-    rollout_steps: int = 128  # T x N, samples per rollout; N and B have to divide it
-    minibatch_size: int = 128  # B, samples per gradient step (32 to 512)
+    rollout_steps: int = 256  # T x N, samples per rollout; N and B have to divide it
+    minibatch_size: int = 64  # B, samples per gradient step (32 to 512)
     epochs: int = 4  # passes over each rollout (1 to 4)
-    lr: float = 1e-3  # Adam's initial learning rate (1e-4 to 1e-3)
+    lr: float = 5e-4  # Adam's initial learning rate (1e-4 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.9  # lambda (0: only the next reward; 1: all rewards of the rollout)
@@ -168,22 +168,24 @@ def compute_targets(agent: Agent, rollout: Rollout) -> PerStep:
 
 def lambda_return(rew: PerStep, next_val: PerStep, terminated: PerStep, done: PerStep,
                   gamma: float, lam: float) -> PerStep:
-    """Returns that look far ahead, but less and less (Peng & Williams 1996).
+    """Returns that look far ahead, but less and less: Peng & Williams' Q(lambda), 1996.
 
         V(s) = max_a Q(s, a)
         y_t  = r_t + gamma (1 - terminated_t) V(s'_t)
         G_t  = y_t + gamma lam (1 - done_t) (G_{t+1} - V(s'_t))
 
-    lam = 0 trusts Q after one reward, as DQN does (bias). lam = 1 uses all rewards of
-    the rollout, also those of random actions (variance). Only a terminal state is worth
-    0: after a time limit, V(s') replaces the rewards cut off.
+    lam = 0 trusts Q after one reward, as DQN does. lam = 1 uses all rewards of the
+    rollout: less bias by errors of Q, more variance. Some of these rewards followed
+    random actions, so G is that of a partly random policy. This bias falls with eps.
+    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
+    off.
     """
-    target = rew + gamma * (1 - terminated) * next_val
+    one_step = rew + gamma * (1 - terminated) * next_val  # y
     decay = gamma * lam * (1 - done)
     ret = torch.zeros_like(rew)
     next_ret = next_val[-1]  # beyond the rollout, only Q is known
     for t in reversed(range(len(rew))):
-        ret[t] = next_ret = target[t] + decay[t] * (next_ret - next_val[t])
+        ret[t] = next_ret = one_step[t] + decay[t] * (next_ret - next_val[t])
     return ret
 
 
@@ -206,7 +208,8 @@ def norm_mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with LayerNorm and ReLU between them.
 
     LayerNorm shifts and scales the units of a layer, for each sample, to mean 0 and
-    variance 1, so that large inputs cannot make Q large.
+    variance 1, and then by learned numbers. So no state can make the last layer's
+    inputs large.
     """
     layers = []
     for inputs, outputs in zip(sizes, sizes[1:]):
