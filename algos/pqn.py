@@ -18,7 +18,7 @@ iteration of `train`:
 Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
 encoder; the paper has one after each convolution. A time limit is not taken for an end.
 
-Healthy values. On CartPole `q` rises to 60 to 100; a discounted return is at most
+Healthy values. On CartPole `q` rises to 90 to 100. A discounted return is at most
 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges.
 
 Run   python -m algos.pqn --env CartPole-v1
