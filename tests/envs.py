@@ -329,17 +329,20 @@ class Reach(gym.Env):
 
 
 class Bright(gym.Env):
-    """A dark or a bright image. The action has to say which: reward 1 for the right answer."""
+    """A bright square somewhere in a noisy image. Reward 1 for naming its quarter."""
 
-    observation_space, action_space = Box(0, 255, IMAGE, np.uint8), Discrete(2)
+    observation_space, action_space = Box(0, 255, IMAGE, np.uint8), Discrete(4)
 
     def reset(self, seed=None, options=None):
         super().reset(seed=seed)
-        self.bright = int(self.np_random.integers(2))
-        return self.np_random.integers(40, 90, IMAGE, np.uint8) + np.uint8(120 * self.bright), {}
+        image = self.np_random.integers(100, size=IMAGE, dtype=np.uint8)
+        self.quarter = int(self.np_random.integers(4))          # of the image: 2 by 2
+        y, x = self.np_random.integers([13, 15]) + np.array([18, 20]) * divmod(self.quarter, 2)
+        image[y:y + 5, x:x + 5] += np.uint8(150)
+        return image, {}
 
     def step(self, act):
-        return np.zeros(IMAGE, np.uint8), float(act == self.bright), True, False, {}
+        return np.zeros(IMAGE, np.uint8), float(act == self.quarter), True, False, {}
 
 
 class Parts(gym.Env):
