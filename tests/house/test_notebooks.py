@@ -1,11 +1,12 @@
 """Every notebook runs from top to bottom, and every exercise tells right from wrong answers.
 
 The checks of `notebooks/<n>_<title>.ipynb` are in exercises_<n>.py, its worked answers in
-answers_<n>.py, under the same names. Plausible wrong answers are in wrong_<n>.py beside this file,
-one list per name. All files are found by name, so a new notebook needs no change here.
+answers_<n>.py, under the same names. wrong.py beside this file says what errors are planted in the
+answers. All files are found by name.
 """
 import ast
 import importlib
+import inspect
 import os
 
 import nbformat
@@ -14,6 +15,7 @@ import pytest
 from tests import notebooks
 from tests.house import tree
 from tests.house.tree import ROOT, tracked
+from tests.house.wrong import WRONG
 from tests.notebooks import changed_cells, execute
 
 FOLDER = ROOT / "notebooks"
@@ -131,20 +133,25 @@ def test_the_folder_is_small():
 
 # ---- Exercises
 
+def with_error(answer, old, new):
+    """Return a worked answer with an error planted in it."""
+    source, names = inspect.getsource(answer), dict(answer.__globals__)
+    assert old in source, old
+    exec(source.replace(old, new), names)
+    return names[answer.__name__]
+
+
 @every(NOTEBOOKS)
 def test_exercises_know_right_from_wrong(path, monkeypatch):
     checks, right = exercises(path, monkeypatch), answers(path, monkeypatch)
-    wrong = importlib.import_module(f"tests.house.wrong_{number(path)}").WRONG
-    assert 3 <= len(checks) <= 5
-    assert set(checks) == set(right) == set(wrong)
+    assert 3 <= len(checks) <= 5 and set(checks) == set(right)
     for name, check in checks.items():
         assert check.verdict(right[name]) == f"{name}: right"
         assert check.verdict(lambda *inputs: None) == f"{name}: not answered yet"
-        assert wrong[name]
-        hints = [check.verdict(answer) for answer in wrong[name]]
-        for hint in hints:
-            assert hint.startswith(f"{name}: not right yet. "), hint
-            assert " raises " not in hint and " of the wrong type " not in hint, hint
+        for old, new in WRONG[name]:
+            hint = check.verdict(with_error(right[name], old, new))
+            assert hint.startswith(f"{name}: not right yet. "), (old, new, hint)
+            assert " raises " not in hint and " of the wrong type " not in hint, (old, new, hint)
 
 
 @every(NOTEBOOKS)
