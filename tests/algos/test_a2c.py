@@ -1,7 +1,6 @@
 """algos/a2c.py: its loss, both rules of RMSProp, and stable-baselines3's step."""
 import math
 
-import numpy as np
 import pytest
 import torch
 from stable_baselines3 import A2C
@@ -18,7 +17,6 @@ from tests.helpers import (
     gradients,
     name_of,
     refuses_columns,
-    rows,
     same,
     steps,
     vec,
@@ -72,31 +70,7 @@ def test_whole_loss_by_hand(algo):
     close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
 
 
-# ---- Both rules of RMSProp, whose formulas stand in utils/mpi.py
-
-def steps_of(tf, grads, lr=1.0, eps=0.03):
-    """What each gradient, of two parameters, subtracts from them."""
-    param = torch.nn.Parameter(vec(5, -5))
-    optimizer, moves = mpi.RMSProp(param, eps, tf), []
-    for grad in grads:
-        before = param.detach().clone()
-        descend(optimizer, (vec(*grad) * param).sum(), lr)
-        moves.append(before - param.detach())
-    return torch.stack(moves)
-
-
-def test_rmsprop_with_epsilon_under_the_root_by_hand():
-    # m: 0.99 + 0.01 * 25 = 1.24, then 1.2276 + 0.01 * 4 = 1.2676; of 0: 0.99, 0.9801
-    close(steps_of(True, [(5, 0), (-2, 0)]),
-          vec((5 / math.sqrt(1.27), 0), (-2 / math.sqrt(1.2976), 0)))
-    close(steps_of(True, [(5, 0)], lr=0.5, eps=0.2), vec((2.5 / 1.2, 0)))  # sqrt(1.24 + 0.2)
-
-
-def test_rmsprop_with_epsilon_beside_the_root_by_hand():
-    # m: 0.01 * 25 = 0.25, then 0.2475 + 0.01 * 4 = 0.2875
-    close(steps_of(False, [(5, 0), (-2, 0)]),
-          vec((5 / 0.53, 0), (-2 / (math.sqrt(0.2875) + 0.03), 0)))
-
+# ---- Both rules of RMSProp
 
 @pytest.mark.parametrize("tf,library", [(True, RMSpropTFLike), (False, torch.optim.RMSprop)])
 def test_rmsprop_is_that_of_the_library(tf, library):
@@ -172,24 +146,6 @@ def test_report_every_changes_nothing_but_the_reports():
     assert reports == [list(range(8, 81, 8)), [24, 40, 64, 80], [40, 80]]
     first, *others = (agent.state_dict() for agent in agents)
     assert all(same(first, other) for other in others)
-
-
-def test_a_report_has_the_means_over_its_updates(monkeypatch):
-    given, plain = [], a2c.update
-
-    def update(*args):
-        given.append(plain(*args))
-        return given[-1]
-
-    monkeypatch.setattr(a2c, "update", update)
-    a2c.train(a2c.Config("CartPole-v1", total_steps=64, num_envs=2, rollout_steps=8,
-                         report_every=32, run_dir="run"))
-    for row, updates in zip(rows("run"), (given[:4], given[4:]), strict=True):
-        for name in ("pi_loss", "v_loss", "entropy", "grad_norm", "explained_variance"):
-            mean = np.mean([float(metrics[name]) for metrics in updates])
-            assert float(row[name]) == pytest.approx(mean, rel=1e-5, abs=1e-7), name
-    lrs = [float(row["lr"]) for row in rows("run")]             # of the update before the report
-    close(lrs, [1e-3 * (1 - 24 / 64), 1e-3 * (1 - 56 / 64)])
 
 
 # ---- stable-baselines3
