@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 
 from algos import gail, ppo
 from tests import onpolicy
@@ -43,14 +42,6 @@ def played(agent, rollout):
     if agent.discrete:
         return gail.Pairs(sees, torch.eye(4)[act])
     return gail.Pairs(sees, act.tanh())
-
-
-def disc_step(agent, optimizer, expert, policy):
-    """Take a gradient step of the discriminator. Return the gradient's norm."""
-    loss, _ = gail.disc_loss(agent, expert, policy)
-    optimizer.zero_grad()
-    loss.backward()
-    return optimizer.step(1e-2)
 
 
 # ---- Equations
@@ -212,25 +203,6 @@ def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
         state = {k: v for k, v in agent.state_dict().items() if not k.startswith("disc.")}
         results.append([state, agent.reward_sum])
     assert same(*results)
-
-
-def test_the_best_discriminator_is_the_share_of_the_expert():
-    """Trained to the end on two states and two actions: D = p_E / (p_E + p_pi)."""
-    torch.manual_seed(0)
-    agent = gail.Agent(Box(-1, 1, (1,), np.float32), Discrete(2),
-                       gail.Config(hidden=(16,), norm_obs=False))
-    obs, act = vec((-1,), (-1,), (1,), (1,)), torch.tensor([0, 1, 0, 1])
-    counts = torch.tensor([1, 2, 3, 4]), torch.tensor([4, 1, 1, 4])
-    expert, own = (agent.pairs(obs.repeat_interleave(n, 0), act.repeat_interleave(n, 0))
-                   for n in counts)
-    optimizer = mpi.Adam(agent.disc)
-    for _ in range(1500):
-        disc_step(agent, optimizer, expert, own)
-    p_expert, p_own = (n / n.sum() for n in counts)
-    with torch.no_grad():
-        logit = agent.disc_logit(agent.pairs(obs, act))
-    close(logit.sigmoid(), p_expert / (p_expert + p_own), atol=0.01, rtol=0)
-    close(gail.imitation_reward(logit, True), torch.log1p(p_expert / p_own), atol=0.03, rtol=0)
 
 
 # ---- Whole runs
