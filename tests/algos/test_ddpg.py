@@ -1,6 +1,5 @@
 """algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike."""
 import copy
-import dataclasses
 import math
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 
 from algos import ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
-from tests.helpers import bare, close, column, copies, name_of, quick, refuses_columns, rows
+from tests.helpers import bare, close, column, copies, name_of, quick, refuses_columns
 from tests.offpolicy import (
     NETS,
     flat,
@@ -29,20 +28,13 @@ and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of
 # ---- Hand values
 
 @and_her
-def test_target_by_hand(algo):
-    """Not terminated, terminated, cut by a time limit (which is not terminated), both."""
-    rew, next_q = torch.tensor([1.0, 2, 3, 4]), torch.tensor([10.0, 20, -4, 8])
-    terminated = torch.tensor([0.0, 1, 0, 1])
-    assert algo.td_target(rew, terminated, next_q, 0.5).tolist() == [6, 2, 1, 4]
-
-
-@and_her
 def test_critic_loss_by_hand(algo):
     q = torch.tensor([1.0, 3], requires_grad=True)
     loss = algo.q_loss(q, torch.tensor([2.0, 5]))
     assert loss.item() == 2.5
     loss.backward()
     assert q.grad.tolist() == [-1, -2]                              # of each half of the square's
+    refuses_columns(bare(algo).q_loss, 2)
 
 
 @and_her
@@ -97,28 +89,6 @@ def test_actor_loss_and_gradient_by_hand(algo):
     close(grad, [-3.375, -2.25])                                    # of the weight, of the bias
 
 
-@every_algo
-def test_a_terminal_state_is_worth_nothing_whatever_the_targets_say(algo):
-    agent, batch = make_agent(algo), make_batch(algo)
-    for param in agent.critic_targ.parameters():
-        param.data.fill_(1e9)
-    ends = dataclasses.replace(batch, terminated=torch.ones(32))
-    loss, _ = algo.critic_loss(agent, ends)
-    qs = agent.critic(batch.obs, batch.act)
-    qs = qs if isinstance(qs, tuple) else (qs,)
-    close(loss, sum((q - batch.rew).square().mean() for q in qs))
-
-
-# ---- Shapes
-
-@every_algo
-def test_a_column_against_a_vector_fails_at_once(algo):
-    """Without the checker of shapes too: by the asserts that stand in the file."""
-    algo = bare(algo)
-    refuses_columns(algo.td_target, 3, 0.9)
-    refuses_columns(algo.q_loss, 2)
-
-
 # ---- Actions
 
 @every_algo
@@ -146,19 +116,6 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
 
 
 # ---- Gradients
-
-@every_algo
-def test_targets_begin_equal_and_are_networks_of_their_own(algo):
-    agent = algo.Agent(helpers.VECTOR, helpers.BOX, algo.Config())
-    make_optimizers(agent)
-    for name in NETS[name_of(algo)]:
-        net, targ = getattr(agent, name), getattr(agent, f"{name}_targ")
-        pairs = list(zip(net.parameters(), targ.parameters(), strict=True))
-        assert pairs and all(torch.equal(a, b) for a, b in pairs)
-        assert {a.data_ptr() for a, _ in pairs}.isdisjoint({b.data_ptr() for _, b in pairs})
-        assert not any(b.requires_grad for _, b in pairs)
-    assert not hasattr(agent, "actor_targ") or algo is not sac
-
 
 @every_algo
 def test_the_critics_targets_are_constants(algo):
@@ -219,55 +176,7 @@ def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
         close(flat(getattr(agent, f"{name}_targ")), 0.7 * was + 0.3 * now)
 
 
-@every_algo
-def test_acting_needs_neither_critic_nor_targets(algo):
-    agent, obs = make_agent(algo), torch.randn(4, 3)
-    before = agent.act(obs, deterministic=True)
-    for name, param in agent.named_parameters():
-        if not name.startswith("actor."):
-            param.data.fill_(torch.nan)
-    assert torch.equal(agent.act(obs, deterministic=True), before)
-    assert agent.act(obs).isfinite().all() and not agent.act(obs).requires_grad
-
-
 # ---- The loop
-
-def train_spied(algo, monkeypatch, **settings):
-    """Steps of the environments at each update, and the metrics of each."""
-    calls, update, store = [], algo.update, algo.ReplayBuffer.add
-    steps = [0]
-
-    def noting(*args, **kwargs):
-        metrics = update(*args, **kwargs)
-        calls.append((steps[0], metrics))
-        return metrics
-
-    def counting(self, **parts):
-        steps[0] += len(parts["rew"])
-        store(self, **parts)
-
-    monkeypatch.setattr(algo, "update", noting)
-    monkeypatch.setattr(algo.ReplayBuffer, "add", counting)
-    algo.train(quick(algo, **settings))
-    return calls
-
-
-@every_algo
-@pytest.mark.parametrize("num_envs", [1, 2, 3, 7])
-@pytest.mark.parametrize("every", [1, 4])
-def test_updates_and_delays_do_not_depend_on_the_number_of_environments(
-        algo, num_envs, every, monkeypatch):
-    calls = train_spied(algo, monkeypatch, num_envs=num_envs, update_every=every, start_steps=30)
-    reports = [int(row["step"]) for row in rows("run")]
-    total = -(-120 // num_envs) * num_envs                          # whole steps of all
-    assert len(calls) == (total - 30) // every
-    for k, (step, metrics) in enumerate(calls, 1):
-        due = 30 + k * every                                        # the step it belongs to
-        assert due <= step < due + num_envs
-        acts = "actor_loss" in metrics
-        assert acts == (algo is not td3 or k % 2 == 0)
-    assert reports == [-(-60 // num_envs) * num_envs, total]
-
 
 @every_algo
 def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeypatch):

@@ -11,7 +11,6 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from algos import c51, dqn, dqn_atari, dqn_per
 from tests.helpers import VECTOR, Nowhere, bare, close, name_of, refuses_columns, rows, vec
 from tests.offpolicy import (
-    DQN_SPACES as SPACES,
     dqn_agent as make_agent,
     dqn_batch as make_batch,
     dqn_loss as loss_of,
@@ -31,13 +30,6 @@ each_alone = pytest.mark.parametrize("algo,kind", [
 # ---- Equations
 
 @every_algo
-def test_target_by_hand(algo):
-    """A step on the way; a time limit, which is stored as that; a death; both at once: a death."""
-    rew, terminated, next_val = vec(1, 1, 1, -2), vec(0, 0, 1, 1), vec(10, 10, 10, 10)
-    close(algo.td_target(rew, terminated, next_val, 0.5), vec(6, 6, 1, -2))
-
-
-@every_algo
 def test_q_of_an_action_by_hand(algo):
     close(algo.q_of(vec((1, 5, 2), (4, 3, 6)), torch.tensor([2, 0])), vec(2, 4))
 
@@ -51,13 +43,7 @@ def test_huber_by_hand(algo, error, loss, slope):
     close(losses, vec(loss, 0))
     losses.sum().backward()
     close(q.grad, vec(slope, 0))
-
-
-@every_algo
-def test_what_has_another_shape_is_refused_without_the_checker_too(algo):
-    algo = bare(algo)
-    refuses_columns(algo.td_target, 3, 0.9)
-    refuses_columns(algo.huber, 2)
+    refuses_columns(bare(algo).huber, 2)
 
 
 @every_algo
@@ -134,33 +120,6 @@ def test_each_environment_draws_for_itself(algo):
 
 
 # ---- The agent
-
-@every_child
-def test_the_target_starts_equal_and_is_another_object(algo):
-    kind = "film" if algo is dqn_atari else "vector"
-    agent = algo.Agent(SPACES[kind], Discrete(4), algo.Config())
-    own, targ = agent.critic.state_dict(), agent.critic_targ.state_dict()
-    assert list(own) == list(targ) and all(torch.equal(own[name], targ[name]) for name in own)
-    addresses = {param.data_ptr() for param in agent.parameters()}
-    assert len(addresses) == len(own) + len(targ)
-    assert not any(param.requires_grad for param in agent.critic_targ.parameters())
-
-
-@each_alone
-def test_actions_are_the_best_ones_but_for_eps(algo, kind):
-    agent, obs = make_agent(algo, kind), make_batch(algo, kind, size=200).obs
-    best, state = agent.act(obs, deterministic=True), torch.get_rng_state()
-    assert best.shape == (200,) and best.dtype == torch.int64
-    agent.eps.fill_(0.0)
-    assert torch.equal(agent.act(obs), best)
-    agent.eps.fill_(0.4)
-    assert 0.15 < (agent.act(obs) != best).float().mean() < 0.45         # 0.3: a quarter are best
-    torch.set_rng_state(state)
-    agent.act(obs, deterministic=True)
-    assert torch.equal(torch.get_rng_state(), state)
-    act = agent.predict(obs[0].numpy())
-    assert act == best[0] and Discrete(4).contains(act)
-
 
 def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
     space = Box(0, 255, (3,), np.uint8)
@@ -254,41 +213,18 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
 # ---- The loop
 
 def noted_run(algo, monkeypatch, cfg):
-    """A run -> its agent, (step, network, target) after each step, and the step of each update.
-
-    Steps are environment steps of all environments of this process.
-    """
-    weights, updates, at = [], [], [0]
-    update, interact = algo.update, algo.interact
-
-    def noting_update(agent, *args):
-        updates.append(at[0])
-        return update(agent, *args)
+    """A run -> its agent, and (step of all environments, network, target) after each step."""
+    weights, step, interact = [], [0], algo.interact
 
     def noting_interact(agent, envs, *args):
-        if at[0]:
-            weights.append((at[0], flat(agent.critic), flat(agent.critic_targ)))
-        at[0] += envs.num_envs
+        if step[0]:
+            weights.append((step[0], flat(agent.critic), flat(agent.critic_targ)))
+        step[0] += envs.num_envs
         return interact(agent, envs, *args)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(algo, "update", noting_update)
-        patch.setattr(algo, "interact", noting_interact)
-        agent = algo.train(cfg)
-    weights.append((at[0], flat(agent.critic), flat(agent.critic_targ)))
-    return agent, weights, updates
-
-
-@every_child
-@pytest.mark.parametrize("num_envs", [1, 2, 7])
-@pytest.mark.parametrize("every", [1, 4])
-def test_updates_keep_their_interval_whatever_num_envs(algo, num_envs, every, monkeypatch):
-    cfg = quick(algo, num_envs=num_envs, update_every=every, anneal_lr=False, total_steps=90)
-    _, _, updates = noted_run(algo, monkeypatch, cfg)
-    total = -(-90 // num_envs) * num_envs                       # whole steps of all
-    due = range(40 + every, total + 1, every)                   # the k-th belongs to its step ...
-    assert len(updates) == len(due) == (total - 40) // every
-    assert all(0 <= at - step < num_envs for step, at in zip(due, updates))     # ... or right after
+    monkeypatch.setattr(algo, "interact", noting_interact)
+    agent = algo.train(cfg)
+    return agent, [*weights, (step[0], flat(agent.critic), flat(agent.critic_targ))]
 
 
 @every_child
@@ -299,7 +235,7 @@ def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_e
     """Copied at every multiple of target_every, or right after it, whatever the other two are."""
     cfg = quick(algo, num_envs=num_envs, update_every=update_every, target_every=target_every,
                 anneal_lr=False, total_steps=90)
-    agent, weights, _ = noted_run(algo, monkeypatch, cfg)
+    agent, weights = noted_run(algo, monkeypatch, cfg)
     assert len(weights) == -(-90 // num_envs)
     expected, before = weights[0][2], 0                         # the initial weights: none learned
     for step, own, targ in weights:
@@ -312,55 +248,21 @@ def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_e
         assert own.data_ptr() != targ.data_ptr()
 
 
-def schedules(algo, cfg):
-    """A run -> {step: eps that acted}, {step: lr of updates}, {step: beta}, of this process.
-
-    Steps are environment steps of all environments, before the vector step.
-    """
-    eps, rates, betas, step = {}, {}, {}, [-cfg.num_envs]
-    interact, update = algo.interact, algo.update
-
-    def noting_interact(agent, *rest):
-        step[0] += cfg.num_envs
-        eps[step[0]] = agent.eps.item()
-        return interact(agent, *rest)
-
-    def noting_update(agent, optimizer, batch, lr):
-        rates[step[0]] = lr
-        return update(agent, optimizer, batch, lr)
-
-    patch = pytest.MonkeyPatch()
-    patch.setattr(algo, "interact", noting_interact)
-    patch.setattr(algo, "update", noting_update)
+@every_child
+def test_eps_and_beta_follow_the_steps(algo, monkeypatch):
+    """And are what the log says they are."""
+    eps, betas, interact = [], [], algo.interact
+    monkeypatch.setattr(algo, "interact", lambda agent, *rest: (
+        eps.append(agent.eps.item()), interact(agent, *rest))[1])
     if algo is dqn_per:
         sample = algo.PrioritizedBuffer.sample
-
-        def noting_sample(buffer, batch_size, beta):
-            betas[step[0]] = beta
-            return sample(buffer, batch_size, beta)
-
-        patch.setattr(algo.PrioritizedBuffer, "sample", noting_sample)
-    algo.train(cfg)
-    patch.undo()
-    return eps, rates, betas
-
-
-def schedule_config(algo, run_dir="run"):
-    return quick(algo, num_envs=4, eps_steps=50, lr=0.1, eps_end=0.1, total_steps=100,
-                 run_dir=run_dir)
-
-
-@every_child
-def test_eps_and_lr_follow_the_steps(algo):
-    """And are what the log says they are."""
-    eps, rates, betas = schedules(algo, schedule_config(algo))
-    assert list(eps) == list(range(0, 100, 4)) and list(rates) == list(range(40, 100, 4))
-    close(list(eps.values()), [max(0.1, 1 - 0.9 * t / 50) for t in eps])
-    close(list(rates.values()), [0.1 * (1 - t / 100) for t in rates])
-    assert list(betas.values()) == pytest.approx([0.4 + 0.6 * t / 100 for t in betas])
-    assert bool(betas) == (algo is dqn_per)
-    for row, step in zip(rows("run"), (60, 100), strict=True):
-        assert float(row["lr"]) == pytest.approx(rates[step - 4])
-        assert float(row["eps"]) == pytest.approx(eps[step - 4])
-        if betas:
-            assert float(row["beta"]) == pytest.approx(betas[step - 4])
+        monkeypatch.setattr(algo.PrioritizedBuffer, "sample", lambda buffer, size, beta: (
+            betas.append(beta), sample(buffer, size, beta))[1])
+    algo.train(quick(algo, num_envs=4, eps_steps=50, eps_end=0.1, total_steps=100, update_every=4))
+    close(eps, [max(0.1, 1 - 0.9 * t / 50) for t in range(0, 100, 4)])
+    assert betas == pytest.approx([0.4 + 0.6 * t / 100 for t in range(40, 100, 4)][:len(betas)])
+    assert len(betas) == (15 if algo is dqn_per else 0)
+    first, last = rows("run")
+    assert [float(first["eps"]), float(last["eps"])] == pytest.approx([eps[14], eps[24]])
+    if betas:
+        assert [float(first["beta"]), float(last["beta"])] == pytest.approx([betas[4], betas[14]])

@@ -44,7 +44,8 @@ def tests_of(module):
     while ancestor:
         found.append(ancestor)
         ancestor = ALGOS[ancestor].parent
-    shared = {"vpg": "onpolicy", "ddpg": "buffers", "dqn": "buffers"}.get(found[-1], "")
+    shared = {"vpg": "onpolicy", "ddpg": "offpolicy buffers",
+              "dqn": "offpolicy buffers"}.get(found[-1], "")
     return list(dict.fromkeys([*found[:2], *shared.split(), "contract",
                                *MORE.get(module, "").split(), *found[2:]]))
 
@@ -110,17 +111,13 @@ def plantings(mutants):
             yield Planting(f"{mutant.id}@all", mutant.module, every, mutant)
 
 
-def sample(all_of_them, size, names=lambda planting: (planting.id, planting.module)):
-    """Return `size` of them, the same at every call, spread evenly over the modules.
-
-    names    function of a bug: its name, and that of its module
-    """
+def sample(bugs, size):
+    """Return `size` of them, the same at every call, spread evenly over the modules."""
     def drawn(text):
         return hashlib.sha256(text.encode()).hexdigest()
 
     rounds, seen = [], {}
-    for bug in sorted(all_of_them, key=lambda bug: drawn(names(bug)[0])):
-        module = names(bug)[1]
-        seen[module] = seen.get(module, 0) + 1
-        rounds.append((seen[module], drawn(module), bug))
+    for bug in sorted(bugs, key=lambda bug: drawn(bug.id)):
+        seen[bug.module] = seen.get(bug.module, 0) + 1
+        rounds.append((seen[bug.module], drawn(bug.module), bug))
     return [bug for *_, bug in sorted(rounds, key=lambda row: row[:2])[:size]]

@@ -1,0 +1,57 @@
+"""What the off-policy files share: the target of Q, target networks, when updates are due."""
+import pytest
+import torch
+
+from tests.algos.test_contract import build
+from tests.helpers import bare, close, refuses_columns, vec
+from tests.registry import ALGOS, config, module
+
+OFFPOLICY = [name for name in ALGOS if hasattr(module(name).Config, "start_steps")]
+every_algo = pytest.mark.parametrize("name", OFFPOLICY)
+
+
+@pytest.mark.parametrize("name", [name for name in OFFPOLICY if hasattr(module(name), "td_target")])
+def test_target_by_hand(name):
+    """A step on the way; a time limit, which is stored as that; a death; both at once: a death."""
+    rew, terminated, next_q = vec(1, 1, 1, -2), vec(0, 0, 1, 1), vec(10, -4, 10, 10)
+    close(module(name).td_target(rew, terminated, next_q, 0.5), vec(6, -1, 1, -2))
+    refuses_columns(bare(module(name)).td_target, 3, 0.9)
+
+
+@every_algo
+@pytest.mark.parametrize("num_envs", [1, 2, 7])
+@pytest.mark.parametrize("every", [1, 4])
+def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, monkeypatch):
+    """The k-th belongs to its step, or comes right after it. TD3's second ones move the actor."""
+    algo, calls, step = module(name), [], [0]
+    update, interact = algo.update, algo.interact
+
+    def noting_interact(agent, envs, *rest):
+        step[0] += envs.num_envs
+        return interact(agent, envs, *rest)
+
+    def noting_update(*args):
+        calls.append((step[0], update(*args)))
+        return calls[-1][1]
+
+    monkeypatch.setattr(algo, "interact", noting_interact)
+    monkeypatch.setattr(algo, "update", noting_update)
+    algo.train(config(name, num_envs=num_envs, update_every=every, policy_delay=2, total_steps=60))
+    assert step[0] == -(-60 // num_envs) * num_envs             # whole steps of all
+    due = range(12 + every, step[0] + 1, every)
+    assert len(calls) == len(due)
+    for k, (at, (now, metrics)) in enumerate(zip(due, calls), 1):
+        assert 0 <= now - at < num_envs
+        assert name != "td3" or ("actor_loss" in metrics) == (k % 2 == 0)
+
+
+@every_algo
+def test_targets_begin_equal_and_are_networks_of_their_own(name):
+    agent = build(name, config(name))["agent"]
+    nets = {each for each, _ in agent.named_children()}
+    for each in {each for each in nets if f"{each}_targ" in nets}:
+        net, targ = (list(getattr(agent, key).parameters()) for key in (each, f"{each}_targ"))
+        assert len(net) == len(targ) and all(map(torch.equal, net, targ))
+        assert len({param.data_ptr() for param in net + targ}) == len(net + targ)
+        assert not any(param.requires_grad for param in targ)
+    assert "critic_targ" in nets
