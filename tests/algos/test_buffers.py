@@ -303,25 +303,42 @@ class Goals(gym.Env):
         return bool(achieved_goal == desired_goal)
 
 
+ONE = Box(-np.inf, np.inf, (1,))
+GOALS = FlatBox(gym.spaces.Dict(achieved_goal=ONE, desired_goal=ONE, observation=ONE))
+PARTS = [GOALS.parts[name].start for name in ("observation", "achieved_goal", "desired_goal")]
+
+
+def vector(step, env, episode):
+    """It observes env and step; it has achieved step, and a goal names the episode."""
+    obs = np.zeros(3, np.float32)
+    obs[PARTS] = 100 * step + env, step + 0.5, -episode
+    return obs
+
+
+def test_hindsight_draws_each_step_and_each_of_its_goals_as_often():
+    buffer = sac_her.HindsightBuffer(4, GOALS, 1, CPU, 1, Goals(), her_k=4)
+    for step in range(4):
+        buffer.add(obs=vector(step, 0, 0)[None], next_obs=vector(step + 1, 0, 0)[None],
+                   act=np.zeros((1, 1)), rew=np.zeros(1), terminated=np.zeros(1),
+                   done=np.array([step == 3]))
+    drawn = np.zeros((4, 4))
+    for obs, goal in buffer.sample(5000).obs[:4000].tolist():
+        drawn[int(obs // 100), int(goal - 1.5)] += 1
+    later = np.triu(np.ones((4, 4)))                            # the goals of each step
+    expected = 1000 * later / later.sum(1, keepdims=True)
+    assert not drawn[later == 0].any()
+    assert stats.chisquare(drawn[later == 1], expected[later == 1]).pvalue > 1e-3
+
+
 def test_hindsight_gives_goals_of_the_same_episodes_future():
     """After any sequence of steps, ends and resumes: which rows, which goals, which rewards."""
-    one = Box(-np.inf, np.inf, (1,))
-    space = FlatBox(gym.spaces.Dict(achieved_goal=one, desired_goal=one, observation=one))
-    parts = [space.parts[name].start for name in ("observation", "achieved_goal", "desired_goal")]
-
-    def vector(step, env, episode):
-        """It observes env and step; it has achieved step, and a goal names the episode."""
-        obs = np.zeros(3, np.float32)
-        obs[parts] = 100 * step + env, step + 0.5, -episode
-        return obs
-
     @few
     @given(st.integers(1, 3), st.integers(1, 9), calls, st.integers(0, 99))
     def check(num_envs, rows, calls, seed):
         rng, step, episode, log = np.random.default_rng(seed), 0, [0] * num_envs, []
 
         def fresh():
-            return sac_her.HindsightBuffer(rows * num_envs + num_envs - 1, space, 1, CPU, num_envs,
+            return sac_her.HindsightBuffer(rows * num_envs + num_envs - 1, GOALS, 1, CPU, num_envs,
                                            Goals(), her_k=4)
 
         buffer = fresh()

@@ -1,67 +1,16 @@
-"""algos/sac_her.py, where it is not algos/sac.py: which goals are given afterwards, and to what.
-
-On scripted goal environments (tests/envs.py) every relabelled row is compared with brute force.
-"""
-from collections import Counter as count
-
+"""algos/sac_her.py, where it is not algos/sac.py. test_buffers.py compares relabelled rows."""
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from algos import sac, sac_her
-from tests.envs import GoalCounter
-from tests.helpers import bare, quick, rows, same, script, vec
-from utils.envs import evaluate, goal_env, make_envs
+from tests.helpers import bare, quick, rows, same, vec
+from utils.envs import evaluate, make_envs
 from utils.mpi import UsageError
 
-CPU = torch.device("cpu")
 COUNTER = "tests.envs:GoalCounter-v0"
 ENDS = "tests.envs:GoalEnds-v0"
-counters = pytest.mark.parametrize("num_envs", [1, 2, 3])
-# Rows per environment: more than are filled; a ring that wraps within the longest episode, of 7
-# steps; the smallest ring.
-sizes = pytest.mark.parametrize("size", [100, 5, 1], ids=["part", "wrapped", "least"])
-
-
-def empty(rows, num_envs, her_k=4):
-    """A buffer for GoalCounters."""
-    envs = make_envs(quick(sac_her, COUNTER), num_envs)
-    return sac_her.HindsightBuffer(rows, envs.single_observation_space, 2, CPU, num_envs,
-                                   goal_env(envs), her_k)
-
-
-def collecting(num_envs, steps, size, her_k=4, buffer=None):
-    """Yield the buffer after each step of the GoalCounters. It has `size` rows for each of them."""
-    buffer = buffer or empty(size * num_envs, num_envs, her_k)
-    GoalCounter.made.clear()
-    envs = make_envs(cfg := quick(sac_her, COUNTER), num_envs)
-    agent = sac_her.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    obs, _ = envs.reset(seed=7)
-    for _ in range(steps):
-        obs = sac_her.interact(agent, envs, buffer, obs, agent.act(obs))
-        yield buffer
-
-
-def collected(*args, **kwargs):
-    """Return the buffer after all steps."""
-    return list(collecting(*args, **kwargs))[-1]
-
-
-def episodes(num_envs, steps):
-    """(environment, episode) -> the number of its steps within so many of its environment."""
-    return count(row[0][:2] for number in range(num_envs) for row in script(number, steps)[0])
-
-
-def stored(num_envs, steps, size):
-    """Brute force: the last `size` steps of every environment as (number, episode, time)."""
-    return {tuple(row[0]) for number in range(num_envs) for row in script(number, steps)[0][-size:]}
-
-
-def achieved(number, episode, time):
-    """The goal that is achieved after `time` steps."""
-    return tuple(-1.0 - np.float32([number, episode, time]))
 
 
 # ---- By hand
@@ -114,37 +63,6 @@ def test_the_policy_heeds_both_and_not_what_is_achieved():
 
 
 # ---- The buffer
-
-@counters
-@sizes
-def test_relabelled_rows_are_those_of_brute_force(num_envs, size):
-    """Every pair of a stored step and a goal of its own future is drawn, as often as it should be:
-    each step alike, and each of its goals alike. Nothing else is drawn."""
-    buffer = collected(num_envs, 33, size)
-    lengths, steps = episodes(num_envs, 33), stored(num_envs, 33, size)
-    assert size == 100 or buffer.position == 33 % size * num_envs    # not 0, unless size is 1
-    chance = {}
-    for number, episode, time in steps:
-        future = range(time + 1, lengths[number, episode] + 1)
-        for at in future:
-            pair = (number, episode, time), achieved(number, episode, at)
-            chance[pair] = 1 / len(steps) / len(future)
-    torch.manual_seed(3)
-    batch = buffer.sample(6250)
-    n = 5000
-    assert batch.obs.shape == batch.next_obs.shape == (6250, 6)
-    obs, goal = batch.obs[:n].split(3, dim=-1)
-    next_obs, next_goal = batch.next_obs[:n].split(3, dim=-1)
-    assert torch.equal(goal, next_goal)
-    assert torch.equal(next_obs, obs + torch.tensor([0, 0, 1]))     # the true successor
-    drawn = count((tuple(int(x) for x in row), tuple(g))
-                  for row, g in zip(obs.tolist(), goal.tolist()))
-    assert drawn.keys() == chance.keys()
-    pairs = list(chance)
-    expected = n * np.array([chance[pair] for pair in pairs])
-    assert len(pairs) == 1 or stats.chisquare([drawn[pair] for pair in pairs],
-                                              expected).pvalue > 1e-3
-
 
 # ---- Runs
 
