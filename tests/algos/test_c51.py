@@ -69,18 +69,6 @@ def test_the_projection_is_a_loop_over_pairs_of_atoms(case):
     assert target.sum() == pytest.approx(1) and (target >= 0).all()
 
 
-@many
-@given(cases())
-def test_the_mean_of_the_projection_is_the_target_of_dqn(case):
-    """Where nothing is clipped: the reward is moved to where all fit in."""
-    rew, terminated, prob, atoms, gamma = case
-    future = gamma * (1 - terminated) * atoms
-    low, high = atoms[0] - future[0], atoms[-1] - future[-1]
-    rew = low + (high - low) * (rew + 300) / 600
-    target = projected(rew, terminated, prob, atoms, gamma)
-    assert target @ atoms == pytest.approx(rew + future @ prob, abs=1e-8)
-
-
 def test_a_column_is_refused_without_the_checker_too():
     with pytest.raises(AssertionError):
         bare(c51).project(torch.ones(4, 1), torch.ones(4), torch.ones(4, 2), vec(0, 1), 0.5)
