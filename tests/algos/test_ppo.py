@@ -11,11 +11,10 @@ from jaxtyping import TypeCheckError
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
-from torch.distributions import Categorical
 
 from algos import ppo, ppo_popart
 from tests import onpolicy
-from tests.helpers import BOX, LOG_2PI, Nowhere, bare, close, gradients, refuses_columns, vec
+from tests.helpers import LOG_2PI, Nowhere, bare, close, gradients, refuses_columns, vec
 from tests.onpolicy import SPACES, distribution, outputs, pairs, parameters, rows_of, tiny_agent
 from utils import mpi
 
@@ -103,14 +102,6 @@ def test_approx_kl_by_hand():
     close(by_logp, vec(0.5, -0.25))  # (ratio - 1) / 2
 
 
-def test_approx_kl_expects_the_divergence_of_the_new_policy_from_the_old():
-    out, act = 2 * vec((1, -1, 0, 0.5)).expand(4, 4), torch.arange(4)
-    old = torch.zeros(4, 4)  # uniform: each action once is the expectation
-    kl = ppo.approx_kl(ppo.log_prob(out, None, act), ppo.log_prob(old, None, act)).mean()
-    library = torch.distributions.kl_divergence(Categorical(logits=old), Categorical(logits=out))
-    close(kl, library.mean())
-
-
 # ---- [B] against [B, 1]
 
 def test_a_loss_refuses_a_column_for_a_batch():
@@ -127,12 +118,6 @@ def test_an_observation_may_come_as_numpy_or_torch_in_either_precision():
     expected = agent.act(torch.from_numpy(obs), deterministic=True)
     for other in (obs, obs.astype(np.float64), torch.from_numpy(obs).double()):
         assert torch.equal(agent.act(other, deterministic=True), expected)
-
-
-def test_a_loaded_box_leaves_the_space_alone():
-    agent = make_agent()
-    agent.load_state_dict(agent.state_dict() | {"low": torch.tensor([-9.0, -9])})
-    assert BOX.low.tolist() == [0, -3]
 
 
 # ---- What the loss is given
@@ -222,19 +207,11 @@ def test_metrics_say_what_happened(kind):
     assert 0 < outside.sum() < 24
     close(metrics["clip_frac"], outside.float().mean())
     close(metrics["kl"], (ratio - 1 - ratio.log()).mean(), rtol=1e-3)
-    with torch.no_grad():
-        _, val = outputs(before, before.normalize_obs(obs))
-    _, ret = targets(before, rollout)
-    close(metrics["val"].flatten(), val)
-    explained = 1 - np.var((ret - val).numpy()) / np.var(ret.numpy())
-    close(metrics["explained_variance"], explained, rtol=1e-4)
     told = [PLAIN_LOSS(agent, ppo.Minibatch(*columns))[1]
             for agent, *columns in (vars(call).values() for call in spy.calls)]
     for name in ("pi_loss", "v_loss", "entropy"):
         close(metrics[name], torch.stack([each[name] for each in told]).detach(), rtol=1e-4)
     assert metrics["grad_norm"].shape == (12,)
-    assert all(torch.as_tensor(x).isfinite().all() for x in metrics.values())
-    assert not any(x.requires_grad for x in metrics.values() if isinstance(x, torch.Tensor))
 
 
 # ---- stable-baselines3
