@@ -4,17 +4,15 @@ The oracle is an agent that acts one step of one environment at a time, in `walk
 """
 import copy
 import json
-import math
 
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Discrete
 from torch import nn
 
 from algos import ppo_lstm
 from tests import onpolicy
-from tests.helpers import close, refused, vec
+from tests.helpers import close, refused
 from tests.onpolicy import SPACES, Descent, gae, learn, make_config, make_rollout
 from utils.envs import evaluate, make_envs
 
@@ -88,35 +86,6 @@ def test_loss_is_the_sum_of_its_parts():
     close(metrics["v_loss"], (val.flatten() - minibatch.ret).square().mean())
     close(metrics["entropy"], policy.entropy().mean())
     close(loss, metrics["pi_loss"] + 0.5 * metrics["v_loss"] - 0.1 * metrics["entropy"])
-
-
-def sigmoid(x):
-    return 1 / (1 + math.exp(-x))
-
-
-def test_memory_by_hand():
-    """One number, all weights 1, no biases. The episode ends after the second of three steps."""
-    agent = ppo_lstm.Agent(Box(-9, 9, (1,)), Discrete(2),
-                           make_config(ppo_lstm, lstm_size=1, hidden=()))
-    agent.encoder = nn.Identity()
-    for name, param in agent.lstm.named_parameters():
-        param.data.fill_(float("weight" in name))
-
-    def step(obs, h, c):
-        gate = sigmoid(obs + h)
-        c = gate * c + gate * math.tanh(obs + h)
-        return gate * math.tanh(c), c
-
-    first = step(0.5, 0.3, -0.2)
-    second = step(-1.0, *first)
-    third = step(2.0, 0, 0)
-    h, memory = agent.unroll(vec(0.5, -1, 2).view(3, 1, 1), vec(0, 1, 0).view(3, 1),
-                             vec(0.3, -0.2).view(2, 1, 1))
-    close(h.flatten(), [first[0], second[0], third[0]])
-    close(memory[:, 1:].flatten(1), vec((second[0], third[0]), (second[1], third[1])))
-    agent.memory = vec((1, 2), (3, 4)).unsqueeze(-1)
-    agent.forget(np.array([True, False]))
-    close(agent.memory.squeeze(-1), vec((0, 2), (0, 4)))
 
 
 @every_kind
@@ -290,17 +259,11 @@ def test_another_number_of_environments_starts_afresh():
 
 # ---- What is refused, and what is learned
 
-def test_refused():
-    def config(**settings):
-        return ppo_lstm.Config(**QUICK, **settings)
-
+def test_environments_that_processes_or_minibatches_cannot_share_are_refused():
     assert "--num-envs is 8; it takes a multiple of --minibatch-envs, which is 3" in refused(
-        lambda: config(minibatch_envs=3))
+        lambda: ppo_lstm.Config(minibatch_envs=3))
     assert "--minibatch-envs is 3; it takes a multiple of --num-procs, which is 2" in refused(
-        lambda: config(num_envs=6, rollout_steps=60, minibatch_envs=3, num_procs=2))
-    assert "--rollout-steps is 8; it takes a whole number, at least 16" in refused(
-        lambda: config(rollout_steps=8, minibatch_envs=1))
-    assert "--lstm-size is 0" in refused(lambda: config(lstm_size=0))
+        lambda: ppo_lstm.Config(num_envs=6, rollout_steps=60, minibatch_envs=3, num_procs=2))
 
 
 @pytest.mark.slow
