@@ -105,6 +105,13 @@ class Descent(mpi.Adam):
         self.flat -= lr * self.grad
 
 
+class Still(mpi.Adam):
+    """Takes no step."""
+
+    def move(self, lr):
+        pass
+
+
 def parameters(agent):
     """Return a copy of all parameters of a module as one vector."""
     return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])

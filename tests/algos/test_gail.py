@@ -13,7 +13,7 @@ from algos import gail, ppo
 from tests import onpolicy
 from tests.envs import HIGH, LOW, Probe
 from tests.helpers import bare, close, copies, gradients, moved, rows, same, vec, write_demos
-from tests.onpolicy import SPACES, learn_with, make_config, make_optimizers, parameters
+from tests.onpolicy import SPACES, Still, learn_with, make_config, make_optimizers, parameters
 from utils import mpi
 from utils.demos import Demos
 
@@ -173,13 +173,6 @@ def test_the_setting_decides_the_sign_of_the_rewards(positive):
     assert torch.equal(metrics["imit_rew"].view_as(learned.rew), learned.rew)
 
 
-class Idle(mpi.Adam):
-    """An optimizer that takes no step."""
-
-    def move(self, lr):
-        pass
-
-
 @every_kind
 def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
     """To the bit, through two updates, whatever the environment pays."""
@@ -188,7 +181,7 @@ def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
         torch.manual_seed(0)
         agent = algo.Agent(*SPACES[kind], make_config(algo, minibatch_size=8, epochs=2))
         optimizers = make_optimizers(algo, agent)
-        idle = Idle(agent.disc) if algo is gail else None
+        idle = Still(agent.disc) if algo is gail else None
         for seed in range(2):
             rollout = onpolicy.make_rollout(algo, agent, seed)
             if algo is gail:

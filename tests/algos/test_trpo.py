@@ -18,6 +18,7 @@ from tests import onpolicy
 from tests.helpers import Nowhere, bare, close, gradients, vec
 from tests.onpolicy import (
     SPACES,
+    Still,
     distribution,
     make_agent,
     make_optimizers,
@@ -31,18 +32,6 @@ from utils import mpi
 every_kind = pytest.mark.parametrize("kind", SPACES)
 tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=(), norm_obs=False)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
-
-
-def policy_params(agent):
-    """The policy's parameters in their order, by name."""
-    return [param for name, param in agent.named_parameters() if not name.startswith("critic")]
-
-
-class Still(mpi.Adam):
-    """Leaves the critic as it is."""
-
-    def move(self, lr):
-        pass
 
 
 def rollout_of(obs, act):
@@ -110,7 +99,8 @@ def test_kl_of_normals_by_hand():
 
 def fisher_matrix(agent, obs):
     """The mean over states of the expectation of grad log pi (grad log pi)', as it stands."""
-    params, rows = policy_params(agent), []
+    params = [param for name, param in agent.named_parameters() if not name.startswith("critic")]
+    rows = []
     out = agent.actor(agent.encoder(obs))
     for row in out:
         if agent.discrete:
