@@ -8,7 +8,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
-from algos import bc, ppo
+from algos import bc
 from tests.helpers import (
     BOX,
     LOG_2PI,
@@ -96,16 +96,6 @@ def test_loss_by_hand(kind):
     loss, metrics = bc.bc_loss(policy, batch)
     close(loss.detach(), expected)
     close(metrics["bc_loss"], expected)
-
-
-def test_ppo_acts_as_was_shown():
-    """The inversion and PPO's own `env_act` are one another's inverse, inside the bounds."""
-    agent = make_agent()
-    shown = torch.tensor(np.random.default_rng(0).uniform([0.1, -2.9], [4.9, 2.9], (50, 2)))
-    act = bc.prepare(agent, Demos(torch.ones(50, 3), shown.float())).act
-    of_ppo = ppo.Agent(VECTOR, BOX, ppo.Config())
-    for each in (agent, of_ppo):
-        np.testing.assert_allclose(each.env_act(act), shown, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ACTS)
