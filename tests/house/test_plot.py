@@ -331,13 +331,9 @@ def test_compare_answers_in_the_direction_asked(capsys):
     assert both.startswith("average over 2 panels: my_ppo beats ppo with probability 0.80 [")
     assert compared(capsys, "ppo", "my_ppo")[0].startswith(
         "Hopper-v4: ppo beats my_ppo with probability 0.40 [")
-
-
-@pytest.mark.parametrize("ours, theirs", [(2, 2), (4, 9), (9, 1)])
-def test_few_seeds_decide_nothing(ours, theirs, capsys):
-    write_lines(ppo=range(ours), my_ppo=range(100, 100 + theirs))
-    (said,) = compared(capsys, "my_ppo", "ppo")
-    assert said.endswith(f"1.00 ({theirs} and {ours} seeds; an interval takes 5 of each)")
+    write_lines("Swimmer-v4", ppo=range(9), my_ppo=range(100, 104))
+    assert compared(capsys, "my_ppo", "ppo")[1].endswith(
+        "1.00 (4 and 9 seeds; an interval takes 5 of each)")
 
 
 def test_published_results_are_listed_and_drawn(capsys):

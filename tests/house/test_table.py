@@ -6,6 +6,7 @@ from importlib import import_module
 import pytest
 
 from benchmarks import table
+from tests.house.test_plot import rows_of as cells
 from tests.house.tree import ROOT
 from utils.run import parse
 
@@ -24,12 +25,6 @@ def groups(*results):
         key = made["env"], made.get("library", "plainrl"), "ppo", settings
         found.setdefault(key, []).append(made)
     return found
-
-
-def cells(text):
-    head, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")]
-                      for line in text.splitlines() if line.startswith("|"))
-    return [dict(zip(head, row)) for row in rows]
 
 
 def made(order, found, folder=None):
