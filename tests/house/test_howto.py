@@ -42,12 +42,3 @@ def test_the_python_of_the_page_runs(capsys):
     assert [np.flatnonzero(act).tolist() for act in taken] == [[i] for i in range(20)] + [[]]
     seen = names["with_bytes"](Echo())
     assert seen.step(np.float32([0, 0.5, 1]))[0].tolist() == [0, 127, 255]
-
-
-def test_the_lines_to_change_are_there():
-    """The page names them; they have to stand in the files."""
-    envs = (ROOT / "utils/envs.py").read_text(encoding="utf-8")
-    assert envs.count('"vectorization_mode": "sync"') == 1 and "def nature_cnn(" in envs
-    assert all((ROOT / f"algos/{name}.py").read_text(encoding="utf-8").count(layer) == 1
-               for name, layer in (("ppo", "nn.Tanh()"), ("vpg", "nn.Tanh()"), ("sac", "nn.ReLU()"),
-                                   ("dqn", "nn.ReLU()"), ("ddpg", "nn.ReLU()")))

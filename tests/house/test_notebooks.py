@@ -168,15 +168,3 @@ def test_exercises_stand_in_the_notebook(path, monkeypatch):
     for name in exercises(path, monkeypatch):
         assert defined[name] == right[name]
         assert f"exercises_{number(path)}.{name}({name})" in called
-
-
-@every(NOTEBOOKS)
-def test_nothing_is_retyped(path):
-    """A notebook imports what algos/ defines, so it always shows the real code."""
-    ours = {node.name for file in tracked("algos/*.py")
-            for node in ast.parse(file.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for cell in code(nbformat.read(path, as_version=4)):
-        for node in cell.body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                assert node.name not in ours, node.name

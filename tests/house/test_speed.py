@@ -5,13 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import speed
-from tests.house.tree import in_readme
-
-
-def test_the_table_has_only_files_that_there_are():
-    assert set(speed.CASES) <= set(in_readme())
-    assert set(speed.TABLE_PEERS) <= set(speed.CASES)
-    assert set(speed.OURS) | set(speed.PEER) | set(speed.TABLE_ONLY) <= set(speed.CASES)
 
 
 def test_parts_of_a_run_are_clocked_where_they_happen(monkeypatch):
