@@ -10,6 +10,7 @@ from stable_baselines3.common.logger import configure
 
 from algos import ars
 from tests.helpers import Nowhere, close, rows, vec
+from utils import mpi
 from utils.envs import make_envs
 
 
@@ -161,6 +162,21 @@ def test_directions_follow_from_seed_and_step():
     assert not torch.equal(drawn[0], drawn[2]) and not torch.equal(drawn[0], other)
     many = ars.draw_directions(make_agent(directions=20_000)[0], 0)
     close(torch.stack([many.mean(), many.std()]), vec(0, 1), atol=0.02)
+
+
+def test_processes_divide_the_directions_that_all_of_them_draw(monkeypatch):
+    agent, envs = make_agent(norm_obs=False, directions=4)
+    Echo.made[1].length = 1                                     # as that of the other
+    agent.obs_stats.update = lambda obs: None
+    one, _ = ars.collect(agent, envs, ars.draw_directions(agent, 0))
+    told = []
+    monkeypatch.setattr(mpi, "_size", 2)
+    monkeypatch.setattr(mpi, "gather", lambda mine: told.append(mine) or [told[0], told[-1]])
+    for rank in (0, 1):
+        monkeypatch.setattr(mpi, "rank", lambda rank=rank: rank)
+        both, _ = ars.collect(agent, envs, ars.draw_directions(agent, 0))
+    for name, expected in vars(one).items():
+        close(getattr(both, name), expected)
 
 
 def test_it_learns_to_reach():
