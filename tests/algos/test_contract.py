@@ -310,6 +310,14 @@ def test_the_learning_rate_falls_to_zero_with_the_steps(name, kind, watched):
             taken = 3 * phase.steps
             left = 1 - (taken - cfg.rollout_steps if "rollout" in phase.args else taken - 3) / 72
             assert phase.args["lr"] == pytest.approx(cfg.lr * left)
+    last = watched.updates[-1]
+    if "lr" in last.args:                                       # and nothing moves by a rate of 0
+        fresh = build(name, config(name, kind=kind))
+        before, (after, _) = snapshot(fresh), repeat(name, last, fresh, lr=0.0)
+        learner = "learner" if "learner" in fresh else "agent"
+        part = "actor." if hasattr(fresh["agent"], "actor") else "critic."
+        assert all(torch.equal(x, after[learner][each]) for each, x in before[learner].items()
+                   if each.startswith(part))
 
 
 # ---- What is loaded goes on
