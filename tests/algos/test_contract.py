@@ -311,9 +311,10 @@ def test_the_learning_rate_falls_to_zero_with_the_steps(name, kind, watched):
             left = 1 - (taken - cfg.rollout_steps if "rollout" in phase.args else taken - 3) / 72
             assert phase.args["lr"] == pytest.approx(cfg.lr * left)
     last = watched.updates[-1]
-    if "lr" in last.args:                                       # and nothing moves by a rate of 0
+    if "lr" in last.args:
+        assert float(watched.rows[-1]["lr"]) == pytest.approx(last.args["lr"])
         fresh = build(name, config(name, kind=kind))
-        before, (after, _) = snapshot(fresh), repeat(name, last, fresh, lr=0.0)
+        before, (after, _) = snapshot(fresh), repeat(name, last, fresh, lr=0.0)  # moves nothing
         learner = "learner" if "learner" in fresh else "agent"
         part = "actor." if hasattr(fresh["agent"], "actor") else "critic."
         assert all(torch.equal(x, after[learner][each]) for each, x in before[learner].items()
