@@ -102,6 +102,15 @@ def test_expert_and_policy_look_alike_if_they_do_the_same(kind):
     close(ours.act, expected.act)
 
 
+@every_kind
+def test_the_discriminator_heeds_observations_and_actions(kind):
+    agent = make_agent(kind)
+    pairs = played(agent, make_rollout(agent))
+    for part in ("obs", "act"):
+        other = replace(pairs, **{part: getattr(pairs, part).flip(0)})
+        assert not torch.equal(agent.disc_logit(other), agent.disc_logit(pairs))
+
+
 def row_numbers(pairs, every):
     """Return which rows of `every` the pairs are; each must be one of them, as a whole."""
     def flat(x):
