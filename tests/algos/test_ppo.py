@@ -207,6 +207,9 @@ def test_metrics_say_what_happened(kind):
     assert 0 < outside.sum() < 24
     close(metrics["clip_frac"], outside.float().mean())
     close(metrics["kl"], (ratio - 1 - ratio.log()).mean(), rtol=1e-3)
+    with torch.no_grad():
+        _, val = outputs(before, before.normalize_obs(obs))
+    close(metrics["val"].flatten(), val)
     told = [PLAIN_LOSS(agent, ppo.Minibatch(*columns))[1]
             for agent, *columns in (vars(call).values() for call in spy.calls)]
     for name in ("pi_loss", "v_loss", "entropy"):
