@@ -309,18 +309,19 @@ PARTS = [GOALS.parts[name].start for name in ("observation", "achieved_goal", "d
 
 
 def vector(step, env, episode):
-    """It observes env and step; it has achieved step, and a goal names the episode."""
+    """It observes env and step, as it has achieved both; a goal names the episode."""
     obs = np.zeros(3, np.float32)
-    obs[PARTS] = 100 * step + env, step + 0.5, -episode
+    obs[PARTS] = 100 * step + env, step + 0.5 + env / 8, -episode
     return obs
 
 
 def test_hindsight_draws_each_step_and_each_of_its_goals_as_often():
+    """Of an episode of four steps in a ring of as many rows."""
     buffer = sac_her.HindsightBuffer(4, GOALS, 1, CPU, 1, Goals(), her_k=4)
-    for step in range(4):
+    for step in range(-2, 4):                                   # it lies across the ring's end
         buffer.add(obs=vector(step, 0, 0)[None], next_obs=vector(step + 1, 0, 0)[None],
                    act=np.zeros((1, 1)), rew=np.zeros(1), terminated=np.zeros(1),
-                   done=np.array([step == 3]))
+                   done=np.array([step in (-1, 3)]))
     drawn = np.zeros((4, 4))
     for obs, goal in buffer.sample(5000).obs[:4000].tolist():
         drawn[int(obs // 100), int(goal - 1.5)] += 1
@@ -366,9 +367,10 @@ def test_hindsight_gives_goals_of_the_same_episodes_future():
                 if k >= 40:                                     # as it was
                     wanted = -now, 7.0 + at, float(ends)
                 else:
-                    future = [later + 1.5 for later in range(at, step) if log[later][0][env] == now]
-                    assert goal in future
-                    wanted = goal, at + 1.5 - 1000 * goal, float(goal == at + 1.5)
+                    reached = {later: later + 1.5 + env / 8 for later in range(at, step)
+                               if log[later][0][env] == now}
+                    assert goal in reached.values()
+                    wanted = goal, reached[at] - 1000 * goal, float(goal == reached[at])
                 assert (goal, batch.rew[k].item(), batch.terminated[k].item()) == pytest.approx(
                     wanted, rel=1e-6)
 
