@@ -131,12 +131,6 @@ def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
     close(got, ret, rtol=1e-4, atol=1e-5)
 
 
-# ---- Small functions
-
-def test_state_value_by_hand():
-    close(acer.state_value(vec((0.5, 0.5), (0.25, 0.75)).log(), vec((1, 5), (8, -4))), vec(3, -1))
-
-
 # ---- The policy's weights and their truncation
 
 PI, Q = (0.5, 0.25, 0.25), (3, 1, -1)                           # V = 1.5

@@ -97,15 +97,6 @@ def test_an_action_is_random_with_probability_eps(algo, eps):
 
 
 @every_child
-@pytest.mark.parametrize("drawn,eps,kinds", [(0.0, 0.0, 1), (1 - 2**-24, 1.0, 8)])
-def test_eps_0_is_never_at_random_and_1_always_whatever_is_drawn(algo, drawn, eps, kinds,
-                                                                 monkeypatch):
-    """The least and the greatest of the numbers that there are from 0 to 1 without 1."""
-    monkeypatch.setattr(torch, "rand", lambda shape, **device: torch.full(shape, drawn))
-    assert len(explorer(algo, torch.full((2000,), 7), 8, eps)().unique()) == kinds
-
-
-@every_child
 def test_each_environment_draws_for_itself(algo):
     """Of two environments both act at random as often as chance has it, not always together.
 

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from jaxtyping import TypeCheckError
@@ -109,15 +108,6 @@ def test_a_loss_refuses_a_column_for_a_batch():
     refuses_columns(bare(ppo).clipped_policy_loss, 3, 0.2)
     with pytest.raises(TypeCheckError):
         ppo.value_loss(torch.zeros(4), torch.zeros(4, 1))
-
-
-# ---- Acting
-
-def test_an_observation_may_come_as_numpy_or_torch_in_either_precision():
-    agent, obs = make_agent(), np.random.default_rng(0).normal(3, 2, (6, 3)).astype(np.float32)
-    expected = agent.act(torch.from_numpy(obs), deterministic=True)
-    for other in (obs, obs.astype(np.float64), torch.from_numpy(obs).double()):
-        assert torch.equal(agent.act(other, deterministic=True), expected)
 
 
 # ---- What the loss is given
