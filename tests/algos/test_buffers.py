@@ -315,22 +315,6 @@ def vector(step, env, episode):
     return obs
 
 
-def test_hindsight_draws_each_step_and_each_of_its_goals_as_often():
-    """Of an episode of four steps in a ring of as many rows."""
-    buffer = sac_her.HindsightBuffer(4, GOALS, 1, CPU, 1, Goals(), her_k=4)
-    for step in range(-2, 4):                                   # it lies across the ring's end
-        buffer.add(obs=vector(step, 0, 0)[None], next_obs=vector(step + 1, 0, 0)[None],
-                   act=np.zeros((1, 1)), rew=np.zeros(1), terminated=np.zeros(1),
-                   done=np.array([step in (-1, 3)]))
-    drawn = np.zeros((4, 4))
-    for obs, goal in buffer.sample(5000).obs[:4000].tolist():
-        drawn[int(obs // 100), int(goal - 1.5)] += 1
-    later = np.triu(np.ones((4, 4)))                            # the goals of each step
-    expected = 1000 * later / later.sum(1, keepdims=True)
-    assert not drawn[later == 0].any()
-    assert stats.chisquare(drawn[later == 1], expected[later == 1]).pvalue > 1e-3
-
-
 def test_hindsight_gives_goals_of_the_same_episodes_future():
     """After any sequence of steps, ends and resumes: which rows, which goals, which rewards."""
     @few

@@ -1,12 +1,16 @@
 """algos/sac_her.py, where it is not algos/sac.py. test_buffers.py compares relabelled rows."""
+from collections import Counter
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from algos import sac, sac_her
-from tests.helpers import bare, quick, rows, same, vec
-from utils.envs import evaluate, make_envs
+from tests.envs import GoalCounter
+from tests.helpers import bare, quick, rows, same, script, vec
+from utils.envs import evaluate, goal_env, make_envs
 from utils.mpi import UsageError
 
 COUNTER = "tests.envs:GoalCounter-v0"
@@ -63,6 +67,39 @@ def test_the_policy_heeds_both_and_not_what_is_achieved():
 
 
 # ---- The buffer
+
+# ---- The buffer
+
+@pytest.mark.parametrize("num_envs", [1, 3])
+@pytest.mark.parametrize("size", [100, 5, 1], ids=["part", "wrapped", "least"])
+def test_every_stored_step_and_every_goal_of_its_future_is_drawn_as_often(num_envs, size):
+    """Of GoalCounters, by brute force. There are `size` rows for each of them."""
+    GoalCounter.made.clear()
+    envs = make_envs(cfg := quick(sac_her, COUNTER), num_envs)
+    space = envs.single_observation_space
+    agent = sac_her.Agent(space, envs.single_action_space, cfg)
+    buffer = sac_her.HindsightBuffer(size * num_envs, space, 2, torch.device("cpu"), num_envs,
+                                     goal_env(envs), her_k=4)
+    obs, _ = envs.reset(seed=7)
+    for _ in range(33):
+        obs = sac_her.interact(agent, envs, buffer, obs, agent.act(obs))
+    expected = {}                                               # of 5000 draws
+    for number in range(num_envs):
+        seen = [row[0] for row in script(number, 33)[0]]
+        for at in range(max(0, 33 - size), 33):
+            future = [row for row in seen[at:] if row[1] == seen[at][1]]
+            share = 5000 / (min(size, 33) * num_envs * len(future))
+            expected |= {(*seen[at], later[2] + 1): share for later in future}
+    batch = buffer.sample(6250)
+    step = torch.tensor([0, 0, 1, 0, 0, 0])
+    obs, goal = batch.obs[:5000].int().split(3, dim=-1)
+    assert torch.equal(batch.next_obs[:5000].int(), torch.cat([obs, goal], 1) + step)
+    assert torch.equal(goal[:, :2], -1 - obs[:, :2])            # of the same episode
+    drawn = Counter(map(tuple, torch.cat([obs, -1 - goal[:, 2:]], 1).tolist()))
+    assert drawn.keys() == expected.keys()
+    counts = [drawn[pair] for pair in expected]
+    assert len(counts) == 1 or stats.chisquare(counts, list(expected.values())).pvalue > 1e-3
+
 
 # ---- Runs
 
