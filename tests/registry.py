@@ -58,6 +58,7 @@ ALGOS = {
     "dqn_atari": Row("dqn", "image"),
     "dqn_per": Row("dqn", "discrete image"),
     "c51": Row("dqn", "discrete image", {"num_atoms": 7}),
+    "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7}),
     "pqn": Row("dqn", "discrete image"),
     "ddpg": Row("", "box"),
     "td3": Row("ddpg", "box"),

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box
 from hypothesis import given, settings as how, strategies as st
 from scipy import stats
 
-from algos import c51, ddpg, dqn, dqn_atari, dqn_per, sac, sac_her, td3
+from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_her, td3
 from tests.helpers import VECTOR, close, name_of
 from utils import checkpoint, mpi
 from utils.envs import FlatBox
@@ -22,8 +22,8 @@ IMAGE = Box(0, 255, (2, 36, 36), np.uint8)
 few = how(max_examples=25, deadline=None, derandomize=True, database=None)
 rings = pytest.mark.parametrize("algo,kind", [
     (ddpg, "vector"), (td3, "vector"), (sac, "vector"), (dqn, "vector"), (dqn, "image"),
-    (dqn_per, "vector"), (dqn_per, "image"), (c51, "vector"), (c51, "image")],
-    ids=lambda x: x if type(x) is str else name_of(x))
+    (dqn_per, "vector"), (dqn_per, "image"), (c51, "vector"), (c51, "image"),
+    (qr_dqn, "vector"), (qr_dqn, "image")], ids=lambda x: x if type(x) is str else name_of(x))
 # How many steps are stored, then whether the buffer is saved and loaded into another one.
 calls = st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=5)
 
@@ -32,7 +32,7 @@ def make(algo, capacity, kind="vector", device=CPU):
     space = IMAGE if kind == "image" else VECTOR
     if algo is dqn_per:
         return algo.PrioritizedBuffer(capacity, space, device)
-    return (algo.ReplayBuffer(capacity, space, device) if algo in (dqn, c51)
+    return (algo.ReplayBuffer(capacity, space, device) if algo in (dqn, c51, qr_dqn)
             else algo.ReplayBuffer(capacity, 3, 2, device))
 
 
@@ -43,7 +43,8 @@ def transitions(algo, numbers, kind="vector"):
     obs = np.broadcast_to(numbers.reshape(-1, *[1] * len(shape)), (len(numbers), *shape))
     obs = obs.astype(np.uint8 if kind == "image" else np.float64)
     box = np.stack([numbers / 1e3, -numbers / 1e3], 1).astype(np.float32)
-    return {"obs": obs, "act": numbers % 4 if algo in (c51, dqn, dqn_atari, dqn_per) else box,
+    discrete = algo in (c51, dqn, dqn_atari, dqn_per, qr_dqn)
+    return {"obs": obs, "act": numbers % 4 if discrete else box,
             "rew": numbers.astype(np.float64), "next_obs": obs + obs.dtype.type(1),
             "terminated": numbers % 3 == 0}
 

@@ -8,7 +8,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-from algos import c51, dqn, dqn_atari, dqn_per
+from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
 from tests.helpers import VECTOR, Nowhere, bare, close, name_of, refuses_columns, rows, vec
 from tests.offpolicy import (
     dqn_agent as make_agent,
@@ -21,7 +21,7 @@ from tests.offpolicy import (
 from utils import mpi
 
 every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)
-every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51], ids=name_of)
+every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51, qr_dqn], ids=name_of)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
     (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
@@ -79,6 +79,7 @@ def explorer(algo, best, num_acts, eps):
     agent = make_agent(algo, num_acts=num_acts, **two_atoms)
     q = torch.nn.functional.one_hot(best, num_acts).float()
     out = torch.stack([1 - q, q], -1).log() if two_atoms else q
+    out = q[..., None] if algo is qr_dqn else out
     agent.critic.forward = lambda obs: out
     agent.eps.fill_(eps)
     return lambda: agent.act(torch.zeros(len(best)))

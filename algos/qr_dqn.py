@@ -1,0 +1,302 @@
+"""Quantile regression DQN (QR-DQN).  Dabney et al. 2018, arXiv:1710.10044.
+
+The problem. The return after action a in state s is random; Q(s, a) is only its mean.
+C51 learns its distribution Z(s, a) as the probabilities of fixed values. Somebody has
+to know the range of the returns, and every target has to be projected onto the values.
+
+The idea. Fix the probabilities and learn the values. Z(s, a) is n equally likely values
+theta_1, ..., theta_n. The best place for theta_i is a quantile: the return should be
+below it with probability tau_i = (i - 1/2) / n. The loss `quantile_huber` finds that
+place, without a range and without a projection. Only the mean of Z chooses actions. The
+rest is algos/dqn.py, without Double DQN and the dueling network. One step of `train`:
+
+    agent.act   a = argmax_a Q(s, a), the mean of Z(s, a), or with probability eps any
+    interact    take a; store (s, a, r, s', terminated) in the buffer
+    update      once per `update_every` steps, one Adam step on qr_loss: Z(s, a) fits
+                r + gamma Z_targ(s', a')
+    (copy)      once per `target_every` steps, Z_targ <- Z
+
+Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4) and its learning rate falls
+to 0. `target_every` counts environment steps, not updates, and eps falls from the first
+step on. The settings are for CartPole.
+
+Healthy values. On CartPole `q` rises to between 73 and 80. `q_loss` is 2 to 9; it grows
+with n and does not fall to 0. `spread`, the standard deviation of Z, is 0.4 to 1.4 on
+average, but above 10 where the pole may fall (`spread_max`).
+
+Run   python -m algos.qr_dqn --env CartPole-v1
+Diff  diff algos/dqn.py algos/qr_dqn.py, or diff algos/c51.py algos/qr_dqn.py
+"""
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Int64, Shaped
+from torch import Tensor, nn
+
+# make_envs  when an episode ends, the same `step` starts a new one and returns its
+#            first obs; infos["final_obs"] has the last obs of the old one
+# mpi.share  this process's part of a total; everything if there is a single process
+# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
+#            the gradient's norm
+from utils import mpi
+from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, nature_cnn
+from utils.run import Run, RunConfig, check_range, main
+
+# Shapes, which the tests check at every call.
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+PerQuantile = Float32[Tensor, "B n"]  # one number per sample for each of n quantiles
+Observations = Shaped[Tensor, "B *obs"]  # as stored: images are uint8, vectors float32
+Choices = Int64[Tensor, "B"]  # indices of actions
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
+    env: str = "CartPole-v1"  # Gymnasium id
+    total_steps: float = 5e4  # environment steps
+    num_envs: int = 1  # N, parallel environments
+    report_every: int = 1000  # environment steps between reports
+    buffer_size: int = 50_000  # transitions in the replay buffer
+    start_steps: int = 1000  # environment steps before the updates start
+    update_every: int = 2  # environment steps per update
+    target_every: int = 250  # environment steps between copies of Z to Z_targ
+    batch_size: int = 128  # B, samples per update (usually 32 to 512)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
+    eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
+    num_quantiles: int = 25  # n, quantiles (10 to 200)
+    hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "num_quantiles", low=1, high=1000)  # raises UsageError
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Transitions:
+    """B random samples of the buffer. Action a in state s gave r and led to s'."""
+
+    obs: Observations  # s
+    act: Choices  # a
+    rew: PerSample  # r
+    next_obs: Observations  # s', never of the next episode
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent.critic)  # of Z, not of Z_targ
+        buffer = ReplayBuffer(
+            mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
+        run.register(agent, optimizer=optimizer, buffer=buffer)
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            # At first Q is no better than a guess, so eps falls from 1.
+            eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
+            agent.eps.fill_(eps)
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            updates_before = updates_due(step, cfg)
+            step += cfg.num_envs  # the environments of all processes
+            # As many as became due in these num_envs steps: 0, 1 or more.
+            for _ in range(updates_due(step, cfg) - updates_before):
+                batch = buffer.sample(mpi.share(cfg.batch_size))
+                metrics = update(agent, optimizer, batch, lr)
+                run.store(**metrics)  # the next row of the log averages them
+            if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
+                agent.critic_targ.load_state_dict(agent.critic.state_dict())
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, eps=agent.eps, lr=lr)  # every `report_every` steps
+            run.save(step)  # about once a minute
+    return agent
+
+
+def updates_due(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - cfg.start_steps) // cfg.update_every
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments, store the transitions, return the obs to act on."""
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(terminated | truncated):  # new_obs[i] is the next episode's
+        next_obs[i] = infos["final_obs"][i]
+    buffer.add(obs=obs, act=act.cpu().numpy(), rew=rew, next_obs=next_obs,
+               terminated=terminated)
+    return new_obs
+
+
+def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+    """Take one gradient step on a batch. Return metrics."""
+    loss, metrics = qr_loss(agent, batch)
+    optimizer.zero_grad()
+    loss.backward()
+    metrics["grad_norm"] = optimizer.step(lr)
+    return metrics
+
+
+# ======================================= losses =======================================
+@mpi.compilable  # with --compile
+def qr_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """The values theta_i of Z(s, a) fit those of r + gamma Z_targ(s', a').
+
+        a'  = argmax_a Q_targ(s', a)
+        y_j = r + gamma (1 - terminated) theta_targ_j(s', a'), constants
+        L   = mean quantile_huber(theta(s, a), y)
+
+    r and s' are random, so y differs from sample to sample. theta_i nears the quantile
+    of all y that belong to s and a, not that of the y in one sample.
+    """
+    with torch.no_grad():  # Z moves towards y, not y towards Z
+        next_quantiles = agent.critic_targ(batch.next_obs)
+        next_act = next_quantiles.mean(-1).argmax(-1)  # a'
+        next_quantiles = quantiles_of(next_quantiles, next_act)
+        discount = agent.cfg.gamma * (1 - batch.terminated)
+        target = batch.rew[:, None] + discount[:, None] * next_quantiles  # y, [B, n]
+    quantiles = quantiles_of(agent.critic(batch.obs), batch.act)
+    loss = quantile_huber(quantiles, target, agent.taus).mean()
+    return loss, {"q_loss": loss.detach(), "q": quantiles.detach().mean(-1),
+                  "spread": quantiles.detach().std(-1, correction=0)}
+
+
+def quantiles_of(quantiles: Float32[Tensor, "B k n"], act: Choices) -> PerQuantile:
+    """theta_i(s, a) of one action per sample."""
+    return quantiles[torch.arange(len(act), device=act.device), act]
+
+
+def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
+                   taus: Float32[Tensor, "n"]) -> PerSample:
+    """sum_i mean_j |tau_i - [x_ij < 0]| h(x_ij), for the errors x_ij = y_j - theta_i.
+
+        h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
+
+    [x < 0] is 1 if x < 0, else 0. A target far above theta_i pulls it up by tau_i, one
+    far below pulls it down by 1 - tau_i. The pulls balance where a fraction tau_i of
+    the targets is below: at the quantile. With |x| in place of h, they would not fade
+    as theta_i gets there. With h, the balance is within 1 of the quantile, not at it.
+    """
+    assert quantiles.shape == target.shape  # [B, n] minus [B, 1] would be [B, n], too
+    error = target[:, None, :] - quantiles[:, :, None]  # x_ij, [B, n, n]
+    huber = torch.where(error.abs() < 1, error.square() / 2, error.abs() - 0.5)
+    weight = (taus[:, None] - (error < 0).float()).abs()
+    return (weight * huber).mean(-1).sum(-1)
+
+
+# ======================================= agent ========================================
+def relu_mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
+
+
+class QuantileNetwork(nn.Module):
+    """Observations [B, ...] -> theta_i(s, a) for k actions, [B, k, n]."""
+
+    def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
+        super().__init__()
+        self.shape = (num_acts, cfg.num_quantiles)
+        self.images = is_image(obs_space)
+        if self.images:
+            self.encoder = nature_cnn(obs_space)
+            sizes = (512,)  # its outputs
+        else:
+            sizes = (*obs_space.shape, *cfg.hidden)
+        self.head = relu_mlp(*sizes, math.prod(self.shape))
+
+    def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:
+        if self.images:
+            obs = self.encoder(obs)
+        return self.head(obs.float()).unflatten(-1, self.shape)
+
+
+class Agent(Policy):  # which adds predict(obs)
+    """Z, its target network, the taus and eps."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        self.cfg = cfg
+        self.num_acts = int(act_space.n)
+        self.critic = QuantileNetwork(obs_space, self.num_acts, cfg)  # Z
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Z_targ
+        taus = (torch.arange(cfg.num_quantiles) + 0.5) / cfg.num_quantiles
+        self.register_buffer("taus", taus)  # 1/2n, 3/2n, ..., 1 - 1/2n
+        self.register_buffer("eps", torch.ones(()))  # probability of a random action
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
+        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        """
+        quantiles = self.critic(torch.as_tensor(obs, device=self.eps.device))
+        best = quantiles.mean(-1).argmax(-1)
+        if deterministic:
+            return best
+        explore = torch.rand(best.shape, device=best.device) < self.eps
+        return torch.where(explore, torch.randint_like(best, self.num_acts), best)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
+        return act.cpu().numpy()
+
+
+# ======================================= buffer =======================================
+class ReplayBuffer(SavedRows):  # which adds its state dict
+    """A ring of `capacity` transitions: new ones overwrite the oldest."""
+
+    def __init__(self, capacity: int, obs_space: gym.Space, device: torch.device):
+        # Images stay uint8, a quarter of the memory. dqn_atari.py saves more.
+        obs_dtype = np.dtype(np.uint8 if is_image(obs_space) else np.float32)
+        obs_shape = (capacity, *obs_space.shape)
+        obs_bytes = obs_dtype.itemsize * math.prod(obs_shape)
+        check_memory("--buffer-size", capacity, 2 * obs_bytes + (8 + 4 + 4) * capacity)
+        self.capacity = capacity
+        self.device = device  # where batches go; the storage stays in CPU memory
+        self.columns = {
+            "obs": np.empty(obs_shape, obs_dtype),
+            "act": np.empty(capacity, np.int64),
+            "rew": np.empty(capacity, np.float32),
+            "next_obs": np.empty(obs_shape, obs_dtype),
+            "terminated": np.empty(capacity, np.float32)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
+
+    def add(self, **transition: np.ndarray) -> None:
+        """Store one transition per environment; every array is [N, ...]."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + np.arange(num_envs)) % self.capacity
+        for name, column in self.columns.items():
+            assert transition[name].shape == (num_envs, *column.shape[1:]), name
+            column[rows] = transition[name]
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.num_stored, (batch_size,)).numpy()
+        return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
+            name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
+            for name, column in self.columns.items()})
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)

@@ -1,0 +1,181 @@
+"""algos/qr_dqn.py, where it is not algos/dqn.py: the quantiles, and the loss that finds them."""
+import numpy as np
+import pytest
+import torch
+
+from algos import dqn, qr_dqn
+from tests.helpers import bare, close, copies, gradients, refused, vec
+from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, gradient_in
+from utils import checkpoint, mpi
+
+quantile_huber = bare(qr_dqn).quantile_huber                    # also takes float64
+
+
+def taus(count):
+    return make_agent(qr_dqn, num_quantiles=count).taus
+
+
+def random_pair(size, count, scale):
+    """Quantiles and targets [B, n] in float64."""
+    rng = np.random.default_rng(count)
+    return [torch.from_numpy(scale * rng.normal(size=(size, count))) for _ in range(2)]
+
+
+# ---- The loss of quantiles
+
+def test_the_taus_are_the_midpoints_of_equal_steps():
+    close(taus(1), vec(0.5))
+    close(taus(4), vec(0.125, 0.375, 0.625, 0.875))
+
+
+def test_quantile_huber_by_hand():
+    """Beside another sample, which must not matter."""
+    quantiles, target = vec((7, 7), (0, 2)), vec((7, 7), (1, -3))
+    first = (0.25 * 0.5 + 0.75 * 2.5) / 2                       # errors 1 and -3 at tau 1/4
+    second = (0.25 * 0.5 + 0.25 * 4.5) / 2                      # errors -1 and -5 at tau 3/4
+    close(qr_dqn.quantile_huber(quantiles, target, vec(0.25, 0.75)), vec(0, first + second))
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 30.0])             # errors below, around and above 1
+@pytest.mark.parametrize("count", [1, 2, 7, 32])                # at last as many as samples
+def test_quantile_huber_is_a_loop_over_pairs_of_quantile_and_target(count, scale):
+    quantiles, target = random_pair(32, count, scale)
+    expected = []
+    for theta, y in zip(quantiles.tolist(), target.tolist()):
+        total = 0.0
+        for i in range(count):
+            for j in range(count):
+                x, tau = y[j] - theta[i], (2 * i + 1) / (2 * count)
+                h = x**2 / 2 if abs(x) < 1 else abs(x) - 0.5
+                total += (tau if x > 0 else 1 - tau) * h / count
+        expected.append(total)
+    close(quantile_huber(quantiles, target, taus(count).double()), torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize("count", [1, 5, 50])
+def test_loss_and_gradient_are_those_of_sb3_contrib(count):
+    theirs = pytest.importorskip("sb3_contrib.common.utils").quantile_huber_loss
+    quantiles, target = random_pair(16, count, 3.0)
+    levels = taus(count).double()
+    ours = gradients(lambda x: quantile_huber(x, target, levels).mean(), quantiles)
+    expected = gradients(lambda x: theirs(x, target), quantiles)
+    for mine, other in zip(ours, expected):
+        close(mine, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_the_loss_is_least_at_the_quantiles_of_the_targets(count):
+    """Of 200 skewed targets in many samples. It is convex, so a gradient of 0 is the minimum."""
+    values = torch.arange(200.0).square() * 10
+    levels = taus(count)
+    places = (levels * 200).long()                              # so many values lie below
+    best = (values[places - 1] + values[places]) / 2
+    target = values[torch.randperm(200)].view(-1, count)
+
+    def slope(quantiles):
+        _, grad = gradients(lambda x: qr_dqn.quantile_huber(x.expand_as(target), target,
+                                                            levels).mean(), quantiles)
+        return grad
+
+    close(slope(best), torch.zeros(count))
+    assert (slope(values[places] + 5) > 0).all() and (slope(values[places - 1] - 5) < 0).all()
+
+
+def test_a_column_is_refused_without_the_checker_too():
+    for shapes in (((4, 1), (4, 3)), ((4, 3), (4, 1)), ((1, 3), (4, 3))):
+        with pytest.raises(AssertionError):
+            quantile_huber(*map(torch.ones, shapes), taus(3))
+
+
+# ---- The loss of a batch
+
+def tiny_agent(own, targ):
+    """Two actions, three quantiles; the outputs of both networks are given, whatever s is."""
+    agent = make_agent(qr_dqn, num_acts=2, hidden=(), num_quantiles=3, gamma=0.5)
+    for net, outputs in ((agent.critic, own), (agent.critic_targ, targ)):
+        net.head[0].weight.data.zero_()
+        net.head[0].bias.data.copy_(outputs.flatten())
+    return agent
+
+
+def test_loss_by_hand():
+    """The network likes action 0 best in s', its target action 1, by the mean of all quantiles."""
+    agent = tiny_agent(vec((3, 4, 5), (0, 1, 2)), vec((9, 0, 0), (2, 4, 6)))
+    obs = torch.zeros(2, 3)
+    batch = qr_dqn.Transitions(obs, torch.tensor([1, 1]), vec(1, 8), obs, vec(0, 1))
+    loss, metrics, grad = gradient_in(agent.critic, qr_dqn.qr_loss, agent, batch)
+    quantiles, target = vec((0, 1, 2), (0, 1, 2)), vec((2, 3, 4), (8, 8, 8))    # the other dies
+    each, slope = gradients(lambda x: qr_dqn.quantile_huber(x, target, agent.taus).mean(),
+                            quantiles)
+    close(loss, each)
+    for name, expected in (("q_loss", each), ("q", vec(1, 1)), ("spread", vec(*2 * [1.5**-0.5]))):
+        close(metrics[name], expected)
+    close(grad[-6:], torch.cat([vec(0, 0, 0), slope.sum(0)]))
+
+
+@pytest.mark.parametrize("kind", ["vector", "film", "image"])
+def test_one_quantile_is_dqn_with_half_of_its_loss(kind):
+    """The median: |tau - [x < 0]| is 1/2 on both sides. DQN without its two additions, that is."""
+    agent = make_agent(qr_dqn, kind, num_quantiles=1, gamma=0.7)
+    plain = make_agent(dqn, kind, double=False, dueling=False, gamma=0.7)
+    plain.load_state_dict({key: x for key, x in copies(agent).items() if key != "taus"})
+    batch = make_batch(qr_dqn, kind)
+    loss, metrics, grad = gradient_in(agent.critic, qr_dqn.qr_loss, agent, batch)
+    expected, others, slope = gradient_in(plain.critic, dqn.dqn_loss, plain,
+                                          dqn.Transitions(**vars(batch)))
+    close(2 * loss, expected)
+    close(metrics["q"], others["q"])
+    close(2 * grad, slope)
+
+
+@pytest.mark.parametrize("kind", ["vector", "image"])
+def test_the_loss_is_that_of_a_loop_over_samples(kind):
+    """And its gradient that of a fit to constants: none reaches the network by the target."""
+    agent = make_agent(qr_dqn, kind, gamma=0.7, num_quantiles=9)
+    batch, losses = make_batch(qr_dqn, kind), []
+    for k in range(32):
+        with torch.no_grad():
+            following = agent.critic_targ(batch.next_obs[k:k + 1])[0]
+        best = following[max(range(4), key=following.mean(-1).tolist().__getitem__)]
+        target = batch.rew[k] + 0.7 * (1 - batch.terminated[k]) * best
+        quantiles = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
+        losses.append(qr_dqn.quantile_huber(quantiles[None], target[None], agent.taus)[0])
+    expected = torch.stack(losses).mean()
+    grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
+    loss, _, grad = gradient_in(agent.critic, qr_dqn.qr_loss, agent, batch)
+    close(loss, expected.detach())
+    close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
+
+
+# ---- The agent
+
+@pytest.mark.parametrize("quantiles,best", [
+    (((9, 0, 0), (1, 2, 3)), 0),                                # means 3 and 2, medians 0 and 2
+    (((0, 0, 9), (4, 4, 4)), 1)])                               # 3 and 4; they need not be sorted
+def test_the_best_action_has_the_highest_mean(quantiles, best):
+    agent = tiny_agent(vec(*quantiles), vec(*quantiles[::-1]))
+    assert agent.act(torch.zeros(5, 3), deterministic=True).tolist() == [best] * 5
+
+
+def test_the_quantiles_of_a_gamble_are_learned():
+    """Each sample shows one of 100 rewards: each action has 50, in steps of 20, two are medians."""
+    agent = tiny_agent(torch.zeros(6), torch.zeros(6))
+    optimizer, obs = mpi.Adam(agent.critic), torch.zeros(100, 3)
+    rew = torch.arange(100.0) * 10
+    batch = qr_dqn.Transitions(obs, torch.arange(100) % 2, rew, obs, torch.ones(100))
+    for step in range(1000):
+        qr_dqn.update(agent, optimizer, batch, 10 * (1 - step / 1000))
+    close(agent.critic(obs)[0].detach(), vec((160, 490, 820), (170, 500, 830)), rtol=0, atol=10)
+
+
+def test_what_is_no_number_of_quantiles_is_refused():
+    said = refused(lambda: qr_dqn.Config(num_quantiles=0))
+    assert said.startswith("--num-quantiles is 0; it takes a whole number, at least 1")
+
+
+def test_weights_of_another_number_of_quantiles_are_refused():
+    """Also if the networks are of one size: 2 actions with 6 quantiles, 4 with 3."""
+    state = make_agent(qr_dqn, num_acts=2, num_quantiles=6).state_dict()
+    agent = make_agent(qr_dqn, num_acts=4, num_quantiles=3)
+    said = refused(lambda: checkpoint.load_into(agent, state, "policy.pt"))
+    assert said == "policy.pt holds another network: its taus is [6], not [3]"
