@@ -249,6 +249,7 @@ class FlatBox(gym.spaces.Box):
     parts        if that is a Dict: {name: slice of the flat observation}
     has_goals    whether it is that of a goal environment: `observation` and two goals of one size.
                  All three are vectors, so that goals look to the environment as they did before
+    has_mask     whether it has the parts `observation` and `action_mask`
     """
 
     def __init__(self, own: gym.Space):
@@ -262,6 +263,7 @@ class FlatBox(gym.spaces.Box):
         three = [parts.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
         vectors = [part for part in three if part and part.shape == (gym.spaces.flatdim(part),)]
         self.has_goals = len(vectors) == 3 and vectors[1].shape == vectors[2].shape
+        self.has_mask = {"observation", "action_mask"} <= self.parts.keys()
 
     def flatten(self, obs) -> np.ndarray:
         return gym.spaces.flatten(self.own, obs).astype(np.float32)
@@ -681,6 +683,7 @@ def memory() -> float:
 
 KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
          "goal": "goals (Dict of vectors observation, achieved_goal, desired_goal)",
+         "mask": "action masks (Dict of observation and action_mask, one number per action)",
          "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 5 pixels a side)",
          "box": "Box of floats with finite bounds"}
@@ -715,14 +718,16 @@ def what_to_do(side, space):
 
 
 def fits(kind, takes):
-    """Return whether `kind` is one of those in the text `takes`. Goals are vectors, too."""
-    return kind in takes.split() or (kind == "goal" and "vector" in takes.split())
+    """Return whether `kind` is one of those in the text `takes`. Goals and masks are vectors."""
+    return kind in takes.split() or (kind in ("goal", "mask") and "vector" in takes.split())
 
 
 def obs_kind(space):
-    """Return "image", "goal", "vector" or "other" for an observation space."""
+    """Return "image", "goal", "mask", "vector" or "other" for an observation space."""
     if getattr(space, "has_goals", False):  # see FlatBox
         return "goal"
+    if getattr(space, "has_mask", False):
+        return "mask"
     box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
     sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames
     if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 5:
