@@ -8,6 +8,7 @@
                                     "factor": 1000}'; further keys go to the environment
     utils.tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint
                                     before it is reached: --env-kwargs '{"bits": 10}'
+    utils.tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
 """
 
 import gymnasium as gym
@@ -99,6 +100,31 @@ class BitFlip(gym.Env):
         return bool((achieved_goal == desired_goal).all())
 
 
+class Tour(gym.Env):
+    """Visit each point once, on a short way. Observations tell how far each one is (visited: 0).
+    Rewards are minus the distance, or -1 for a point that was visited, which is forbidden."""
+
+    def __init__(self, points: int = 10):
+        box, mask = gym.spaces.Box(0, 2, (points,)), gym.spaces.MultiBinary(points)
+        self.observation_space = gym.spaces.Dict(observation=box, action_mask=mask)
+        self.action_space = gym.spaces.Discrete(points)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.away = self.np_random.uniform(-0.5, 0.5, (self.action_space.n, 2))  # from here
+        self.left = np.ones(len(self.away), np.int8)
+        return self.observe(), {}
+
+    def step(self, act):
+        rew = -float(np.hypot(*self.away[act])) if self.left[act] else -1.0
+        self.away, self.left[act] = self.away - self.left[act] * self.away[act], 0
+        return self.observe(), rew, not self.left.any(), False, {}
+
+    def observe(self):
+        far = np.float32(self.left * np.hypot(*self.away.T))
+        return {"observation": far, "action_mask": self.left.copy()}
+
+
 CARTPOLE = {"env": "CartPole-v1", "keep": (0, 2)}
 PENDULUM = {"env": "Pendulum-v1", "keep": (0, 1)}
 gym.register("CartPoleNoVel-v0", f"{__name__}:masked", kwargs=CARTPOLE)
@@ -106,3 +132,4 @@ gym.register("PendulumNoVel-v0", f"{__name__}:masked", kwargs=PENDULUM)
 gym.register("Recall-v0", f"{__name__}:Recall")
 gym.register("Scaled-v0", f"{__name__}:scaled")
 gym.register("BitFlip-v0", f"{__name__}:BitFlip")
+gym.register("Tour-v0", f"{__name__}:Tour", max_episode_steps=40)
