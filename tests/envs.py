@@ -5,6 +5,8 @@ Importing this module registers them, so any algorithm can run on them:
     python -m algos.ppo --env tests.envs:Counter-v0
     python -m algos.ppo --env tests.envs:ProbeAct-v0 --env-kwargs '{"box": true}'
 """
+from collections import OrderedDict
+
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
@@ -138,6 +140,35 @@ class GoalCounter(Counter):
         return bool(achieved_goal.sum() - desired_goal.sum() > 1)
 
 
+class MaskCounter(Counter):
+    """A Counter with masks: two of five actions are allowed, others in every step and environment.
+
+    It stops at a forbidden one. A last observation forbids everything.
+    """
+
+    def __init__(self):
+        super().__init__(act="discrete")
+        self.observation_space = with_mask(self.observation_space, 5)
+
+    def allowed(self):
+        if self.time == self.length():
+            return np.zeros(5, np.int8)
+        return np.isin((np.arange(5) + self.number + self.time) % 5, (0, 2)).astype(np.int8)
+
+    def observe(self):
+        return {"observation": super().observe(), "action_mask": self.allowed()}
+
+    def step(self, act):
+        assert self.allowed()[act], f"action {act} is forbidden"
+        return super().step(act)
+
+
+def with_mask(box, num_acts):
+    """Return the space of observations in a box, followed by the mask of so many actions."""
+    return gym.spaces.Dict(OrderedDict(observation=box,
+                                       action_mask=Box(0, 1, (num_acts,), np.int8)))
+
+
 # ---- For runs that are stopped
 
 class Ends(gym.Env):
@@ -201,6 +232,19 @@ class GoalEnds(Ends):
 
     def compute_terminated(self, achieved_goal, desired_goal, info):
         return False
+
+
+class MaskEnds(Ends):
+    """Ends of which every other action is allowed. Gymnasium sorts a dict: the mask is first."""
+
+    def __init__(self):
+        super().__init__(act="discrete")
+        self.observation_space = gym.spaces.Dict({"observation": self.observation_space,
+                                                  "action_mask": gym.spaces.MultiBinary(4)})
+
+    def observe(self, obs):
+        allowed = (np.arange(4) + self.time) % 2
+        return {"observation": obs, "action_mask": allowed.astype(np.int8)}
 
 
 class Only(Ends):
@@ -345,6 +389,15 @@ class Bright(gym.Env):
         return np.zeros(IMAGE, np.uint8), float(act == self.quarter), True, False, {}
 
 
+def all_allowed(env="CartPole-v1", **kwargs):
+    """Return an environment with masks that forbid nothing."""
+    inner = gym.make(env, **kwargs)
+    num_acts = int(inner.action_space.n)
+    return gym.wrappers.TransformObservation(
+        inner, lambda obs: {"observation": obs, "action_mask": np.ones(num_acts, np.int8)},
+        with_mask(inner.observation_space, num_acts))
+
+
 class Parts(gym.Env):
     """A Dict of a number of three (2, 0, 1, 2, 0, ...) and a vector, which is (time, -time)."""
 
@@ -373,7 +426,9 @@ def register(name, kind, quiet=False, **kwargs):
 register("Counter", Counter, quiet=True)                        # the checker warns of the traps
 register("Faulty", Faulty, quiet=True)
 register("GoalCounter", GoalCounter, quiet=True)
+register("MaskCounter", MaskCounter, quiet=True)
 register("Ends", Ends)
+register("MaskEnds", MaskEnds)
 register("GoalEnds", GoalEnds)
 register("NoRewards", NoRewards)
 register("Only", Only)
@@ -387,3 +442,4 @@ register("ProbePolicy", Probe, sees=True, acts=True)
 register("Reach", Reach)
 register("Bright", Bright)
 register("Parts", Parts)
+register("AllAllowed", all_allowed)

@@ -9,10 +9,12 @@ from importlib import import_module
 
 # What an environment gives and takes: vectors and a box of actions, ...
 KINDS = {"box": {}, "discrete": {"act": "discrete"}, "image": {"obs": "image", "act": "discrete"},
-         "goal": {}}
+         "goal": {}, "mask": {}}
 # A scripted environment, and one whose episodes end together and depend on the actions alone.
-SCRIPTED = dict.fromkeys(KINDS, "tests.envs:Counter-v0") | {"goal": "tests.envs:GoalCounter-v0"}
-ENDS = dict.fromkeys(KINDS, "tests.envs:Ends-v0") | {"goal": "tests.envs:GoalEnds-v0"}
+SCRIPTED = dict.fromkeys(KINDS, "tests.envs:Counter-v0") | {
+    "goal": "tests.envs:GoalCounter-v0", "mask": "tests.envs:MaskCounter-v0"}
+ENDS = dict.fromkeys(KINDS, "tests.envs:Ends-v0") | {
+    "goal": "tests.envs:GoalEnds-v0", "mask": "tests.envs:MaskEnds-v0"}
 
 # Only the settings that an algorithm's Config has are used.
 TINY = {"device": "cpu", "run_dir": "run", "num_envs": 3, "total_steps": 72, "rollout_steps": 24,
@@ -51,6 +53,7 @@ ALGOS = {
     "ppo": Row("a2c"),
     "ppo_popart": Row("ppo"),
     "ppo_lstm": Row("ppo"),
+    "ppo_mask": Row("ppo", "mask"),
     "gail": Row("ppo", learns=("update_disc", "update")),
     "bc": Row(""),
     "ars": Row("", "box discrete", {"directions": 2}, episodes=True),

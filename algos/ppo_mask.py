@@ -1,0 +1,408 @@
+"""PPO with action masks.  Huang & Ontanon 2022, arXiv:2006.14171.
+
+The problem. In many tasks, most actions are forbidden in most states: a card that is
+not in the hand, a column that is full. If they only cost something, PPO has to find out
+in every kind of state which ones to avoid. The more there are, the slower it learns.
+
+The idea. The environment knows what is allowed and says so in every observation. The
+actor gives forbidden actions the probability 0, and the others the rest: `mask_logits`.
+It does so wherever pi or pi_old is computed, with the mask of the state in which the
+action was chosen. So the ratio, the entropy and the gradient are those of policies that
+never do what is forbidden. All else is PPO. An iteration of `train`:
+
+    collect              act for T steps in N parallel environments with pi_old
+    update               `epochs` times:
+      compute_targets      advantages A and returns R, by the current critic
+      ppo_loss             one Adam step on it for each random minibatch
+    update_stats         running statistics that normalise observations and rewards
+
+The environment. Its observations are a Dict. In `action_mask`, each action has a
+number, 0 if it is forbidden. The networks see `observation` alone, so that has to say
+all that matters. Only the last observation of an episode may forbid everything.
+
+Departures from the paper. Forbidden logits are not -1e8 but lower; else as in ppo.py.
+
+Healthy values. `entropy` begins at the mean of log(number of allowed actions). In Tour
+that is 1.51; 2.30 would be that of all ten. It falls to about 0.85. `kl` is 0.0005 to
+0.015 and `clip_frac` up to 0.25; both fall towards 0 with the learning rate.
+
+Run   python -m algos.ppo_mask --env utils.tasks:Tour-v0 --total-steps 6e4
+Diff  diff algos/ppo.py algos/ppo_mask.py
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32, Shaped
+from torch import Tensor, nn
+
+# make_envs     when an episode ends, the same `step` starts a new one and returns its
+#               first obs; infos["final_obs"] has the last obs of the old one
+# stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
+# mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
+#               and returns the gradient's norm before clipping
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+from utils import mpi
+from utils.envs import Policy, make_envs, stack_steps
+from utils.run import Run, RunConfig, main
+
+# Shapes, which the tests check at every call.
+PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+Inputs = Float32[Tensor, "B obs_dim"]  # normalised observation, then its mask
+ActorOut = Float32[Tensor, "B k"]  # k logits, after the mask
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
+    total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
+    num_envs: int = 8  # N, parallel environments (usually 1 to 64)
+    rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
+    minibatch_size: int = 64  # B, samples per gradient step (32 to 4096)
+    epochs: int = 10  # passes over each rollout (3 to 20)
+    lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
+    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths
+    norm_obs: bool = True  # normalise observations by their running statistics
+    scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    norm_adv: bool = True  # normalise advantages within each minibatch
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Rollout:  # T steps in each of N environments; nothing is normalised
+    obs: Shaped[Tensor, "T N *obs"]  # s and its mask, joined
+    act: Shaped[Tensor, "T N *act"]  # a
+    rew: PerStep  # r
+    next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
+    terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
+    done: PerStep  # 1 if the episode ended, also by a time limit
+
+
+@dataclass(frozen=True)
+class Minibatch:  # B random samples of a rollout
+    obs: Inputs  # s, normalised, and its mask
+    act: Shaped[Tensor, "B *act"]  # a
+    logp_old: PerSample  # log pi_old(a|s)
+    adv: PerSample  # A: how much better a was than the policy's average action in s
+    ret: PerSample  # R: what the critic is to predict in s
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
+        run.register(agent, optimizer=optimizer)  # what checkpoints hold
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
+            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
+            metrics = update(agent, optimizer, rollout, lr)
+            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            step += cfg.rollout_steps
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs, **metrics)
+            run.save(step)  # about once a minute
+    return agent
+
+
+def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+            num_steps: int) -> tuple[Rollout, np.ndarray]:
+    """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
+    steps = []
+    for _ in range(num_steps):
+        act = agent.act(obs)
+        new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+        done = terminated | truncated
+        next_obs = new_obs.copy()
+        for i in np.flatnonzero(done):  # here new_obs[i] is the next episode's first
+            next_obs[i] = infos["final_obs"][i]
+        steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
+                      "next_obs": next_obs, "terminated": terminated, "done": done})
+        obs = new_obs
+    return Rollout(**stack_steps(steps, act.device)), obs
+
+
+def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+    """Take many gradient steps on one rollout. Return metrics."""
+    cfg = agent.cfg
+    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    act = rollout.act.flatten(0, 1)
+    with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
+        logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    step_metrics = []  # one dict per gradient step
+    for epoch in range(cfg.epochs):
+        val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
+        if epoch == 0:  # before the critic has learned from this rollout
+            explained = explained_variance(val, ret)
+            critic_metrics = {"val": val, "explained_variance": explained}
+        indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
+        advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
+        if cfg.norm_adv:
+            advs = normalize_advantages(advs)
+        for rows, adv in zip(indices, advs):
+            minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
+                                  adv=adv, ret=ret.flatten()[rows])
+            loss, metrics = ppo_loss(agent, minibatch)
+            optimizer.zero_grad()
+            loss.backward()
+            metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
+            step_metrics.append(metrics)
+    metrics = {name: torch.stack([one[name] for one in step_metrics])
+               for name in step_metrics[0]}  # the log has their means
+    metrics |= policy_change(agent, obs, act, logp_old)
+    return metrics | critic_metrics | {"lr": lr}
+
+
+# ======================================= losses =======================================
+@torch.no_grad()
+def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
+                    ) -> tuple[PerStep, PerStep, PerStep]:
+    """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
+    cfg = agent.cfg
+    rew = rollout.rew
+    if cfg.scale_rew:  # so that one learning rate suits all scales of reward
+        rew = agent.reward_sum_stats.scale(rew)
+    val = agent.value(agent.encoder(obs)).view_as(rew)
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    ends = rollout.done.bool()
+    ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
+    next_obs = agent.normalize_obs(rollout.next_obs[ends])
+    next_val[ends] = agent.value(agent.encoder(next_obs))
+    adv = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
+    return val, adv, adv + val
+
+
+def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
+        done: PerStep, gamma: float, lam: float) -> PerStep:
+    """Generalized advantage estimation (Schulman et al. 2016, arXiv:1506.02438).
+
+        delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
+        A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+
+    delta says how much better one step went than the critic expected. lam = 0 trusts
+    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
+    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
+    """
+    delta = rew + gamma * (1 - terminated) * next_val - val
+    decay = gamma * lam * (1 - done)
+    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    adv = np.zeros_like(delta)
+    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
+    for t in reversed(range(len(delta))):
+        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    return torch.as_tensor(adv, device=val.device)
+
+
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
+    R contains V: the smaller lambda is, the more this flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
+def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
+    """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
+    _, mean, var = mpi.moments(adv.T)  # [M], over all processes (float64, ddof 0)
+    return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
+
+
+@mpi.compilable  # with --compile
+def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
+    """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
+
+        L_pi   makes good actions more likely: see `clipped_policy_loss`
+        L_V    = mean (V(s) - R)^2
+        H      is the entropy of pi, which keeps it exploring
+    """
+    cfg = agent.cfg
+    features = agent.encoder(minibatch.obs)
+    actor_out = agent.actor(features)
+    val = agent.value(features)
+    logp = log_prob(actor_out, agent.log_std, minibatch.act)
+    pi_loss = clipped_policy_loss(
+        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
+    v_loss = value_loss(val, minibatch.ret)
+    ent = entropy(actor_out, agent.log_std)
+    loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
+    return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
+                  "entropy": ent.detach()}
+
+
+def mask_logits(logits: ActorOut, mask: ActorOut) -> ActorOut:
+    """The logits, where those of forbidden actions (mask 0) are as low as can be.
+
+        pi(a|s) = mask_a exp(logit_a) / sum_b mask_b exp(logit_b)
+
+    That is what a softmax makes of them. A logit that was replaced gets no gradient.
+    -inf would give 0 as well, but the entropy has 0 log 0 in it, and 0 (-inf) is NaN.
+    """
+    assert logits.shape == mask.shape
+    return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
+
+
+def log_prob(actor_out: ActorOut, log_std: Tensor | None,
+             act: Shaped[Tensor, "B *act"]) -> PerSample:
+    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
+    if log_std is None:  # discrete
+        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
+    z = (act - actor_out) / log_std.exp()  # before tanh, which would add a constant
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+
+def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
+                        clip_ratio: float) -> Scalar:
+    """L_pi = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A), with c = clip_ratio.
+
+        A > 0 and ratio > 1 + c    no gradient: the action is likely enough
+        A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
+        all other cases            the gradient of -ratio A
+
+    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
+    1 - c. The clipped term is constant there; the other one lets the ratio recover.
+    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
+    """
+    assert logp.shape == logp_old.shape == adv.shape
+    ratio = (logp - logp_old).exp()
+    clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
+    return -torch.min(ratio * adv, clipped * adv).mean()
+
+
+def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
+    return (val - ret).square().mean()
+
+
+def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
+    grows with sigma even where tanh saturates."""
+    if log_std is None:
+        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
+    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+
+
+@torch.no_grad()
+def policy_change(agent: Agent, obs: Shaped[Tensor, "TN *obs"],
+                  act: Shaped[Tensor, "TN *act"], logp_old: Float32[Tensor, "TN"]
+                  ) -> dict:
+    """Compare pi with pi_old on the whole rollout."""
+    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    kl = approx_kl(logp, logp_old).mean()
+    ratio = (logp - logp_old).exp()
+    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
+    return {"kl": kl, "clip_frac": clip_frac}
+
+
+def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
+    """ratio - 1 - log ratio, never below 0. Its mean estimates KL(pi_old || pi)."""
+    log_ratio = logp - logp_old
+    return log_ratio.exp() - 1 - log_ratio
+
+
+# ======================================= agent ========================================
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with tanh between them."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
+
+
+class MaskedActor(nn.Module):
+    """Observations with their masks -> logits, [B, k]."""
+
+    def __init__(self, *sizes: int):
+        super().__init__()
+        self.net = mlp(*sizes)
+        self.parts = [sizes[0], sizes[-1]]  # numbers in `observation`, in `action_mask`
+
+    def forward(self, inputs: Inputs) -> ActorOut:
+        obs, mask = inputs.split(self.parts, -1)
+        # Contiguous: rows that lie apart are rounded otherwise than those of ppo.py.
+        return mask_logits(self.net(obs.contiguous()), mask)
+
+
+class Agent(Policy):  # which adds predict(obs)
+    """Actor, critic and running statistics: all that acting needs."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__(obs_space, act_space, obs="mask", act="discrete")
+        self.cfg = cfg
+        self.log_std = None  # actions are discrete
+        self.seen = obs_space.parts["observation"]  # a slice of the flat observation
+        self.mask = obs_space.parts["action_mask"]
+        self.obs_dim, num_acts = self.seen.stop - self.seen.start, int(act_space.n)
+        if (given := self.mask.stop - self.mask.start) != num_acts:
+            raise mpi.UsageError(f"--env has an action_mask of {given} numbers; it "
+                                 f"takes {num_acts}, one for each action")
+        self.encoder = nn.Identity()  # of images, in ppo.py
+        sizes = (self.obs_dim, *cfg.hidden)
+        self.actor = MaskedActor(*sizes, num_acts)
+        self.critic = mlp(*sizes, 1)
+        for layer in self.modules():
+            if isinstance(layer, nn.Linear):
+                nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
+                nn.init.zeros_(layer.bias)
+        nn.init.orthogonal_(self.actor.net[-1].weight, gain=0.01)  # hardly depends on s
+        nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
+        self.obs_stats = mpi.RunningStats((self.obs_dim,))  # of `observation` alone
+        self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
+        self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
+
+    def normalize_obs(self, obs: Tensor) -> Tensor:
+        """Raw observations -> what the networks take; the mask stays as it is."""
+        seen, mask = obs[..., self.seen].float(), obs[..., self.mask].float()
+        if self.cfg.norm_obs:
+            seen = self.obs_stats.normalize(seen)
+        return torch.cat([seen, mask], -1)
+
+    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
+        obs = features[:, :self.obs_dim].contiguous()
+        return self.critic(obs).squeeze(-1)  # [B, 1] -> [B]
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """Raw observations [N, ...] -> actions [N] that their masks allow."""
+        obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
+        if not obs[:, self.mask].any(-1).all():
+            raise mpi.UsageError("--env has an observation whose action_mask forbids "
+                                 "every action; only the last one of an episode may")
+        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
+        if deterministic:
+            return actor_out.argmax(-1)
+        return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`."""
+        return act.cpu().numpy()
+
+    def update_stats(self, rollout: Rollout) -> None:
+        """Update the statistics of observations and of G, which varies as returns do:
+        G_t = r_t + gamma (1 - done_{t-1}) G_{t-1}, with raw rewards r."""
+        sums = []
+        for rew, done in zip(rollout.rew, rollout.done):
+            sums.append(rew + self.cfg.gamma * self.reward_sum)
+            self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
+        self.reward_sum_stats.update(torch.cat(sums))
+        self.obs_stats.update(rollout.obs[..., self.seen].flatten(0, 1))
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)

@@ -1,0 +1,201 @@
+"""algos/ppo_mask.py, where it is not algos/ppo.py: what forbidden actions do to the policy."""
+import math
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete
+
+from algos import ppo, ppo_mask
+from tests.envs import with_mask
+from tests.helpers import VECTOR, bare, close, gradients, refused, rows, vec
+from tests.onpolicy import Spy
+from utils import mpi
+from utils.envs import FlatBox, make_envs, obs_kind
+
+SMALL = {"device": "cpu", "hidden": (8, 8), "num_envs": 2, "rollout_steps": 64,
+         "minibatch_size": 16, "epochs": 2, "total_steps": 128, "run_dir": "run"}
+SPACE = FlatBox(with_mask(VECTOR, 4))
+LOGITS = vec((1, 2, 3, 4), (0, 0, 0, 0), (5, -5, 30, 0), (1, 2, 3, 4))
+MASKS = vec((1, 0, 1, 0), (0, 1, 1, 1), (1, 1, 0, 1), (0, 0, 1, 0))
+
+
+def make_agent(space=SPACE, num_acts=4):
+    """Return a small agent whose policy depends on what it sees, with statistics."""
+    torch.manual_seed(0)
+    agent = ppo_mask.Agent(space, Discrete(num_acts), ppo_mask.Config(**SMALL))
+    for param in agent.parameters():
+        param.data += 0.3 * torch.randn_like(param)
+    agent.obs_stats.count.fill_(50)
+    agent.obs_stats.mean.fill_(3.0), agent.obs_stats.var.fill_(4.0)
+    return agent
+
+
+def some_obs(count=50):
+    """Random observations with random masks, [B, 7], and the masks."""
+    rng = np.random.default_rng(0)
+    masks = rng.random((count, 4)) < 0.4
+    masks[np.arange(count), rng.integers(4, size=count)] = True
+    seen = rng.normal(3, 2, (count, 3))
+    return np.concatenate([seen, masks], 1).astype(np.float32), torch.from_numpy(masks)
+
+
+# ---- Logits, probabilities, entropy
+
+def allowed_probs(logits, mask):
+    """By the definition, in Python's floats: exponentials of what is allowed, over their sum."""
+    weights = [math.exp(x) if allowed else 0.0 for x, allowed in zip(logits, mask)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def test_probabilities_are_those_of_what_is_allowed_renormalised():
+    """And exactly 0 for what is not, however high its logit is."""
+    probs = ppo_mask.mask_logits(LOGITS, MASKS).softmax(-1)
+    close(probs, vec(*map(allowed_probs, LOGITS.tolist(), MASKS.tolist())))
+    assert (probs[MASKS == 0] == 0).all()
+
+
+def test_the_entropy_is_that_of_what_is_allowed_with_its_gradient():
+    def by_hand(logits):
+        rows = [-(p * p.log()).sum() for p in
+                (x[m > 0].softmax(-1) for x, m in zip(logits, MASKS))]
+        return torch.stack(rows).mean()
+
+    ours = gradients(lambda x: ppo_mask.entropy(ppo_mask.mask_logits(x, MASKS), None), LOGITS)
+    for mine, expected in zip(ours, gradients(by_hand, LOGITS)):
+        close(mine, expected)
+    assert ours[1][3].tolist() == [0, 0, 0, 0]                  # one action: there is no choice
+
+
+def test_the_log_probability_leaves_logits_of_what_is_forbidden_alone():
+    act = torch.tensor([2, 1, 3, 2])
+    logp, grad = gradients(lambda x: ppo_mask.log_prob(ppo_mask.mask_logits(x, MASKS), None,
+                                                       act).sum(), LOGITS)
+    probs = [allowed_probs(*row) for row in zip(LOGITS.tolist(), MASKS.tolist())]
+    close(logp, sum(math.log(p[a]) for p, a in zip(probs, act)))
+    close(grad, torch.nn.functional.one_hot(act, 4) - vec(*probs))
+    assert (grad[MASKS == 0] == 0).all()
+
+
+def test_what_has_another_shape_is_refused_without_the_checker_too():
+    with pytest.raises(AssertionError):
+        bare(ppo_mask).mask_logits(torch.ones(4, 3), torch.ones(4, 1))
+
+
+# ---- Acting
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])                # also of logits far apart
+def test_no_action_is_forbidden_drawn_or_best(scale):
+    agent = make_agent()
+    agent.actor.net[-1].weight.data *= scale
+    obs, masks = some_obs(3000)
+    for act in (agent.act(obs), agent.act(obs, deterministic=True)):
+        assert masks.gather(1, act[:, None]).all()
+    logits = agent.actor.net((torch.from_numpy(obs[:, :3]) - 3) / 2)
+    best = torch.where(masks, logits, -math.inf).argmax(1)
+    assert torch.equal(act, best) and (logits.argmax(1) != best).any()
+    assert agent.predict(obs[7]) == best[7]
+    assert agent.predict({"observation": obs[7, :3], "action_mask": np.int8(obs[7, 3:])}) == best[7]
+
+
+def test_what_forbids_everything_is_refused_before_it_is_acted_on():
+    obs, _ = some_obs(5)
+    obs[3, 3:] = 0
+    agent = make_agent()
+    for act in (agent.act, agent.predict):
+        said = refused(lambda act=act: act(obs))
+        assert said.startswith("--env has an observation whose action_mask forbids every action")
+
+
+# ---- What the networks see
+
+def test_the_mask_is_not_seen_and_has_no_statistics():
+    """Wherever it stands among the observations: Gymnasium sorts the parts of a Dict by name."""
+    space = FlatBox(Dict({"observation": VECTOR, "action_mask": Box(0, 1, (4,), np.int8)}))
+    assert list(space.parts) == ["action_mask", "observation"]
+    agent, (obs, masks) = make_agent(space=space), some_obs()
+    obs = torch.from_numpy(np.concatenate([obs[:, 3:], obs[:, :3]], 1))
+    inputs = agent.normalize_obs(obs)
+    close(inputs, torch.cat([(obs[:, 4:] - 3) / 2, masks.float()], 1))
+    everything = torch.cat([inputs[:, :3], torch.ones(50, 4)], 1)
+    assert torch.equal(agent.value(inputs), agent.value(everything))
+    out, free = agent.actor(inputs), agent.actor(everything)
+    assert torch.equal(out[masks], free[masks]) and not torch.equal(out, free)
+    agent = ppo_mask.train(ppo_mask.Config(env="tests.envs:MaskEnds-v0", **SMALL))
+    close(agent.obs_stats.mean[1], 3.0)                         # it shows (x, 3)
+
+
+@pytest.mark.parametrize("norm_obs", [True, False])
+def test_masks_that_forbid_nothing_change_nothing_to_the_bit(norm_obs):
+    """Two updates on CartPole: parameters, statistics and every metric of PPO itself."""
+    settings = SMALL | {"norm_obs": norm_obs, "ent_coef": 0.01}
+    plain = ppo.train(ppo.Config(env="CartPole-v1", **settings)).state_dict()
+    settings |= {"run_dir": "masked"}
+    masked = ppo_mask.train(ppo_mask.Config(env="tests.envs:AllAllowed-v0", **settings))
+    masked = {name.replace("actor.net", "actor"): x for name, x in masked.state_dict().items()}
+    assert masked.keys() == plain.keys()
+    assert all(torch.equal(masked[name], plain[name]) for name in plain)
+    assert rows("masked") == rows("run") and rows("run", "episodes.csv")
+
+
+# ---- Learning
+
+def test_an_update_is_of_the_policy_that_acted(monkeypatch):
+    """With the masks of its own states, which change in every step: logp_old, ratio, H and kl."""
+    spy = Spy(ppo_mask.ppo_loss)
+    monkeypatch.setattr(ppo_mask, "ppo_loss", spy)
+    cfg = ppo_mask.Config(env="tests.envs:MaskCounter-v0", **SMALL)
+    envs, probs = make_envs(cfg, 2), []
+    agent = make_agent(envs.single_observation_space, 5)
+    act = agent.act
+
+    def noting(obs):
+        logits = agent.actor.net((torch.from_numpy(obs[:, :3]) - 3) / 2).tolist()
+        probs.append([allowed_probs(*row) for row in zip(logits, obs[:, 3:])])
+        return act(obs)
+
+    monkeypatch.setattr(agent, "act", noting)
+    rollout, _ = ppo_mask.collect(agent, envs, envs.reset(seed=1)[0], 32)
+    metrics = ppo_mask.update(agent, mpi.Adam(agent), rollout, 0.0)  # nothing moves
+    probs = torch.tensor(probs)
+    acted = probs.gather(2, rollout.act[..., None]).log().flatten()
+    used = torch.cat([call.logp_old for call in spy.calls[:4]])     # the first epoch
+    close(used.sort().values, acted.sort().values, rtol=1e-4)
+    close(metrics["kl"], 0.0)
+    close(metrics["pi_loss"].mean(), 0.0, atol=1e-5)                # the mean of advantages
+    close(metrics["entropy"].mean(), -probs.xlogy(probs).sum(2).mean())
+
+
+# ---- What is refused
+
+def test_other_observations_are_refused_with_what_is_expected():
+    said = refused(ppo_mask.train, ppo_mask.Config(env="CartPole-v1", **SMALL))
+    assert "takes action masks (Dict of observation and action_mask, one number per action)" in said
+    assert obs_kind(FlatBox(Dict(observation=VECTOR, mask=VECTOR))) == "vector"
+
+
+def test_a_mask_of_another_size_is_refused():
+    said = refused(make_agent, FlatBox(with_mask(VECTOR, 3)))
+    assert said == "--env has an action_mask of 3 numbers; it takes 4, one for each action"
+
+
+def test_algorithms_without_masks_take_them_as_vectors():
+    agent = ppo.train(ppo.Config(env="tests.envs:MaskEnds-v0", **SMALL))
+    assert agent.actor[0].in_features == 6
+
+
+# ---- The task
+
+def test_tour_pays_for_the_way_and_ends_when_all_is_visited():
+    env = gym.make("utils.tasks:Tour-v0", points=3)
+    obs, _ = env.reset(seed=1)
+    places, here = env.unwrapped.away, np.zeros(2)              # it starts in the middle
+    for left, act in ((2, 1), (2, 1), (1, 0), (0, 2)):
+        again = not obs["action_mask"][act]
+        assert obs["observation"][act] == pytest.approx((not again) * np.hypot(*places[act] - here))
+        obs, rew, terminated, truncated, _ = env.step(act)
+        assert rew == pytest.approx(-1 if again else -np.hypot(*places[act] - here))
+        assert obs["action_mask"].sum() == left and not obs["action_mask"][act]
+        assert terminated == (left == 0) and not truncated
+        here = places[act]
