@@ -686,7 +686,8 @@ KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
          "mask": "action masks (Dict of observation and action_mask, one number per action)",
          "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 5 pixels a side)",
-         "box": "Box of floats with finite bounds"}
+         "box": "Box of floats with finite bounds",
+         "tokens": "texts (Box of whole numbers, one dimension)"}
 
 
 def check_spaces(obs_space, act_space, obs, act):
@@ -736,9 +737,11 @@ def obs_kind(space):
 
 
 def act_kind(space):
-    """Return "discrete", "box" or "other" for an action space."""
+    """Return "discrete", "box", "tokens" or "other" for an action space."""
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else "other"
+    if isinstance(space, gym.spaces.Box) and space.dtype == np.int64 and len(space.shape) == 1:
+        return "tokens"
     floats = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
     return "box" if floats and space.is_bounded() else "other"
 
