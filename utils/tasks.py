@@ -9,7 +9,11 @@
     utils.tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint
                                     before it is reached: --env-kwargs '{"bits": 10}'
     utils.tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
+    utils.tasks:Sums-v0             a text task: "3+5=" wants "8"
+    utils.tasks:Brackets-v0         a text task: "([" wants a text that closes them, such as "])"
 """
+
+import re
 
 import gymnasium as gym
 import numpy as np
@@ -125,6 +129,72 @@ class Tour(gym.Env):
         return {"observation": far, "action_mask": self.left.copy()}
 
 
+class Text(gym.Env):
+    """A prompt, to which one action is the whole answer. A right answer earns 1, another one 0.
+
+    Both are tokens: places of characters in the alphabet. Token 0 ends an answer, and fills up what
+    is shorter, prompts from the left. `careless` answers as somebody does who often errs.
+    """
+
+    def __init__(self):
+        self.observation_space, self.action_space = (
+            gym.spaces.Box(0, len(self.alphabet) - 1, (size,), np.int64) for size in self.sizes)
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.prompt = self.draw(self.np_random)
+        return self.tokens(self.prompt.rjust(self.sizes[0], "\n")), {}
+
+    def step(self, act):
+        answer, end, _ = "".join(self.alphabet[token] for token in act).partition("\n")
+        rew = float(end != "" and self.is_right(self.prompt, answer))
+        return np.zeros(self.sizes[0], np.int64), rew, True, False, {}
+
+    def tokens(self, text):
+        return np.array([self.alphabet.index(character) for character in text])
+
+    def corpus(self, size, seed):
+        """Return `size` prompts and careless answers to them, as tokens [size, length]."""
+        rng = np.random.default_rng(seed)
+        prompts = [self.draw(rng) for _ in range(size)]
+        answers = [self.careless(prompt, rng).ljust(self.sizes[1], "\n") for prompt in prompts]
+        return (np.stack([self.tokens(text.rjust(self.sizes[0], "\n")) for text in prompts]),
+                np.stack([self.tokens(text) for text in answers]))
+
+
+class Sums(Text):
+    alphabet, sizes = "\n0123456789+=", (4, 3)
+
+    def draw(self, rng):
+        return "{}+{}=".format(*rng.integers(10, size=2))
+
+    def is_right(self, prompt, answer):
+        return answer == str(int(prompt[0]) + int(prompt[2]))
+
+    def careless(self, prompt, rng):
+        return str(abs(int(prompt[0]) + int(prompt[2]) + rng.integers(-2, 3)))
+
+
+class Brackets(Text):
+    """One to four open brackets are to be closed. An answer may open more and close them, too."""
+
+    alphabet, sizes = "\n()[]{}", (4, 16)
+
+    def draw(self, rng):
+        return "".join(rng.choice(list("([{"), size=rng.integers(1, 5)))
+
+    def is_right(self, prompt, answer):
+        text = prompt + answer
+        while text != (text := re.sub(r"\(\)|\[\]|\{\}", "", text)):
+            pass
+        return text == ""
+
+    def careless(self, prompt, rng):
+        close = dict(zip("([{", ")]}"))
+        return "".join(rng.choice(["", "()"]) + rng.choice([close[opened], *")]}"])
+                       for opened in reversed(prompt))
+
+
 CARTPOLE = {"env": "CartPole-v1", "keep": (0, 2)}
 PENDULUM = {"env": "Pendulum-v1", "keep": (0, 1)}
 gym.register("CartPoleNoVel-v0", f"{__name__}:masked", kwargs=CARTPOLE)
@@ -133,3 +203,5 @@ gym.register("Recall-v0", f"{__name__}:Recall")
 gym.register("Scaled-v0", f"{__name__}:scaled")
 gym.register("BitFlip-v0", f"{__name__}:BitFlip")
 gym.register("Tour-v0", f"{__name__}:Tour", max_episode_steps=40)
+gym.register("Sums-v0", f"{__name__}:Sums")
+gym.register("Brackets-v0", f"{__name__}:Brackets")
