@@ -19,6 +19,8 @@ LETTERS = {
     "k": "outputs for each sample", "d": "dimensions of an action", "size": "units of the LSTM",
     "obs_dim": "numbers in an observation", "goal_dim": "numbers in a goal",
     "act_dim": "numbers in an action",
+    "prompt": "tokens of a prompt", "answer": "tokens of an answer, at most",
+    "text": "tokens of prompt and answer", "groups": "prompts", "G": "answers to a prompt",
     "*obs": "the shape of one observation", "*act": "the shape of one action",
     "*shape": "any further dimensions", "1": "one column", "2": "h and c of the LSTM",
 }

@@ -11,6 +11,8 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from utils.tasks import Sums
+
 LENGTHS = (3,), (7,), (1, 5, 2)         # of episodes in environments 0, 1, 2; then again from 0
 ENDS = ("terminated", "truncated", "both")
 LOW, HIGH = np.float32([0, -3]), np.float32([5, 3])
@@ -418,6 +420,13 @@ class Parts(gym.Env):
         return self.observe(), 1.0, self.time == 4, False, {}
 
 
+class OneSum(Sums):
+    """A text task with one prompt, so only the answers are random."""
+
+    def draw(self, rng):
+        return "2+3="
+
+
 def register(name, kind, quiet=False, **kwargs):
     gym.register(f"{name}-v0", f"{__name__}:{kind.__name__}", kwargs=kwargs,
                  disable_env_checker=quiet)
@@ -443,3 +452,4 @@ register("Reach", Reach)
 register("Bright", Bright)
 register("Parts", Parts)
 register("AllAllowed", all_allowed)
+register("OneSum", OneSum)

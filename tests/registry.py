@@ -9,12 +9,14 @@ from importlib import import_module
 
 # What an environment gives and takes: vectors and a box of actions, ...
 KINDS = {"box": {}, "discrete": {"act": "discrete"}, "image": {"obs": "image", "act": "discrete"},
-         "goal": {}, "mask": {}}
+         "goal": {}, "mask": {}, "text": {}}
 # A scripted environment, and one whose episodes end together and depend on the actions alone.
 SCRIPTED = dict.fromkeys(KINDS, "tests.envs:Counter-v0") | {
-    "goal": "tests.envs:GoalCounter-v0", "mask": "tests.envs:MaskCounter-v0"}
+    "goal": "tests.envs:GoalCounter-v0", "mask": "tests.envs:MaskCounter-v0",
+    "text": "utils.tasks:Sums-v0"}
 ENDS = dict.fromkeys(KINDS, "tests.envs:Ends-v0") | {
-    "goal": "tests.envs:GoalEnds-v0", "mask": "tests.envs:MaskEnds-v0"}
+    "goal": "tests.envs:GoalEnds-v0", "mask": "tests.envs:MaskEnds-v0",
+    "text": "tests.envs:OneSum-v0"}
 
 # Only the settings that an algorithm's Config has are used.
 TINY = {"device": "cpu", "run_dir": "run", "num_envs": 3, "total_steps": 72, "rollout_steps": 24,
@@ -57,6 +59,8 @@ ALGOS = {
     "gail": Row("ppo", learns=("update_disc", "update")),
     "bc": Row(""),
     "ars": Row("", "box discrete", {"directions": 2}, episodes=True),
+    "grpo": Row("", "text", {"group_size": 4, "epochs": 1, "pretrain_steps": 100, "width": 16,
+                             "layers": 1}, episodes=True),
     "dqn": Row("", "discrete image"),
     "dqn_atari": Row("dqn", "image"),
     "dqn_per": Row("dqn", "discrete image"),
