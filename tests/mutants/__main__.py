@@ -40,6 +40,7 @@ from tests.mutants.catalogue import (
 )
 
 COPIED = ("algos", "utils", "tests")                            # other folders are linked
+CHECKS = "AssertionError|KeyError|ValueError|FloatingPointError"  # of ours
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before forking, because the imports take longer than most tests.
 WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config "
@@ -162,7 +163,7 @@ def verdict(said, status, mutant=None):
         return "killed", test
     if why.startswith("Failed: Timeout"):
         return "killed", "the time limit"
-    if mutant and mutant.crashes and re.match("AssertionError|KeyError|ValueError", why):
+    if mutant and mutant.crashes and re.match(CHECKS, why):
         return "killed", "an error in the file"
     return "error", f"crashes by itself: {why}"
 

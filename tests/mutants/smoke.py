@@ -28,7 +28,7 @@ SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "ima
 # Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size": 32, "epochs": 2,
          "v_steps": 3, "hidden": (8, 8), "report_every": 8, "start_steps": 64, "buffer_size": 64,
-         "target_every": 16, "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
+         "pretrain_steps": 20, "target_every": 16, "eps_steps": 64, "cg_steps": 3, "device": "cpu"}
 
 
 # ---- The plugin
@@ -83,7 +83,7 @@ def run_algo(name):
     algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
     other = {"dqn_atari": ["tests.envs:Bright-v0"], "sac_her": ["utils.tasks:BitFlip-v0"],
-             "ppo_mask": ["utils.tasks:Tour-v0"]}
+             "ppo_mask": ["utils.tasks:Tour-v0"], "grpo": ["utils.tasks:Brackets-v0"]}
     for env in ("CartPole-v1", "Pendulum-v1", *other.get(name, [])):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
