@@ -16,15 +16,15 @@ never do what is forbidden. All else is PPO. An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-The environment. Its observations are a Dict. In `action_mask`, each action has a
-number, 0 if it is forbidden. The networks see `observation` alone, so that has to say
-all that matters. Only the last observation of an episode may forbid everything.
+The environment. Its observations are a Dict. `action_mask` has a 0 for each forbidden
+action. The networks see `observation` alone, which has to say all that matters. Only
+the last observation of an episode may forbid everything.
 
-Departures from the paper. Forbidden logits are not -1e8 but lower; else as in ppo.py.
+Departures. Forbidden logits are lower than the paper's -1e8; else as in ppo.py. What
+the losses say of continuous actions is there for the diff.
 
 Healthy values. `entropy` begins at the mean of log(number of allowed actions). In Tour
-that is 1.51; 2.30 would be that of all ten. It falls to about 0.85. `kl` is 0.0005 to
-0.015 and `clip_frac` up to 0.25; both fall towards 0 with the learning rate.
+that is 1.51, and falls to about 0.85. `kl` is 0.0005 to 0.015, `clip_frac` up to 0.25.
 
 Run   python -m algos.ppo_mask --env utils.tasks:Tour-v0 --total-steps 6e4
 Diff  diff algos/ppo.py algos/ppo_mask.py
@@ -41,7 +41,8 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
-#               first obs; infos["final_obs"] has the last obs of the old one
+#               first obs; infos["final_obs"] has the last obs of the old one. It joins
+#               the parts of a Dict; obs_space.parts has a slice for each
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
 #               and returns the gradient's norm before clipping
@@ -53,8 +54,8 @@ from utils.run import Run, RunConfig, main
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Float32[Tensor, "B obs_dim"]  # normalised observation, then its mask
-ActorOut = Float32[Tensor, "B k"]  # k logits, after the mask
+Inputs = Float32[Tensor, "B inputs"]  # normalised observation, then its mask
+ActorOut = Float32[Tensor, "B k"]  # k logits; `actor` gives them after the mask
 Scalar = Float32[Tensor, ""]
 
 
@@ -83,7 +84,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
 # ===================================== data types =====================================
 @dataclass(frozen=True)
 class Rollout:  # T steps in each of N environments; nothing is normalised
-    obs: Shaped[Tensor, "T N *obs"]  # s and its mask, joined
+    obs: Shaped[Tensor, "T N *obs"]  # s and its mask, in the order of the environment
     act: Shaped[Tensor, "T N *act"]  # a
     rew: PerStep  # r
     next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode

@@ -5,10 +5,11 @@ C51 learns its distribution Z(s, a) as the probabilities of fixed values. Somebo
 to know the range of the returns, and every target has to be projected onto the values.
 
 The idea. Fix the probabilities and learn the values. Z(s, a) is n equally likely values
-theta_1, ..., theta_n. The best place for theta_i is a quantile: the return should be
-below it with probability tau_i = (i - 1/2) / n. The loss `quantile_huber` finds that
-place, without a range and without a projection. Only the mean of Z chooses actions. The
-rest is algos/dqn.py, without Double DQN and the dueling network. One step of `train`:
+theta_1, ..., theta_n. They come nearest to the true distribution if theta_i is a
+quantile: the return is below it with probability tau_i = (i - 1/2) / n. The loss
+`quantile_huber` finds that place, without a range and without a projection. Only the
+mean of Z chooses actions. The rest is algos/dqn.py, without Double DQN and the dueling
+network. One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), the mean of Z(s, a), or with probability eps any
     interact    take a; store (s, a, r, s', terminated) in the buffer
@@ -21,8 +22,9 @@ to 0. `target_every` counts environment steps, not updates, and eps falls from t
 step on. The settings are for CartPole.
 
 Healthy values. On CartPole `q` rises to between 73 and 80. `q_loss` is 2 to 9; it grows
-with n and does not fall to 0. `spread`, the standard deviation of Z, is 0.4 to 1.4 on
-average, but above 10 where the pole may fall (`spread_max`).
+with n. `spread`, the standard deviation of Z, is 0.4 to 1.4 on average, but above 10
+where the pole may fall. Nothing is random there but the exploration, so it is mostly
+doubt of a network that sees different targets in states that look alike.
 
 Run   python -m algos.qr_dqn --env CartPole-v1
 Diff  diff algos/dqn.py algos/qr_dqn.py, or diff algos/c51.py algos/qr_dqn.py
@@ -190,10 +192,10 @@ def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
 
     [x < 0] is 1 if x < 0, else 0. A target far above theta_i pulls it up by tau_i, one
     far below pulls it down by 1 - tau_i. The pulls balance where a fraction tau_i of
-    the targets is below: at the quantile. With |x| in place of h, they would not fade
-    as theta_i gets there. With h, the balance is within 1 of the quantile, not at it.
+    the targets is below: at the quantile. Targets within 1 of theta_i pull less, so
+    that steps get shorter there. The price: the balance is within 1 of the quantile.
     """
-    assert quantiles.shape == target.shape  # [B, n] minus [B, 1] would be [B, n], too
+    assert quantiles.shape == target.shape  # [B, 1] would pass through the lines below
     error = target[:, None, :] - quantiles[:, :, None]  # x_ij, [B, n, n]
     huber = torch.where(error.abs() < 1, error.square() / 2, error.abs() - 0.5)
     weight = (taus[:, None] - (error < 0).float()).abs()
@@ -239,7 +241,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.critic = QuantileNetwork(obs_space, self.num_acts, cfg)  # Z
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Z_targ
         taus = (torch.arange(cfg.num_quantiles) + 0.5) / cfg.num_quantiles
-        self.register_buffer("taus", taus)  # 1/2n, 3/2n, ..., 1 - 1/2n
+        self.register_buffer("taus", taus)  # 1/(2n), 3/(2n), ..., 1 - 1/(2n)
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     @torch.no_grad()
