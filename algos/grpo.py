@@ -20,10 +20,12 @@ model. A program checks the answers (a "verifiable reward"). What `train` does:
 The tasks are in utils/tasks.py. One step of an environment takes a whole answer, so
 `Agent.act` samples all its tokens, and an episode has one step. Both normalisations of
 the paper are biased: see `group_advantages` and `answer_mean`. Dr. GRPO (Liu et al.
-2025, arXiv:2503.20783) does without them: --baseline mean --no-length-norm. REINFORCE,
-which has no baseline, is --baseline none.
+2025, arXiv:2503.20783) does without: --baseline mean --no-length-norm. REINFORCE does
+without any baseline: --baseline none.
 
-Healthy values. `ep_ret`, the share of right answers, HEALTHY
+Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, and
+`kl` to about 0.5. `mixed_groups`, the share of groups with right and wrong answers,
+falls to 0.1. `clip_frac` stays below 0.1.
 
 Run   python -m algos.grpo --env utils.tasks:Sums-v0
 """
