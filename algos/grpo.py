@@ -20,8 +20,8 @@ model. A program checks the answers (a "verifiable reward"). What `train` does:
 The tasks are in utils/tasks.py. One step of an environment takes a whole answer, so
 `Agent.act` samples all its tokens, and an episode has one step. Both normalisations of
 the paper are biased: see `group_advantages` and `answer_mean`. Dr. GRPO (Liu et al.
-2025, arXiv:2503.20783) does without: --baseline mean --no-length-norm. REINFORCE does
-without any baseline: --baseline none.
+2025, arXiv:2503.20783) does without: --baseline mean --no-length-norm. REINFORCE is
+--baseline none --no-length-norm --epochs 1 --kl-coef 0.
 
 Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, and
 `kl` to about 0.5. `mixed_groups`, the share of groups with right and wrong answers,
@@ -153,6 +153,8 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, prompts: np.ndarray
     answer = agent.act(prompts)
     next_prompts, rew, _, _, _ = envs.step(agent.env_act(answer))
     prompt, rew = (torch.as_tensor(part).to(answer.device) for part in (prompts, rew))
+    groups = prompt.unflatten(0, (-1, agent.cfg.group_size))
+    assert (groups == groups[:, :1]).all(), "a group has to answer one prompt"
     return Answers(prompt=prompt, answer=answer, rew=rew.float()), next_prompts
 
 
@@ -225,10 +227,14 @@ def group_advantages(rew: Groups, baseline: str) -> Groups:
 
 @mpi.compilable  # with --compile
 def grpo_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """L = L_pi + kl_coef KL, both averaged by `answer_mean` over tokens and answers.
+    """L = mean over answers i of (1 / length_i) sum over their tokens t of
 
-        L_pi   makes good answers more likely: see `clipped_policy_loss`
-        KL     is large if pi is far from the reference: see `approx_kl`
+        l_it + kl_coef k_it
+
+        l_it   makes the tokens of good answers more likely: see `clipped_policy_loss`
+        k_it   is large if pi is far from the reference: see `approx_kl`
+
+    Without length_norm, there is no 1 / length_i.
     """
     cfg = agent.cfg
     mask = answer_mask(batch.answer)
