@@ -15,7 +15,6 @@ import ast
 import glob
 import os
 import pickle
-import re
 import shutil
 import sys
 import zipfile
@@ -67,8 +66,6 @@ def check_target(flag, file, suffixes, overwrite=True):
         raise UsageError(f"{flag} {file}: the name must end in {' or '.join(suffixes)}")
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise UsageError(f"{flag} {file}: {folder} is no directory to write in")
-    if os.path.isdir(file):
-        raise UsageError(f"{flag} {file}: this is a directory; it takes a file")
     if os.path.exists(file) and not overwrite:
         raise UsageError(f"{flag} {file}: this file exists; --overwrite replaces it")
 
@@ -80,7 +77,6 @@ def save_file(path, payload):
     """Write `payload`, a dict of state dicts and plain values, to the file `path`.
 
     OSError: the disk is full, or a value is neither a tensor nor plain, such as a NumPy array.
-    After an error an older file at `path` is intact.
     """
     try:
         with whole(path) as file:
@@ -96,8 +92,7 @@ def save_file(path, payload):
 def load_file(path, *keys, flag="", mmap=False):
     """Return the dict that `save_file` wrote to `path`, with tensors on the CPU.
 
-    UsageError, which begins with the `flag` that named the file, says what is wrong: one of `keys`
-    is missing, a bit was flipped, it holds code, ...
+    UsageError, which begins with the `flag` that named the file, says what is wrong with it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -109,14 +104,10 @@ def load_file(path, *keys, flag="", mmap=False):
         if missing or not isinstance(payload, dict):
             raise ValueError(f"it lacks {', '.join(missing)}")
         return payload
-    except FileNotFoundError:
-        wrong = f"there is no {path}"
     except OSError as error:
         wrong = f"{path} cannot be read: {error.strerror or error}"
-    except pickle.UnpicklingError as error:
-        asks = re.search(r"GLOBAL (\S+)", str(error))
-        wrong = (f"{path} was refused and nothing in it was run: it holds "
-                 f"{asks[1] if asks else 'something'}, which is no tensor or plain value")
+    except pickle.UnpicklingError:  # PyTorch's own message says how to run it all the same
+        wrong = f"{path} holds what is no tensor or plain value; nothing in it was run"
     except Exception as error:  # a damaged file can fail in any way
         reason = str(error).partition("\n")[0] or type(error).__name__
         wrong = f"{path} is damaged or no checkpoint: {reason}"
@@ -191,41 +182,24 @@ def file_of(config_class) -> Path | None:
     return Path(path) if path and os.path.isfile(path) else None
 
 
-def keep_code(config_class, run_dir, step: int) -> None:
-    """Copy the algorithm file into a run that starts or continues at `step`.
-
-    Other code that the run had until now is renamed, to algo-until-<step>.py.
-    """
+def keep_code(config_class, run_dir) -> None:
+    """Copy the algorithm file into a run."""
     file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    if file is None or (kept.exists() and not has_changed(config_class, run_dir)):
-        return
-    if kept.exists() and step > 0:
-        os.replace(kept, kept.with_name(f"algo-until-{step}.py"))
-    with whole(kept) as copy:
-        copy.write(file.read_bytes())
+    if file and (not kept.exists() or has_changed(config_class, run_dir)):
+        with whole(kept) as copy:
+            copy.write(file.read_bytes())
 
 
 def has_changed(config_class, run_dir) -> bool:
     """Return whether a run keeps other code than the file of `config_class` has now.
 
-    Comments, docstrings and layout do not count. UsageError: the run's copy is unreadable.
+    Comments and layout do not count.
     """
     file, kept = file_of(config_class), Path(run_dir, "algo.py")
     if file is None or not kept.exists():
         return False
     try:
-        return kept.read_bytes() != file.read_bytes() and spoken(kept) != spoken(file)
-    except OSError as error:
-        raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from None
+        mine, theirs = file.read_text(encoding="utf-8"), kept.read_text(encoding="utf-8")
+        return mine != theirs and ast.dump(ast.parse(mine)) != ast.dump(ast.parse(theirs))
     except (SyntaxError, ValueError):  # one of them is damaged
         return True
-
-
-def spoken(path) -> str:
-    """Return the code of a file without its comments, docstrings and layout."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)

@@ -5,16 +5,14 @@ wrong command line is refused in one message that names the flag and, if it can 
 was meant.
 """
 
+import argparse
 import difflib
 import gc
 import inspect
 import math
 import numbers
-import os
 import re
-import shutil
 import sys
-import textwrap
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
@@ -22,36 +20,25 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 from utils import mpi
 from utils.mpi import UsageError, cores
 
-# What other libraries and earlier versions call a setting.
+# What other libraries call a setting, where the values mean the same.
 OTHERS_SAY = {
     "lr": "learning_rate actor_lr policy_lr pi_lr q_lr", "v_lr": "critic_lr value_lr vf_lr",
-    "total_steps": "timesteps total_timesteps num_timesteps n_timesteps steps frames",
-    "num_envs": "n_envs nenvs", "num_procs": "num_cpu n_cpu num_workers processes",
-    "rollout_steps": "n_steps nsteps num_steps steps_per_epoch horizon batch",
-    "minibatch_size": "batch_size num_minibatches nminibatches minibatch",
-    "batch_size": "minibatch_size batch", "epochs": "n_epochs update_epochs noptepochs",
-    "gamma": "discount discount_factor", "lam": "gae_lambda lambda", "tau": "polyak",
-    "clip_ratio": "clip_range clip_coef clip_eps", "max_kl": "target_kl delta",
-    "ent_coef": "entropy_coef entropy_coeff", "alpha": "ent_coef entropy_coef temperature",
-    "learn_alpha": "autotune", "vf_coef": "value_coef", "hidden": "hidden_sizes hid net_arch",
-    "norm_obs": "normalize normalize_obs", "norm_adv": "normalize_advantage",
-    "scale_rew": "normalize_reward norm_reward reward_scale",
-    "buffer_size": "replay_size memory_size", "update_every": "train_freq train_frequency",
-    "start_steps": "learning_starts update_after warmup_steps",
-    "target_every": "target_update_interval target_network_frequency",
-    "policy_delay": "policy_frequency", "act_noise": "exploration_noise noise",
-    "eps_steps": "exploration_fraction", "eps_end": "exploration_final_eps end_e",
-    "env": "env_id env_name", "env_kwargs": "max_episode_steps max_ep_len",
-    "run_dir": "log_dir logdir save_path save_dir exp_name out", "eval_every": "eval_freq",
-    "init_from": "load load_path pretrained", "report_every": "log_interval",
-    "device": "cuda gpu", "wandb": "track use_wandb", "jobs": "n_jobs workers",
-}
-# Where the other name means something else.
-REMARKS = {
-    "polyak": "tau is 1 - polyak", "exploration_fraction": "it takes steps",
-    "num_minibatches": "it takes a size", "nminibatches": "it takes a size",
-    "n_steps": "steps of all environments together",
-    "nsteps": "steps of all environments together",
+    "total_steps": "timesteps total_timesteps num_timesteps steps frames",
+    "num_envs": "n_envs", "num_procs": "num_cpu n_cpu num_workers",
+    "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch",
+    "minibatch_size": "batch_size minibatch", "batch_size": "minibatch_size batch",
+    "epochs": "n_epochs update_epochs", "gamma": "discount", "lam": "gae_lambda",
+    "clip_ratio": "clip_range clip_coef", "max_kl": "target_kl delta",
+    "ent_coef": "entropy_coef", "alpha": "ent_coef entropy_coef temperature",
+    "learn_alpha": "autotune", "hidden": "hidden_sizes net_arch",
+    "norm_obs": "normalize normalize_obs", "scale_rew": "normalize_reward norm_reward",
+    "buffer_size": "replay_size", "update_every": "train_freq train_frequency",
+    "start_steps": "learning_starts update_after", "target_every": "target_update_interval",
+    "policy_delay": "policy_frequency", "act_noise": "exploration_noise",
+    "eps_end": "exploration_final_eps end_e", "env": "env_id", "env_kwargs": "max_episode_steps",
+    "run_dir": "log_dir logdir save_dir exp_name out", "eval_every": "eval_freq",
+    "init_from": "load pretrained", "report_every": "log_interval", "device": "cuda gpu",
+    "wandb": "track", "jobs": "n_jobs workers",
 }
 
 # The ranges of settings, by name. Any other number has to be finite.
@@ -102,196 +89,111 @@ def program():
         sys.exit(130)
 
 
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError instead of ending the program."""
+
+    def error(self, message):
+        raise UsageError(message.removeprefix("argument "))
+
+
 def read_command(config_class, doc, prog, args=None, hint=None):
     """Return an instance of a dataclass, with the settings that a command line gives.
 
     doc      what --help prints beside the settings
     prog     how the program is called, such as "python -m utils.sweep"
     args     the words of the command line (default: those of this process)
-    hint     function of the name of an unknown flag: what to say about it, or ""
+    hint     function of the name of an unknown flag: what to say about it, if none is like it
 
-    One field may be Annotated: it takes the words that stand without a flag. UsageError: a flag
-    is unknown, or its value is missing, one too many or of another kind.
+    One field may be Annotated: it takes the words that stand without a flag.
     """
-    args = sys.argv[1:] if args is None else list(args)
-    if "-h" in args or "--help" in args:
-        print_help(config_class, doc, prog)
-        raise SystemExit(0)
-    flags, plain = flags_of(config_class)
-    given, alone = {}, []
-    for word, values in words_of(args):
-        name = setting_of(word, flags)
-        if word and not name:
-            said = hint and hint(word.strip("-").replace("-", "_"))
-            raise UsageError(f"there is no {word}; {said or guess(word, flags)}")
-        count = most_values(flags[name]) if word else 0
-        if word:
-            given[name] = read_values(word, name, flags[name], values[:count])
-        if values[count:] and not plain:
-            raise UsageError(one_too_many(word, name, values, count))
-        alone += values[count:]
-    if plain:
-        name, kind = plain
-        several = get_origin(kind) is tuple
-        required = config_class.__dataclass_fields__[name].default is MISSING
-        if required and not alone and not several:
-            raise UsageError(f"{prog} needs {name.upper()}; --help says more")
-        if len(alone) > most_values(kind):
-            raise UsageError(f"{alone[1]} stands without a flag; there is {alone[0]} already")
-        if alone or required:
-            given[name] = read_values(name, name, kind, alone)
-    return config_class(**given)
+    given, others = make_parser(config_class, doc, prog).parse_known_intermixed_args(args)
+    if others:
+        word, known = others[0].partition("=")[0], [field.name for field in fields(config_class)]
+        if not word.startswith("-"):
+            raise UsageError(f"{word} stands without a flag; --help lists the flags")
+        name = word.strip("-").replace("-", "_")
+        near = " or ".join(map(flag, nearest(name, known)))
+        help = f"did you mean {near}?" if near else hint and hint(name) or "--help lists the flags"
+        raise UsageError(f"there is no {word}; {help}")
+    return config_class(**{name: tuple(value) if isinstance(value, list) else value
+                           for name, value in vars(given).items()})
 
 
-def print_help(config_class, doc, prog):
-    """Print `doc` and every setting, those of the class itself before those of its parents.
+def make_parser(config_class, doc, prog):
+    """Return a parser with a flag for every setting.
 
-    If the class names settings changed `often`, these follow the title of `doc`, which ends all.
+    If the class names settings that are changed `often`, --help begins with them, and with the
+    title of `doc`, which ends all.
     """
-    flags, plain = flags_of(config_class)
     often = getattr(config_class, "often", ())
-    known = {}  # setting -> its lines
+    games = getattr(config_class, "for_games", {})
+    kinds = get_type_hints(config_class, include_extras=True)
+    defaults = {field.name: field.default for field in fields(config_class)}
+    comments = {}  # of the class itself before those of its parents
     for owner in config_class.__mro__[:-1]:
-        comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M))
-        if plain and plain[0] in comments:
-            known[plain[0]] = [f"  {plain[0].upper():<20}{comments[plain[0]]}"]
-        for field in fields(config_class):
-            if field.name in flags and field.name in owner.__annotations__:
-                games = getattr(config_class, "for_games", {}).get(field.name, "")
-                known[field.name] = help_of(field, flags.pop(field.name),
-                                            comments.get(field.name, ""), games)
-    first = sum((known.pop(name) for name in often if name in known), [])
-    usage = f"usage: {prog} [-h]{f' {plain[0].upper()}' if plain else ''} [--FLAG VALUE ...]"
+        lines = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M)
+        comments |= {name: text for name, text in lines if name not in comments}
     doc = doc.strip("\n")
-    title = re.split(r"\.  |\n", doc)[0] if often else doc
-    parts = [[title], [usage], first, sum(known.values(), []), [doc] * bool(often)]
-    try:
-        print("\n\n".join("\n".join(part) for part in parts if part), flush=True)
-    except BrokenPipeError:  # as in `--help | head`: the reader has left
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(141) from None
+    title, end = (re.split(r"\.  |\n", doc)[0], doc) if often else (doc, None)
+    alone = [name for name in kinds if get_origin(kinds[name]) is Annotated]
+    usage = " ".join([prog, "[-h]", *map(str.upper, alone), "[--FLAG VALUE ...]"])
+    parser = Parser(prog, usage, title, end, argument_default=argparse.SUPPRESS, add_help=False,
+                    allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+    first = parser.add_argument_group("often changed" if often else "settings")
+    rest = parser.add_argument_group("all others") if often else first
+    for name in filter(defaults.__contains__, dict.fromkeys([*often, *comments, *defaults])):
+        if name in alone:
+            how = how_to_read(get_args(kinds[name])[0]) | {"metavar": name.upper()}
+            if how.get("nargs") == "*" and defaults[name] is MISSING:
+                how["nargs"] = "+"
+        else:
+            how = how_to_read(kinds[name])
+        text = comments.get(name, "") + default_of(defaults[name], games.get(name))
+        group = first if name in often else rest
+        group.add_argument(name if name in alone else flag(name), help=text.replace("%", "%%"),
+                           **how)
+    rest.add_argument("-h", "--help", action="help", help="print this")
+    return parser
 
 
-def help_of(field, kind, comment, games):
-    """Return the lines of one setting: its flag, its comment, its default, and that for games."""
-    default = field.default
+def default_of(default, games):
+    """Return what --help says about a default. Where it is nothing, the comment says enough."""
+    if default in ("", None, MISSING) or default is False:
+        return ""
     if isinstance(default, tuple):
-        default = " ".join(map(str, default)).strip()
+        default = " ".join(map(str, default))
     if isinstance(default, float) and default.is_integer():
         default = int(default)
-    values = " | ".join(map(str, get_args(kind))) if get_origin(kind) is Literal else ""
-    head = f"  {flag(field.name)}" + f", {flag('no_' + field.name)}" * (default is True)
-    head += f" {values}" * bool(values)
-    games = f"; for games {games}" if games != "" else ""
-    # Where the default is nothing, the comment says what that means.
-    shown = default not in ("", None, MISSING) and default is not False
-    known = f" (default: {default}{games})" * shown
-    text = textwrap.wrap(comment + known, shutil.get_terminal_size().columns - 23) or [""]
-    if len(head) > 21:
-        return [head, *(" " * 22 + line for line in text)]
-    return [f"{head:<22}{text[0]}", *(" " * 22 + line for line in text[1:])]
+    return f" (default: {default}{'' if games is None else f'; for games {games}'})"
 
 
-# ---- words
-
-
-def words_of(args):
-    """Yield (flag, its values): ("--lr", ["1"]) for "--lr 1" and "--lr=1"; "" for no flag."""
-    given, values = "", []
-    for word in args:
-        if word.startswith("-") and not reads(float, word):
-            yield given, values
-            given, equals, value = word.partition("=")
-            values = [value] if equals else []
-        else:
-            values.append(word)
-    yield given, values
-
-
-def flags_of(config_class):
-    """Return {setting: its type}, and (name, type) of what takes words without a flag, or None."""
-    kinds = get_type_hints(config_class, include_extras=True)
-    flags, plain = {}, None
-    for field in fields(config_class):
-        kind = kinds[field.name]
-        if get_origin(kind) is Annotated:
-            plain = field.name, get_args(kind)[0]
-        else:
-            flags[field.name] = kind
-    return flags, plain
-
-
-def setting_of(given, flags):
-    """--num-envs -> num_envs, --no-norm-obs -> norm_obs; "" if there is no such flag."""
-    if not given.startswith("--"):
-        return ""
-    name = given[2:].replace("-", "_")
-    off = name.removeprefix("no_")
-    return name if name in flags else off if flags.get(off) is bool else ""
-
-
-def read_values(given, name, kind, values):
-    """Return the value of a setting. UsageError: the words are too few, or of another kind."""
-    if kind is bool:
-        return setting_of(given, {name: None}) == name
-    count = most_values(kind)
-    if get_origin(kind) is tuple:
-        if count < sys.maxsize and len(values) < count:
-            raise UsageError(f"{given} needs {count} values")
-        return tuple(read_value(given, get_args(kind)[0], word, apart=True) for word in values)
-    if not values:
-        raise UsageError(f"{given} needs a value")
-    return read_value(given, kind, values[0])
-
-
-def read_value(given, kind, word, apart=False):
-    """Return the value that a word is. `apart`: the flag takes several, with spaces between."""
+def how_to_read(kind):
+    """Return how argparse is to read a setting of this type."""
     parts = get_args(kind)
-    if type(None) in parts:
-        return None if word == "None" else read_value(given, parts[0], word)
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
     if get_origin(kind) is Literal:
-        choices = {str(part): part for part in parts}
-        if word in choices:
-            return choices[word]
-        *some, last = choices
-        takes = f"{', '.join(some)} or {last}"
-    elif kind is int:
-        if reads(int, word) or reads(float, word) and float(word).is_integer():  # 1e4 is whole
-            return int(word) if reads(int, word) else int(float(word))
-        takes = "a whole number"
-    elif kind is float:
-        if reads(float, word):
-            return float(word)
-        takes = "a number, such as 0.01 or 1e6"
-    else:
-        return word
-    if apart:
-        takes += f", or several with spaces between them: {re.sub('[][(),]+', ' ', word).strip()}"
-    raise UsageError(f"{given} is {word!r}; it takes {takes}")
+        return {"type": type(parts[0]), "choices": parts}
+    if get_origin(kind) is tuple:
+        return how_to_read(parts[0]) | {"nargs": "*" if ... in parts else len(parts)}
+    return {"type": reader_of(parts or (kind,)), "metavar": ""}
 
 
-def one_too_many(given, name, values, count):
-    """Return what to say about words that a flag, or the program itself, does not take."""
-    word = values[count]
-    if not given:
-        meant = f"did you mean --env {word}?" if re.search(r"-v\d+$", word) else ""
-        return f"{word} stands without a flag; {meant or '--help lists the flags'}"
-    if name == "resume":
-        return f"--resume takes no value; --run-dir {word} names the run"
-    if count == 0:
-        return (f"{given} takes no value, but got {word}: {flag(name)} is on, "
-                f"{flag(f'no_{name}')} off")
-    return f"{given} takes {count} value{'s' * (count > 1)}, but got {' '.join(values)}"
+def reader_of(kinds):
+    """Return the function that turns a word into an int, a float or a text, or perhaps None."""
+    def read(word):
+        if word == "None" and type(None) in kinds:
+            return None
+        try:
+            if kinds[0] is int and "e" in word.lower() and float(word).is_integer():
+                return int(float(word))  # 1e4 is whole
+            return kinds[0](word)
+        except ValueError:
+            takes = "a whole number" if kinds[0] is int else "a number, such as 0.01 or 1e6"
+            takes += "; several have spaces between them" * ("," in word)
+            raise argparse.ArgumentTypeError(f"{word!r} is not {takes}") from None
 
-
-def guess(given, known):
-    """Return what to say about a flag that does not exist."""
-    name = given.strip("-").replace("-", "_")
-    near = nearest(name, known)
-    if not near:
-        return "--help lists the flags"
-    remark = f" ({REMARKS[name]})" if name in REMARKS else ""
-    return f"did you mean {' or '.join(map(flag, near))}?{remark}"
+    return read
 
 
 def nearest(name, known):
@@ -299,22 +201,6 @@ def nearest(name, known):
     ours = [setting for setting, others in OTHERS_SAY.items()
             if setting in known and name in others.split()]
     return ours or difflib.get_close_matches(name, known, 2, cutoff=0.7)
-
-
-def most_values(kind):
-    """Return how many values a flag takes at most."""
-    if get_origin(kind) is tuple:
-        return sys.maxsize if ... in get_args(kind) else len(get_args(kind))
-    return int(kind is not bool)
-
-
-def reads(kind, text):
-    """Return whether a text is a number of this kind."""
-    try:
-        kind(text)
-    except ValueError:
-        return False
-    return True
 
 
 def flag(name):
@@ -328,15 +214,8 @@ def flag(name):
 def check_settings(cfg):
     """UsageError names the first setting of `cfg` that is out of range (see COUNTS and others).
 
-    NaN, infinity and text are refused. So is a fraction if the setting is declared int.
+    NaN and infinity are refused. So is a fraction if the setting is declared int.
     """
-    kinds = {"str": (str, "text"), "bool": (bool, "True or False"),
-             "tuple": (tuple | list, "a tuple")}
-    for field in fields(cfg):
-        value, declared = getattr(cfg, field.name), getattr(field.type, "__name__", str(field.type))
-        kind, takes = kinds.get(declared.partition("[")[0], (object, ""))
-        if not isinstance(value, kind):
-            raise UsageError(f"{flag(field.name)} is {value!r}; it takes {takes}")
     known = [field.name for field in fields(cfg) if re.search("int|float", str(field.type))]
 
     def there(names):
@@ -386,17 +265,12 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
 
 
 def check_divides(cfg, pairs):
-    """UsageError unless setting a is a multiple of setting b, for each "a/b" in `pairs`.
-
-    With --resume the settings of the run replace these, and they were checked when it started.
-    """
-    if cfg.resume:
+    """UsageError unless setting a is a multiple of setting b, for each "a/b" in `pairs`."""
+    if cfg.resume:  # the settings of the run replace these
         return
     for pair in pairs.split():
         a, b = pair.split("/")
         value, unit = getattr(cfg, a), getattr(cfg, b)
         if value % unit:
-            below = value // unit * unit
-            near = f"{below} or {below + unit}" if below else unit
             raise UsageError(f"{flag(a)} is {value}; it takes a multiple of {flag(b)}, which is "
-                             f"{unit}: {near}")
+                             f"{unit}")

@@ -102,42 +102,28 @@ def read_demos(file: str) -> dict[str, np.ndarray]:
         raise UsageError(f"--demos needs a file: {how} writes one")
     try:
         with np.load(file, allow_pickle=False) as opened:
-            arrays = {name: opened[name] for name in ARRAYS if name in opened}
-    except FileNotFoundError:
-        raise UsageError(f"--demos: there is no {file}; to record a run: {how}") from None
+            arrays = {name: opened[name] for name in ARRAYS}
+        check_arrays(arrays)
     except Exception as error:  # a damaged file can fail in any way; so does one that holds code
-        raise UsageError(f"--demos {file} is no .npz file of plain arrays, or damaged: "
-                         f"{error}") from None
-    wrong = mistake(arrays)
-    if wrong:
-        raise UsageError(f"--demos {file}: {wrong}")
+        raise UsageError(f"--demos {file} cannot be read, or is not what {how} writes: {error}"
+                         ) from None
     return arrays
 
 
-def mistake(arrays: dict[str, np.ndarray]) -> str:
-    """Return "" if the arrays of a file fit together, or else what is wrong with them."""
-    missing = [name for name in ARRAYS if name not in arrays]
-    if missing:
-        return f"it lacks the arrays {', '.join(missing)}"
-    lengths = {name: arrays[name].shape[:1] for name in PER_STEP}
-    if len(set(lengths.values())) > 1 or lengths["rew"] != arrays["rew"].shape:
-        return f"arrays differ in length: {lengths}"
-    if not arrays["rew"].size:
-        return "it is empty: it has no steps"
-    ends = [arrays[name] for name in ("terminated", "truncated")]
-    if any(end.dtype != bool or end.ndim != 1 for end in ends):
-        return "terminated and truncated must be arrays [n] of bool"
-    done = ends[0] | ends[1]
-    if not done[-1]:
-        return "the last step does not end an episode"
-    if arrays["ret"].shape != (done.sum(),):
-        return f"{done.sum()} episodes end, but ret has the shape {list(arrays['ret'].shape)}"
+def check_arrays(arrays: dict[str, np.ndarray]) -> None:
+    """ValueError unless the arrays of a file fit together."""
+    lengths = {name: len(arrays[name]) for name in PER_STEP}
+    if len(set(lengths.values())) > 1 or not lengths["rew"]:
+        raise ValueError(f"steps are missing: {lengths}")
+    flat = {name: arrays[name] for name in ("rew", "terminated", "truncated", "ret")}
+    done = arrays["terminated"] | arrays["truncated"]
+    if any(array.ndim != 1 for array in flat.values()) or done.dtype != bool:
+        raise ValueError(f"{', '.join(flat)} have one dimension, and the ends are bool")
+    if not done[-1] or len(arrays["ret"]) != done.sum():
+        raise ValueError("each episode ends and has one return")
     for name in ("obs", "act", "rew", "ret"):
-        if arrays[name].dtype.kind not in "buif":
-            return f"{name} is {arrays[name].dtype}, not numbers"
-        if not np.isfinite(arrays[name]).all():
-            return f"{name} holds NaN or infinity"
-    return ""
+        if arrays[name].dtype.kind not in "buif" or not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} holds NaN, infinity or what is no number")
 
 
 def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:
@@ -148,9 +134,7 @@ def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:
     else:
         fits = rows.shape[1:] == space.shape and rows.dtype == space.dtype
         inside = fits and ((rows >= space.low) & (rows <= space.high)).all()
-    if not fits:
-        raise UsageError(f"--demos {cfg.demos}: {name} is {rows.dtype} {list(rows.shape)}, which "
-                         f"does not fit --env {cfg.env}, whose space is {space}")
-    if not inside and name == "act":  # environments may break the bounds of their observations
-        raise UsageError(f"--demos {cfg.demos}: act is out of the bounds of --env {cfg.env}, "
-                         f"whose space is {space}")
+    # Environments may break the bounds of their own observations.
+    if not (fits if name == "obs" else inside):
+        raise UsageError(f"--demos {cfg.demos}: {name}, {rows.dtype} {list(rows.shape)}, is not of "
+                         f"the space of --env {cfg.env}: {space}")

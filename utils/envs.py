@@ -11,7 +11,6 @@ import contextvars
 import copy
 import functools
 import importlib
-import inspect
 import io
 import json
 import math
@@ -20,12 +19,14 @@ import re
 import sys
 import warnings
 import weakref
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 from torch import nn
 
 from utils import mpi
@@ -44,31 +45,14 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     """Return `num_envs` copies of `cfg.env`, stepped together in this process.
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
-    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores. ALE/*-v5
-    has sticky actions: a step repeats the last action with probability 0.25. Older figures are
-    without, and the loss of a life ends an episode for their learners: --env-kwargs
-    '{"repeat_action_probability": 0, "episodic_life": true}'.
-    Observations that are neither vectors nor images are flattened (see `flat_obs`), actions of
-    several parts are numbered (see `numbered_acts`), and what the environment returns is checked
-    (see `Checked`). Except in Atari games, `infos` say little (see `OwnStep`).
-    UsageError: the environment is unknown, is not installed, does not take --env-kwargs, or has
-    fewer instances than are needed.
+    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores.
+    docs/howto.md says what older figures did otherwise.
+    Other environments are wrapped: see `Checked`, `flat_obs`, `numbered_acts` and `OwnStep`.
+    UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
-    made = []
-
-    def keep(env):
-        made.append(env)
-        for side in ("observation", "action"):
-            first, own = (getattr(each, f"{side}_space") for each in (made[0], env))
-            if first != own:
-                raise UsageError(f"--env is {cfg.env}: one instance has the {side} space "
-                                 f"{one_line(first)}, another one {one_line(own)}; "
-                                 "they have to be the same")
-        return env
-
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step,
-              "wrappers": [checked, flat_obs, numbered_acts, OwnStep, keep]}
+              "wrappers": [checked, flat_obs, numbered_acts, OwnStep]}
     atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
@@ -77,16 +61,10 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         try:
             envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
         except Exception as error:
-            for env in made:
-                env.close()
-            beside = sum(envs.num_envs for envs in MADE.get() if not envs.unwrapped.closed)
-            if isinstance(error, UsageError) or len(made) == num_envs or not made and not beside:
-                raise
-            raise UsageError(
-                f"--env is {cfg.env}: {beside + len(made)} of {beside + num_envs} instances could "
-                f"be made, then it raised {type(error).__name__}: {error}. If there can be only "
-                "one at a time: --num-envs 1 without --eval-every, and utils.play with "
-                "--episodes 1 without --video") from error
+            if num_envs > 1 or any(not envs.unwrapped.closed for envs in MADE.get()):
+                error.add_note("If there can be only one instance at a time: --num-envs 1 without "
+                               "--eval-every, and utils.play with --episodes 1 without --video")
+            raise
     if atari:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
         say_once(f"Atari: sticky actions {sticky:g}; the learner's episodes end with each "
@@ -108,13 +86,20 @@ def closing_envs():
         MADE.reset(token)
 
 
-def check_name(cfg) -> None:
-    """UsageError: there is no environment of this name."""
+def with_version(cfg):
+    """Return `cfg` with the newest version, if --env names none. UsageError: it is unknown."""
     package, _, name = cfg.env.rpartition(":")
     with refusing_bad_env(cfg):
         if package:
             importlib.import_module(package)
-        gym.spec(name)
+        namespace, base, version = parse_env_id(name)
+        newest = find_highest_version(namespace, base)
+        if version is not None or newest is None:
+            gym.spec(name)
+            return cfg
+    new = replace(cfg, env=f"{cfg.env}-v{newest}")
+    object.__setattr__(new, "given", cfg.given)  # `replace` cannot know it
+    return new
 
 
 def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bool:
@@ -143,11 +128,6 @@ class Checked(gym.Wrapper):
         for name in ("observation_space", "action_space"):
             if not isinstance(space := getattr(env, name, None), gym.Space):
                 self.refuse(f"its {name} is {kind_of(space)}", "a space from its __init__ on")
-        try:
-            inspect.signature(env.reset).bind(seed=1, options={})
-        except TypeError:
-            self.refuse("its reset does not take seed and options",
-                        "reset(self, *, seed=None, options=None)")
 
     def refuse(self, fact: str, expected: str):
         name = getattr(self.unwrapped.spec, "id", type(self.unwrapped).__name__)
@@ -155,18 +135,14 @@ class Checked(gym.Wrapper):
 
     def reset(self, **kwargs):
         return self.check(f"its reset after {self.steps} steps", "observation info",
-                          self.env.reset, **kwargs)
+                          self.env.reset(**kwargs))
 
     def step(self, action):
         self.steps += 1
         return self.check(f"its step {self.steps}", "observation reward terminated truncated info",
-                          self.env.step, action)
+                          self.env.step(action))
 
-    def check(self, call: str, names: str, function, *args, **kwargs) -> tuple:
-        try:
-            returned = function(*args, **kwargs)
-        except SystemExit:  # such as when its window was closed; it would end the run as if done
-            self.refuse(f"{call} ended the program by sys.exit", "an exception, or terminated")
+    def check(self, call: str, names: str, returned) -> tuple:
         names = names.split()
         if not isinstance(returned, tuple) or len(returned) != len(names):
             length = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
@@ -247,8 +223,8 @@ class FlatBox(gym.spaces.Box):
 
     own          the space of the environment itself
     parts        if that is a Dict: {name: slice of the flat observation}
-    has_goals    whether it is that of a goal environment: `observation` and two goals of one size.
-                 All three are vectors, so that goals look to the environment as they did before
+    has_goals    whether it has `observation` and two goals of one size, all of them vectors, so
+                 that goals look to the environment as they did before
     has_mask     whether it has the parts `observation` and `action_mask`
     """
 
@@ -316,8 +292,7 @@ class OwnStep(gym.Wrapper):
 
     Same-step autoreset may overwrite the array that a step returned, and an environment may change
     its action in place, so both are copied. Gymnasium joins the infos of all environments in every
-    step. That takes an eighth of the time of eight HalfCheetahs, fails if arrays differ in size
-    or a number is sometimes None, and an environment's own "episode" is in the recorder's way.
+    step, which takes time and fails if arrays differ in size or a number is sometimes None.
     """
 
     def reset(self, *, seed=None, options=None):
@@ -349,8 +324,8 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     """Return the part of the first environment that has `compute_reward`, for other goals' rewards.
 
     That is the environment without its wrappers, or the outermost wrapper that has one. Give these
-    functions NO_INFO. UsageError: there is none, a wrapper around it may change what it computes,
-    it needs `info`, or it does not take batches.
+    functions NO_INFO. UsageError: there is none, it does not take batches, or a wrapper around it
+    may change what it computes.
     """
     env = envs.unwrapped.envs[0]
     wrong = f"--env is {env.spec.id}, "
@@ -468,8 +443,6 @@ def success(info: dict) -> dict[str, float]:
         value = as_array(info.get(name))
         if value.size == 1 and value.dtype.kind in "buif" and np.isfinite(value).all():
             return {"success": float(value.item())}
-        if info.get(name) is not None:
-            say_once(f"success is not recorded, since info has {name} = {kind_of(info[name])}")
     return {}
 
 
@@ -483,10 +456,9 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     envs    the environments to play in (default: new ones, by `make_envs`)
     steps   a list that gets (obs, act, rew, terminated, truncated) of every step
 
-    The same seed gives the same initial states. Unless `deterministic`, actions are sampled.
-    A copy of the agent acts. So a memory of the training environments stays as it is, and `play`
-    gets the same returns to the bit, since rounding depends on how the weights lie in memory.
-    UsageError: an episode exceeds `max_steps`.
+    The same seed gives the same initial states. A copy of the agent acts. So a memory of the
+    training environments stays as it is, and `play` gets the same returns to the bit, since
+    rounding depends on how the weights lie in memory.
     """
     agent = copy.deepcopy(agent)
     forget(agent)
@@ -532,9 +504,6 @@ class Policy(nn.Module):
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, obs: str, act: str):
         super().__init__()
-        if torch.get_default_dtype() != torch.float32:
-            raise UsageError(f"PyTorch's default dtype is {torch.get_default_dtype()}, but agents "
-                             "compute in float32: call torch.set_default_dtype(torch.float32)")
         check_spaces(obs_space, act_space, obs=obs, act=act)
         self.obs_shape = obs_space.shape
         self.spaces = obs_space, act_space
@@ -551,10 +520,8 @@ class Policy(nn.Module):
         obs = as_array(obs)
         one = obs.shape == self.obs_shape
         if not one and obs.shape[1:] != self.obs_shape:
-            own = f"; the environment's own are of {obs_space.own}" if hasattr(
-                obs_space, "own") else ""
             raise ValueError(f"an observation has the shape {self.obs_shape}, and N of them have "
-                             f"{('N', *self.obs_shape)}; these have {obs.shape}{own}")
+                             f"{('N', *self.obs_shape)}; these have {obs.shape}")
         if obs_space.dtype == np.uint8 and obs.dtype == bool:
             obs = obs * np.uint8(255)  # as in `flat_obs`
         if obs.dtype.kind not in "buif" or obs_space.dtype == np.uint8 != obs.dtype:
@@ -562,8 +529,7 @@ class Policy(nn.Module):
         if not all_finite(obs):
             raise ValueError("the observation has NaN or infinity in it")
         # PyTorch takes no flipped arrays and no foreign byte order; it computes in float32 anyway.
-        native = np.float32 if obs.dtype.kind == "f" else obs.dtype.newbyteorder("=")
-        obs = np.array(obs, native, order="C")
+        obs = np.array(obs, np.float32 if obs.dtype.kind == "f" else obs.dtype, order="C")
         act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
         act = act_space.own_act(act) if isinstance(act_space, Numbered) else act
         return act[0] if one else act
@@ -656,23 +622,16 @@ def check_memory(setting: str, count: int, num_bytes: int) -> None:
 
 
 def memory() -> float:
-    """Return how many bytes the ranks may use: of the machine, their cgroup or `ulimit -v`."""
+    """Return how many bytes the ranks may use: of the machine, or of their cgroup (version 2)."""
     if os.name != "posix":
         return math.inf  # unknown on Windows
-    import resource
-
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    most, _ = resource.getrlimit(resource.RLIMIT_AS)  # of one process
-    if most != resource.RLIM_INFINITY:
-        limits.append(most * mpi.size())
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else []:
-        _, kinds, group = line.split(":", 2)  # version 2 has one line, without kinds
-        root = Path("/sys/fs/cgroup", "memory" if kinds else "")
-        name = "memory.limit_in_bytes" if kinds else "memory.max"
-        if kinds in ("", "memory"):
-            inner = root / group.strip("/")
-            files = [folder / name for folder in (inner, *inner.parents)
+        if line.startswith("0::"):
+            root = Path("/sys/fs/cgroup")
+            inner = root / line[3:].strip("/")
+            files = [folder / "memory.max" for folder in (inner, *inner.parents)
                      if folder.is_relative_to(root)]
             texts = [file.read_text().strip() for file in files if file.exists()]
             limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
@@ -697,25 +656,9 @@ def check_spaces(obs_space, act_space, obs, act):
     for side, space, kind, takes in sides:
         if not fits(kind, takes):
             fit = ", ".join(fitting_algos(*kinds))
-            help = f"; algorithms for this one: {fit}" if fit else what_to_do(side, space)
+            help = f"algorithms for this one: {fit}" if fit else "docs/howto.md says what to do"
             raise UsageError(f"--env has the {side} space {one_line(space)}; this algorithm takes "
-                             f"{' or '.join(KINDS[name] for name in takes.split())}{help}")
-
-
-def what_to_do(side, space):
-    """Return what a message adds about a space that no algorithm takes, or ""."""
-    if side == "action" and num_acts(space) > MOST_ACTS:
-        return (f"; up to {MOST_ACTS:,} combinations are numbered, but these are "
-                f"{num_acts(space):,}: see Actions of several parts in docs/howto.md")
-    if not isinstance(space, gym.spaces.Box):
-        return ""
-    if side == "action":
-        return ("; actions of floats need finite bounds: declare them in the environment, or wrap "
-                "it: gymnasium.wrappers.TransformAction(env, lambda act: act, "
-                f"Box(-1, 1, {space.shape}))") * (not space.is_bounded())
-    if len(space.shape) == 3 and space.dtype != np.uint8:
-        return "; images have to be bytes, 0 to 255: see Images in docs/howto.md"
-    return "; give them a third dimension, enlarge or flatten them: see Images in docs/howto.md"
+                             f"{' or '.join(KINDS[name] for name in takes.split())}; {help}")
 
 
 def fits(kind, takes):
@@ -784,38 +727,19 @@ def refusing_bad_env(cfg):
     except json.JSONDecodeError as error:
         raise UsageError(f"{wrong}: {error}") from None
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        extra = "box2d" if "ox2" in str(error) else ""
-        if isinstance(error, ModuleNotFoundError):
-            extra = "robotics" if robotics else "minatar" if minatar else extra
-            extra = "atari" if atari else extra
+        extras = {"atari": atari, "minatar": minatar, "robotics": robotics,
+                  "box2d": "ox2" in str(error)}
+        extra = next((name for name, needed in extras.items() if needed), "")
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
-        # With ale_py imported, Gymnasium also knows the games' old names, and means them.
-        near = "Did you mean" in str(error) and "ale_py" not in sys.modules
-        unknown = isinstance(error, gym.error.NameNotFound) and not near
-        games = (" Yours needs its module, my_module:MyEnv-v0; Atari games have names such as "
-                 "ALE/Pong-v5") * unknown
-        if minatar:
-            ids = [name for name in gym.registry if is_game(name, "MinAtar/")]
-            games = f" It has {', '.join(ids)}"
-        raise UsageError(f"--env is {cfg.env}: {error}{games}") from None
-    except (TypeError, ValueError, AttributeError, AssertionError) as error:
-        of_gym = ("Gym is incompatible", "The environment must ", "observation space does not",
-                  "action space does not")
-        if isinstance(error, UsageError):
+        raise UsageError(f"--env is {cfg.env}: {error} (games are called ALE/Pong-v5 or "
+                         "MinAtar/Breakout-v1, your own my_module:MyEnv-v0)") from None
+    except (TypeError, ValueError, AssertionError) as error:
+        if cfg.env_kwargs == "{}" or isinstance(error, UsageError):  # the environment's own
             raise
-        if str(error).startswith(of_gym):
-            raise UsageError(f"--env is {cfg.env}: {error}") from None
-        if cfg.env_kwargs == "{}" or isinstance(error, AttributeError):  # the environment's own
-            raise
-        if not isinstance(error, TypeError):
-            raise UsageError(f"--env-kwargs is {cfg.env_kwargs}, with which {cfg.env} raises "
-                             f"{type(error).__name__}: {error}") from error
         fact = str(error).partition(" was raised from the environment creator")[0]
-        if name := re.search(r"unexpected keyword argument '(\w+)'", fact):
-            fact = f"it has no keyword argument {name[1]}"
-        raise UsageError(f"{wrong}: {fact}") from None
+        raise UsageError(f"{wrong}; it raised {type(error).__name__}: {fact}") from error
 
 
 def register_robotics():

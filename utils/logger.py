@@ -7,10 +7,12 @@ Both are taken over all ranks, in float64. `time` is in seconds of training; a r
 counting. episodes.csv has one row per episode, with `success` (1 or 0) if the environment tells it.
 """
 
+import csv
 import errno
 import math
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -66,10 +68,7 @@ class Logger:
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
-        rank_on_terminal = "PLAINRL_TERMINAL" in os.environ  # its own streams are pipes
-        file = sys.stdout if rank_on_terminal else sys.stderr  # in one pipe with the table
-        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", file=file,
-                        disable=not (rank_on_terminal or file.isatty()))
+        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", disable=None)
         for part in (self.progress, self.episodes, self.board, self.bar):
             stack.callback(part.close)
 
@@ -135,20 +134,12 @@ class Logger:
         self.due = self.reports + (20 if self.since else 1)
         self.since = step, time
 
-    def sync(self):
-        """Flush the tables to the disk: after a power cut no checkpoint lacks its rows."""
-        for table in (self.progress, self.episodes):
-            os.fsync(table.file.fileno())
-
 
 # ---- averages over values and ranks
 
 
 def summarize(values):
-    """Return (is_distribution, n, mean, sum of squared deviations, min, max) of some tensors.
-
-    Unlike the values themselves these numbers make a small message. `merge` joins them.
-    """
+    """Return (is_distribution, n, mean, sum of squared deviations, min, max) for `merge`."""
     is_distribution = any(value.ndim for value in values)
     flat = torch.cat([value.reshape(-1).to(values[0].device) for value in values])
     flat = flat.double().cpu().numpy()
@@ -177,6 +168,12 @@ def merge(name, summaries):
 
 
 # ---- csv files
+
+
+def read_table(run_dir, name):
+    """Return the rows of a csv file, as dicts of texts."""
+    with open(Path(run_dir, name), newline="") as file:
+        return list(csv.DictReader(file))
 
 
 class Table:
@@ -208,11 +205,8 @@ class Table:
         # repr gives the shortest text that reads back as the same float.
         cells = [[repr(row[name]) if name in row else "" for name in self.columns] for row in rows]
         data = "".join(",".join(row) + "\n" for row in cells).encode()
-        try:
-            if self.file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise OSError(f"cannot write {self.path}: {error.strerror}") from error
+        if self.file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def close(self):
         self.file.close()

@@ -4,12 +4,6 @@ Every process ("rank") runs the same program on its share of the environments. G
 statistics are averaged over ranks, so P ranks with 1/P of each batch take the same step as one
 process with the whole batch. A single process never imports MPI.
 
-    optimizer = mpi.Adam(agent, eps=1e-5)
-    loss, metrics = loss_fn(agent, minibatch)
-    optimizer.zero_grad()
-    loss.backward()
-    grad_norm = optimizer.step(lr, max_grad_norm=0.5)
-
 An algorithm file needs only this much of it: `Adam` or `RMSProp`, `share` for its part of a total,
 `moments` and `RunningStats` for statistics over the samples of all ranks, and `compilable`.
 
@@ -61,11 +55,9 @@ class Optimizer:
 
     of    what it optimizes: a module, a parameter, or an iterable of parameters
 
-    Subclasses define the rule of the step. The parameters become views of one vector, and their
-    gradients views of another, so one message averages over ranks, one call computes the norm and
-    one call takes the step. Create an optimizer after `.to(device)`: a module that is moved or
-    copied later has parameters of its own again. ValueError: a parameter belongs to another
-    optimizer, which is still in use.
+    The parameters become views of one vector, and their gradients views of another, so one message
+    averages over ranks, one call computes the norm and one call takes the step. Create an optimizer
+    after `.to(device)`: a module that is moved or copied later has parameters of its own again.
     """
 
     def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter]):
@@ -99,7 +91,7 @@ class Optimizer:
         average(self.grad)
         norm = torch.linalg.vector_norm(self.grad)
         if max_grad_norm > 0:
-            clip(self.grad, norm, max_grad_norm)
+            self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1))
         self.move(lr)
         return norm
 
@@ -174,20 +166,6 @@ def owner(param: nn.Parameter) -> Optimizer | None:
     return getattr(param, "optimizer", lambda: None)()
 
 
-def clip(grad: Tensor, norm: Tensor, longest: float) -> None:
-    """Scale a gradient of this norm, in place, to at most `longest`.
-
-    On a CPU, NumPy's scalars take a third of the time of PyTorch's, with the same bits. On a GPU,
-    looking at the norm would wait for all that was computed before.
-    """
-    if grad.is_cpu:
-        scale = 1 / (norm.numpy() + 1e-6) * longest  # as PyTorch divides a number by a tensor
-        if not scale >= 1:  # or it is NaN, and so is the whole gradient then
-            grad.mul_(float(scale))
-    else:
-        grad.mul_((longest / (norm + 1e-6)).clamp(max=1))
-
-
 def flat_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
     """Return the function `(*args) -> (loss, its gradient as one vector, metrics, ...)`."""
 
@@ -206,8 +184,7 @@ def compile_gradient(loss_fn: Callable, params: list[nn.Parameter]) -> Callable:
     dynamo = torch._dynamo.config
     if hasattr(dynamo, "trace_autograd_ops"):
         dynamo.trace_autograd_ops = True  # torch.autograd.grad is part of the graph
-    if hasattr(dynamo, "recompile_limit"):  # one limit for all losses of a process
-        dynamo.recompile_limit = max(dynamo.recompile_limit, 64)
+    dynamo.recompile_limit = max(dynamo.recompile_limit, 64)  # for all losses of a process
     options = {"fallback_random": True,  # PyTorch's generator, in the order of the eager calls
                "cpp_wrapper": True,  # calls its products from C++, in a fifth less time
                "cpp.threads": 1}  # else a graph keeps the number of threads that it began with
@@ -221,10 +198,9 @@ def compilable(loss_fn: Callable) -> Callable:
     loss_fn    returns (loss, metrics, ...): a scalar tensor, a dict of detached tensors, and
                whatever other detached tensors its caller needs
 
-    The first call runs eagerly; its `backward` tells which parameters learn. From then on a graph
-    computes loss and gradient together, and `loss.backward()` only adds the gradient to that of
-    the parameters' optimizer. If compilation fails on this machine, the loss stays eager. Without
-    --compile, nothing changes.
+    The first call runs eagerly; its `backward` tells which parameters learn. From then on
+    `loss.backward()` only adds the gradient of the graph to that of the parameters' optimizer. If
+    compilation fails on this machine, the loss stays eager.
     """
     COMPILABLE.add(loss_fn.__module__)
     compiled = weakref.WeakKeyDictionary()  # agent -> its CompiledLoss
@@ -385,9 +361,7 @@ def moments(rows: Tensor) -> tuple[float, Tensor, Tensor]:
 
 
 class RunningStats(nn.Module):
-    """Running mean and variance of all rows that `update` has had so far, on all ranks.
-
-    shape    of one row
+    """Running mean and variance of all rows [*shape] that `update` has had, on all ranks.
 
     Buffers in float64, so they are part of a state dict. At first `mean` is 0 and `var` is 1.
     """
@@ -483,8 +457,7 @@ def launch(cfg) -> None:
     """Start this program again as `cfg.num_procs` ranks. Ranks and single processes return.
 
     This process becomes mpiexec, which passes SIGINT and SIGTERM on to the ranks and ends with
-    their exit status. UsageError: more processes than cores, no mpiexec, a call from Python, or a
-    number that differs from the launcher's.
+    their exit status.
     """
     procs = cfg.num_procs
     if _size > 1:
@@ -505,10 +478,6 @@ def launch(cfg) -> None:
     command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
     # Inside a Slurm job mpiexec would ask Slurm for machines; fork means this machine.
     env = {"PLAINRL_PROCS": str(procs), "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    if sys.stderr.isatty() and sys.stdout.isatty():
-        # Ranks write into pipes, and tqdm cannot ask a pipe for its width.
-        env["PLAINRL_TERMINAL"] = "1"
-        env["TQDM_NCOLS"] = str(shutil.get_terminal_size().columns - 1)
     sys.stdout.flush()
     # A terminal stops a background job that reads from it.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -37,11 +37,10 @@ from utils.cli import check_range, program, read_command
 from utils.demos import record_demos
 from utils.envs import evaluate, is_game, make_envs
 from utils.mpi import UsageError
-from utils.run import read_config
+from utils.run import choose_device, read_config
 
-NO_DISPLAY = ("Without a display MuJoCo draws through EGL, a system package: "
+NO_DISPLAY = (". Without a display MuJoCo draws through EGL, a system package: "
               "apt-get install libegl1 libgl1 (Debian, Ubuntu), dnf install mesa-libEGL (Fedora)")
-INSTALL = "pip install -e '.[video]'"
 
 
 @dataclass(frozen=True)
@@ -63,38 +62,21 @@ class Play:
         check_range(self, "episodes max_steps", 1)
         check_range(self, "seed", 0)
         check_range(self, "seconds", above=0)
-        if self.seconds and not self.video:
-            raise UsageError("--seconds is the length of a --video")
-        if self.overwrite and not self.record:
-            raise UsageError("--overwrite is for --record")
         if bool(self.record) + bool(self.video) + self.render > 1:
-            raise UsageError("--record, --video and --render exclude each other: each plays "
-                             "episodes of its own")
-
-
-# What to say about flags that do not exist.
-HINTS = {"run": "the run directory stands alone: python -m utils.play RUN",
-         "env": "the run directory says which environment", "deterministic": "it is the default",
-         "algo": "the run directory says which algorithm"}
+            raise UsageError("--record, --video and --render exclude each other")
 
 
 def find_module(algo: str, asked: str):
     """Import algos/<algo>.py. UsageError says what `asked` for it."""
     folder = importlib.import_module("algos").__path__
     names = [each.name for each in pkgutil.iter_modules(folder) if each.name[0] != "_"]
-    stem = Path(algo).stem.lower().replace("-", "_")
-    if algo not in names and stem in names:
-        raise UsageError(f"{asked}: name it {stem}")
     if algo not in names:
         raise UsageError(f"{asked}: there is no algos/{algo}.py, only {', '.join(names)}")
     return importlib.import_module(f"algos.{algo}")
 
 
 def read_run(run, best: bool = False):
-    """Return a run's algorithm module, its Config and the contents of its policy.pt (best.pt).
-
-    UsageError: there is no run or no policy, something is damaged, or the algorithm is unknown.
-    """
+    """Return a run's algorithm module, its Config and the contents of its policy.pt (best.pt)."""
     path = Path(run, "best.pt" if best else "policy.pt")
     config = read_config(run)
     package, _, algo = str(config["module"]).rpartition(".")
@@ -105,8 +87,6 @@ def read_run(run, best: bool = False):
         cfg = module.Config(**config["settings"])
     except TypeError as error:
         raise UsageError(f"another version made {run}/config.json: {error}") from None
-    if best and not path.exists():
-        raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
     return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 
@@ -115,23 +95,20 @@ def load_agent(run, best: bool = False, device: str = "cpu"):
 
     run       the run directory; the run need not be finished
     best      load the policy of the best evaluation instead of the last checkpoint
-    device    cpu, cuda, or auto, which takes CUDA if there is one
+    device    cpu, cuda, or auto, which takes CUDA for images, if there is one
 
     Warns if the present code is not that of the run.
-    UsageError: as in `read_run`, or the policy has other sizes than the settings say.
     """
     module, cfg, policy = read_run(run, best)
     if checkpoint.has_changed(module.Config, run):
         warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
                       f"differently; {run}/algo.py is the code of the run", stacklevel=2)
-    gpu = torch.cuda.is_available()
-    if device == "cuda" and not gpu:
-        raise UsageError("--device is cuda, but PyTorch finds no GPU here; it takes auto or cpu")
+    device = choose_device(replace(cfg, device=device))
     envs = make_envs(cfg, 1)
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     envs.close()
     checkpoint.load_into(agent, policy["agent"], run)
-    return agent.to("cuda" if gpu and device != "cpu" else "cpu").eval()
+    return agent.to(device).eval()
 
 
 # ---- videos
@@ -173,9 +150,6 @@ class Film(gym.vector.VectorWrapper):
         if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
             raise UsageError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no "
                              "RGB image of uint8 [H, W, 3]")
-        if self.writer and self.frames and frame.shape != self.shape:
-            raise UsageError(f"--video: render() returned {list(frame.shape)} in step "
-                             f"{self.frames}, after {list(self.shape)}; a video has one size")
         self.shape = frame.shape
         if self.writer:
             self.writer.append_data(frame[::self.small, ::self.small])
@@ -201,20 +175,15 @@ class Film(gym.vector.VectorWrapper):
 
 def choose_renderer(file: str) -> None:
     """Choose how MuJoCo and pygame draw without a display. MuJoCo reads the choice when it is
-    imported, and fails if it is wrong. UsageError: a package that writes `file` is missing."""
+    imported. UsageError: a package that writes `file` is missing."""
     for name in ["imageio"] + ["imageio_ffmpeg"] * file.endswith(".mp4"):  # Gymnasium has the first
         if find_spec(name) is None:
-            raise UsageError(f"--video {file} needs {name}: {INSTALL}")
+            raise UsageError(f"--video {file} needs {name}: pip install -e '.[video]'")
     if sys.platform == "linux" and not os.environ.get("DISPLAY"):
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains on stderr
         with suppress(OSError):  # only MuJoCo's environments need it
             ctypes.CDLL("libEGL.so.1")
             os.environ.setdefault("MUJOCO_GL", "egl")
-    try:
-        importlib.import_module("mujoco")
-    except Exception as error:  # a graphics library can fail in any way
-        raise UsageError(f"--video: MuJoCo cannot be loaded with MUJOCO_GL="
-                         f"{os.environ.get('MUJOCO_GL')}: {error}. {NO_DISPLAY}") from None
 
 
 def make_with(cfg, **more):
@@ -236,15 +205,8 @@ def make_film(cfg) -> Film:
         return film
     except Exception as error:
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
-        hint = f". {NO_DISPLAY}" if spec and "mujoco" in str(spec.entry_point) else ""
-        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {reason(error)}{hint}"
-                         ) from None
-
-
-def reason(error: Exception) -> str:
-    """Return why nothing can be drawn. Gymnasium names extras of its own for pygame."""
-    lacks = "pygame" in str(error) and find_spec("pygame") is None
-    return f"it needs pygame: {INSTALL}" if lacks else str(error)
+        hint = NO_DISPLAY if spec and "mujoco" in str(spec.entry_point) else ""
+        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
 
 
 class Window(gym.vector.VectorWrapper):
@@ -262,26 +224,12 @@ def make_window(cfg) -> Window:
     try:
         if not why:
             envs = make_with(cfg, render_mode="human")
-            if "human" not in envs.metadata.get("render_modes", ()):
-                raise ValueError("it has no render mode human")
-            if hasattr(envs.unwrapped.envs[0].unwrapped, "mujoco_renderer"):
-                check_glfw()
             envs.reset(seed=cfg.seed)
             return Window(envs)
     except Exception as error:
-        why = reason(error)
+        why = str(error)
     raise UsageError(f"--render cannot open a window for {cfg.env} here: {why}. --video FILE.mp4 "
                      "draws an episode into a file")
-
-
-def check_glfw() -> None:
-    """OSError if GLFW cannot start. MuJoCo's viewer would then abort the process."""
-    import glfw
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if not glfw.init():
-            raise OSError("GLFW finds no display")
 
 
 def follow_robot(env) -> None:
@@ -299,8 +247,7 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
                 seconds: float | None = None, max_steps: int = 100_000) -> tuple[float, int]:
     """Play one episode in `film` and write it to `file`, whole or not at all.
 
-    Return (return, number of steps). UsageError: the episode exceeds `max_steps`, or the file
-    cannot be written.
+    Return (return, number of steps).
     """
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         made = Path(folder, Path(file).name)
@@ -327,11 +274,12 @@ def main(play: Play) -> np.ndarray:
         choose_renderer(play.video)
     if play.record:
         check_target("--record", play.record, (".npz",), play.overwrite)
-    video, record = map(os.path.abspath, (play.video, play.record))  # an environment may chdir
-    _, cfg, policy = read_run(play.run, play.best)
+    # An environment may change the folder.
+    run, video, record = map(os.path.abspath, (play.run, play.video, play.record))
+    _, cfg, policy = read_run(run, play.best)
     torch.set_num_threads(max(1, cfg.torch_threads))
-    agent = load_agent(play.run, play.best, play.device)
     film = make_film(cfg) if play.video else None
+    agent = load_agent(run, play.best, play.device)
     window = make_window(cfg) if play.render else None
     seed = cfg.seed if play.seed is None else play.seed
     if play.stochastic:
@@ -363,4 +311,4 @@ def main(play: Play) -> np.ndarray:
 
 if __name__ == "__main__":
     with program():
-        main(read_command(Play, __doc__, "python -m utils.play", hint=HINTS.get))
+        main(read_command(Play, __doc__, "python -m utils.play"))

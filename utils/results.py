@@ -5,11 +5,9 @@ when the code changes. A suite is a file of rows, one JSON object per line, and 
 their curves: benchmarks/results.jsonl and benchmarks/results_curves.jsonl.
 """
 
-import csv
 import json
 import math
 import sys
-from contextlib import chdir
 from dataclasses import fields
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import torch
 from utils import play
 from utils.checkpoint import write_text
 from utils.envs import evaluate, is_game
+from utils.logger import read_table
 from utils.mpi import UsageError
 from utils.run import read_config, rounded
 
@@ -78,23 +77,19 @@ def make_result(run: Path) -> dict:
     backend       those that are not the default and change results only by rounding
     curve         at most 100 pairs: a step, and the mean return of the episodes that ended in the
                   1% of training before it
-    eval_curve    the same of the evaluations during training, at the steps where they were made
-    git_commit    the commit that the run started from
+    eval_curve    at most 100 evaluations during training, as pairs of step and mean return
     """
     _, cfg, policy = play.read_run(run)
     config = read_config(run)
-    with open(run / "episodes.csv", newline="") as file:
-        rows = [(int(row["step"]), float(row["ep_ret"])) for row in csv.DictReader(file)]
-    with open(run / "progress.csv", newline="") as file:
-        reports = list(csv.DictReader(file))
+    rows = [(int(row["step"]), float(row["ep_ret"])) for row in read_table(run, "episodes.csv")]
+    reports = read_table(run, "progress.csv")
     steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
     bins = np.ceil(100 * steps / policy["step"]).astype(int)
     torch.set_num_threads(max(1, cfg.torch_threads))
-    with chdir("."):  # an environment may change it
-        agent = play.load_agent(run)
-        spec = gym.spec(cfg.env.rpartition(":")[2])
-        episodes = 100 if "classic_control" in str(spec.entry_point) else 10
-        evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
+    agent = play.load_agent(run)
+    spec = gym.spec(cfg.env.rpartition(":")[2])
+    episodes = 100 if "classic_control" in str(spec.entry_point) else 10
+    evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
     evals = [[int(row["step"]), round(float(row["eval_ret_mean"]), 3)]
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))
@@ -120,10 +115,7 @@ def make_result(run: Path) -> dict:
 
 
 def make_results(folder: Path) -> int:
-    """Write result.json for every finished run in a folder that lacks it.
-
-    Return the exit status: 1 if a run cannot be read.
-    """
+    """Write result.json for every finished run that lacks it. Return 1 if one cannot be read."""
     runs = sorted(path.parent for path in folder.rglob("config.json"))
     if not runs:
         raise UsageError(f"--results {folder}: there is no run in it")
@@ -136,10 +128,7 @@ def make_results(folder: Path) -> int:
             elif not has_result(run, policy["step"]):
                 write_result(run, make_result(run))
                 print(f"{run}: {headline(run)}", flush=True)
-        except UsageError as error:
+        except (OSError, LookupError, ValueError) as error:  # UsageError is one, too
             failed = 1
-            print(f"error: {error}", file=sys.stderr)
-        except (OSError, LookupError, ValueError) as error:
-            failed = 1
-            print(f"error: {run} is damaged: {error!r}", file=sys.stderr)
+            print(f"error: {run}: {error}", file=sys.stderr)
     return failed

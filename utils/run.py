@@ -13,13 +13,11 @@
             run.log(step, envs)            # comes second, since its row has the evaluation
             run.save(step)
 
-The run directory holds config.json, algo.py, progress.csv, episodes.csv, TensorBoard's events,
-policy.pt, best.pt with --eval-every, and resume-<step>/ (see utils/logger.py, utils/checkpoint.py).
-A resumed run starts its environments anew. After SIGINT or SIGTERM the next `save` writes a
-checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
+utils/logger.py and utils/checkpoint.py say what the run directory holds. A resumed run starts its
+environments anew. After SIGINT or SIGTERM the next `save` writes a checkpoint and raises `Stopped`;
+the command line ends with status 130 or 143.
 """
 
-import csv
 import ctypes
 import json
 import math
@@ -33,13 +31,9 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
-from collections import deque
 from contextlib import ExitStack, chdir
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
-from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -49,8 +43,8 @@ import torch
 
 from utils import checkpoint, mpi
 from utils.cli import SHARED, check_range, check_settings, flag, nearest, program, read_command
-from utils.envs import check_name, closing_envs, evaluate, is_game, is_image, make_envs
-from utils.logger import Logger, import_wandb, merge, start_wandb
+from utils.envs import closing_envs, evaluate, is_game, is_image, make_envs, with_version
+from utils.logger import Logger, import_wandb, merge, read_table, start_wandb
 from utils.mpi import UsageError, cores, launch, together
 
 try:
@@ -63,14 +57,13 @@ __all__ = ["Run", "RunConfig", "check_range", "main"]  # for algorithm files
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
          "capture_video": "python -m utils.play RUN --video FILE.mp4 records a video",
-         "seeds": "python -m utils.sweep --seeds N trains with several seeds",
          "algo": "the module is the algorithm, as in python -m algos.NAME"}
 
 SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
 # Settings that may differ on --resume.
 FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code", "wandb"}
 # The files of a run, but for config.json, which names it as one.
-PARTS = ("algo.py", "algo-until-*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
+PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json")
 CORES = "/proc/stat"  # how busy each core has been
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
@@ -172,19 +165,15 @@ class Run:
     cfg           the settings, with run_dir filled in
     device        where the networks belong
     env_seed      the seed for `envs.reset`; a resumed run gets a new one
-    Every rank makes the same calls in the same order. UsageError refuses bad input before
-    anything is built or written.
+    Every rank makes the same calls in the same order.
     """
 
     def __init__(self, cfg):
-        given, asked = cfg.given, cfg.env
+        given = cfg.given
         cfg = open_run(cfg)
         if cfg.wandb:
             import_wandb()  # refuses to start without it
-        check_name(cfg)
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
-        if cfg.env.startswith(f"{asked}-v"):
-            mpi.say(f"--env {asked} is {cfg.env}, its newest version")
         self.cfg = cfg = compile_if_long(suit_games(cfg, given), given)
         for name in SHARED:
             if getattr(cfg, name, 0) % mpi.size():
@@ -224,18 +213,10 @@ class Run:
         if isinstance(error, Exception) and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.cfg.run_dir} stays")
-        try:
-            self.stack.close()
-        except OSError:
-            if error is None:  # else this one is a consequence
-                raise
+        self.stack.close()
         if self.ended:
             seconds = self.reported - self.started
             mpi.say(summary(self.cfg, self.reported_step, seconds))
-        if self.signal and isinstance(error, EOFError | ConnectionError):
-            mpi.say(f"the signal ended a process of {self.cfg.env}, too: what came after the "
-                    f"checkpoint of step {self.saved_step:,} is lost")
-            raise Stopped(self.signal) from error
 
     # ---- start
 
@@ -253,9 +234,8 @@ class Run:
     def restore(self) -> int:
         """Open the run directory, load what the run continues from, and return its step.
 
-        --resume loads all that is registered, and the random number generators. If the run has
-        all its steps, nothing is written. --init-from loads the agent alone. Otherwise the run
-        starts at step 0.
+        --resume loads all that is registered, and the random number generators. --init-from loads
+        the agent alone. If the run has all its steps, nothing is written.
         """
         cfg = self.cfg
         initial = None
@@ -310,7 +290,7 @@ class Run:
         """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
         own = self.agent.state_dict()
-        policy = checkpoint.load_file(self.home / path, "agent", "step")
+        policy = checkpoint.load_file(self.home / path, "agent", "step", flag="--init-from")
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
@@ -318,20 +298,13 @@ class Run:
 
     def load_checkpoint(self, saved):
         """Continue with what `save` wrote."""
-        source = f"{self.cfg.run_dir}/resume-{self.reported_step}"
-        try:
-            checkpoint.load_into(self.agent, saved["state"]["agent"], source)
-            for name, part in self.state.items():
-                part.load_state_dict(saved["state"][name])
-            torch.set_rng_state(saved["rng"])
-            if self.device.type == "cuda" and saved["cuda_rng"] is not None:
-                torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
-            self.seconds, self.best = saved["seconds"], saved["best"]
-        except UsageError:
-            raise
-        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise UsageError(f"{source} is no checkpoint of this program: "
-                             f"{type(error).__name__} {error}") from None
+        checkpoint.load_into(self.agent, saved["state"]["agent"], self.cfg.run_dir)
+        for name, part in self.state.items():
+            part.load_state_dict(saved["state"][name])
+        torch.set_rng_state(saved["rng"])
+        if self.device.type == "cuda" and saved["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
+        self.seconds, self.best = saved["seconds"], saved["best"]
 
     def on_signal(self, number, frame):
         if os.getpid() != self.pid:  # a process of an environment, forked from this one
@@ -422,10 +395,7 @@ class Run:
         self.best = max(self.best, row.get("eval_ret_mean", -math.inf))
 
     def save(self, step: int) -> None:
-        """Write best.pt after a best evaluation, and a checkpoint if one is due at `step`.
-
-        After SIGINT or SIGTERM, it raises `Stopped`.
-        """
+        """Write best.pt and a checkpoint, if they are due. Raise `Stopped` after a signal."""
         self.threads.adapt()
         if step != self.reported_step:
             return
@@ -466,7 +436,6 @@ class Run:
             if value.isnan().any():
                 raise FloatingPointError(f"{key} of the agent is nan, step {self.reported_step:,}")
         if self.root:
-            self.logger.sync()
             checkpoint.save_file(self.run_dir / name, {
                 "agent": state, "step": self.reported_step, "settings": plain_settings(self.cfg)})
 
@@ -474,7 +443,7 @@ class Run:
 def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:
     """Return Q(s, a) and the discounted return that followed, for the states of evaluated episodes.
 
-    steps      (obs, act, rew, terminated, truncated) of each step, as `evaluate` gives them
+    steps      what `evaluate` gives
     lengths    of the episodes, [N]
 
     At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
@@ -504,9 +473,9 @@ class Threads:
     """The number of PyTorch's threads: as given or, for 0, two while a second core is free.
 
     Beside another busy process, two threads take longer than one, since each waits for the other.
-    So `adapt` looks once a second how much the others have used of the cores that this process may
-    use. After it has gone back to one thread, it waits for ten seconds. Without Linux's /proc/stat,
-    and where the bits of a matrix product would depend on the number of threads, 0 means one.
+    So `adapt` looks once a second how much the others have used of our cores. After it has gone
+    back to one thread, it waits for ten seconds. Without Linux's /proc/stat, and where the bits of
+    a matrix product would depend on the number of threads, 0 means one.
     """
 
     def __init__(self, number: int):
@@ -540,10 +509,7 @@ class Threads:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory, since the next update needs as much.
-
-    Given back to Linux, it returns page by page, which took 14% of a run of PPO on Pong.
-    """
+    """Let glibc keep freed memory: its return, page by page, took 14% of a run of PPO on Pong."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     for name in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
         mallopt(name, 2**30)
@@ -574,49 +540,17 @@ def broadcast(agent: torch.nn.Module) -> None:
 
 
 def open_run(cfg):
-    """Return `cfg` with the run directory filled in. Every rank calls it; it writes nothing.
+    """Return `cfg` with the run directory filled in; with --resume the settings of the run.
 
-    With --resume the settings come from the run. UsageError: the directory holds a run already or
-    cannot be written; --env names no package; --resume names no run of this algorithm, other
-    settings or changed code; --init-from names no policy.
+    Every rank calls it; it writes nothing. UsageError: something is not there, or would be lost.
     """
     cfg = with_version(cfg)
     algo = module_name(type(cfg)).rpartition(".")[2]
     run_dir = Path(cfg.run_dir or Path("runs", as_folder(cfg.env), algo, f"seed{cfg.seed}"))
-    if cfg.resume and cfg.overwrite:
-        raise UsageError("--resume and --overwrite exclude each other: one continues, one deletes")
     if cfg.resume:
         return settings_of_run(cfg, algo, run_dir)
-    if cfg.changed_code:
-        raise UsageError("--changed-code is for --resume")
-    refuse_taken(cfg, run_dir)
-    if cfg.init_from:
-        checkpoint.load_file(Path(cfg.init_from, "policy.pt"), "agent", "step", flag="--init-from")
-    there = next(path for path in (run_dir, *run_dir.absolute().parents) if os.path.exists(path))
-    if not os.path.isdir(there) or not os.access(there, os.W_OK | os.X_OK):
-        raise UsageError(f"--run-dir is {run_dir}, but {there} is no directory to write in")
+    replaced_files(cfg, run_dir)  # refuses if there are any to lose
     return replace(cfg, run_dir=str(run_dir))
-
-
-def with_version(cfg):
-    """Return `cfg` with the newest version of an environment that is named without one.
-
-    UsageError: --env names a package that Python does not find.
-    """
-    package, _, name = cfg.env.rpartition(":")
-    top = package.partition(".")[0]
-    if top and top not in sys.modules and find_spec(top) is None:
-        raise UsageError(f"--env is {cfg.env}, but there is no module named {top!r} here: start "
-                         "from its parent folder, or pip install -e it")
-    if re.search(r"-v\d+$", name):
-        return cfg
-    with warnings.catch_warnings(), chdir("."):  # Gymnasium says which version, in two lines
-        warnings.simplefilter("ignore")
-        envs = make_envs(cfg, 1)
-    new = replace(cfg, env=f"{package}:" * bool(package) + envs.unwrapped.spec.id)
-    envs.close()
-    object.__setattr__(new, "given", cfg.given)  # `replace` cannot know it
-    return new
 
 
 def as_folder(text):
@@ -665,27 +599,19 @@ def settings_of_run(cfg, algo, run_dir):
 
 
 def read_config(run_dir, prefix=""):
-    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config.
-
-    A run from a machine with more cores gets at most as many torch_threads as there are cores here.
-    """
+    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config."""
     path = Path(run_dir, "config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
-    except (FileNotFoundError, NotADirectoryError):
-        levels = ("*/" * depth + "config.json" for depth in range(1, 5))  # runs/<env>/<algo>/seed
-        found = [str(file.parent) for level in levels for file in sorted(path.parent.glob(level))]
-        near = f"; there are {len(found)} below: {', '.join(found[:5])}" if found else ""
-        raise UsageError(f"{prefix}{path.parent} holds no run: there is no config.json{near}"
-                         ) from None
     except OSError as error:
-        raise UsageError(f"{prefix}{path} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{prefix}{path.parent} holds no run: config.json: {error.strerror}"
+                         ) from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
-    if isinstance(settings.get("torch_threads"), int):
+    if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
         settings["torch_threads"] = min(settings["torch_threads"], cores())
     return config | {"settings": settings}
 
@@ -696,35 +622,23 @@ def has_rows(run_dir):
     return path.exists() and path.read_bytes().count(b"\n") > 1  # more than the header
 
 
-def refuse_taken(cfg, run_dir):
-    """UsageError if a directory holds any part of a run, or, with --overwrite, no whole one.
+def replaced_files(cfg, run_dir):
+    """Return the files of an earlier run that this one replaces, config.json last.
 
-    A run that failed before its first report, such as in the first step of a new environment, is
-    nothing to lose: the next one replaces it.
+    UsageError: they hold something to lose, and --overwrite is not given. A run that failed before
+    its first report, such as in the first step of a new environment, has nothing to lose.
     """
-    names = ("config.json", "policy.pt", "progress.csv")
-    if not (any(os.path.exists(run_dir / name) for name in names)
-            or checkpoint.resume_folders(run_dir)):
-        return
-    if cfg.overwrite or has_nothing(run_dir):
-        read_config(run_dir, "--overwrite: " * cfg.overwrite)
-        return
-    command = f"python -m {module_name(type(cfg))} --run-dir {shlex.quote(str(run_dir))} --resume"
-    raise UsageError(f"{run_dir} holds a run already. To continue it: {command}. To replace it, "
-                     f"add --overwrite. To keep it, add --seed {cfg.seed + 1} or another --run-dir")
-
-
-def has_nothing(run_dir):
-    """Return whether a directory holds a run without rows and without a checkpoint after step 0."""
-    return (os.path.exists(run_dir / "config.json") and not has_rows(run_dir)
-            and not any(checkpoint.resume_folders(run_dir)))
-
-
-def delete_run(run_dir):
-    """Delete the files of a run, config.json last. Others in its directory stay."""
-    for pattern in (*PARTS, "config.json"):
-        for path in run_dir.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    files = [path for pattern in (*PARTS, "config.json") for path in run_dir.glob(pattern)]
+    whole = (run_dir / "config.json").exists()
+    reported = has_rows(run_dir) or any(checkpoint.resume_folders(run_dir))  # after step 0
+    if files and not cfg.overwrite and (reported or not whole):
+        command = f"python -m {module_name(type(cfg))} --run-dir {shlex.quote(str(run_dir))}"
+        raise UsageError(f"{run_dir} holds a run already. To continue it: {command} --resume. To "
+                         f"replace it, add --overwrite. To keep it, add --seed {cfg.seed + 1} or "
+                         "another --run-dir")
+    if files:
+        read_config(run_dir, "--overwrite: " * cfg.overwrite)  # refuses what is somebody else's
+    return files
 
 
 def hold(cfg):
@@ -742,31 +656,26 @@ def hold(cfg):
         raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
     except OSError:
         pass  # some network file systems have no locks
-    if not cfg.resume:
-        refuse_taken(cfg, Path(cfg.run_dir))  # another run may have used it since `open_run` looked
-        if cfg.overwrite or has_nothing(Path(cfg.run_dir)):
-            delete_run(Path(cfg.run_dir))
+    # Another run may have used the directory since `open_run` looked.
+    for path in [] if cfg.resume else replaced_files(cfg, Path(cfg.run_dir)):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return file
 
 
 def write_config(cfg, step, initial):
-    """Write config.json: settings, command, versions and commit. A resume appends its own.
-
-    The algorithm file is kept beside it.
-    """
-    checkpoint.keep_code(type(cfg), cfg.run_dir, step)
-    file = checkpoint.file_of(type(cfg))
+    """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
+    checkpoint.keep_code(type(cfg), cfg.run_dir)
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
         if before != cfg.total_steps:
             mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
                     "runs to the new end")
-        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin(file)}]
+        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
     else:
         module = module_name(type(cfg))
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
-        config = {"algo": module.rpartition(".")[2], "module": module, **origin(file),
+        config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
     config["settings"] = plain_settings(cfg)
     checkpoint.write_text(Path(cfg.run_dir, "config.json"),
@@ -779,29 +688,18 @@ def plain_settings(cfg):
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 
-def origin(file):
-    """Return the command, git commit and package versions of this process.
-
-    "-dirty" ends the commit if it lacks the code that runs: a tracked file has changed, or git does
-    not track `file`, which holds the algorithm.
-    """
+def origin():
+    """Return the command, git commit ("" outside of a repository) and versions of this process."""
     used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
     versions = {module.__name__: module.__version__ for module in used}
-    commit = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    if commit and not commit.endswith("-dirty") and not (file and git("ls-files", file)):
-        commit += "-dirty"
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
+                                text=True).stdout.strip()
+    except OSError:
+        commit = None  # git is not installed
     return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
             "versions": {"python": sys.version.split()[0], **versions}}
-
-
-def git(*args):
-    """Return what a git command prints in this project: "" if it fails, None without git."""
-    try:
-        done = subprocess.run(["git", *args], cwd=Path(__file__).parent, capture_output=True,
-                              text=True)
-    except OSError:
-        return None  # git is not installed
-    return done.stdout.strip()
 
 
 # ---- the last lines
@@ -810,30 +708,24 @@ def git(*args):
 def summary(cfg, step: int, seconds: float) -> str:
     """Return what a run says when it has ended or was stopped: how it went, how to go on."""
     total, run = cfg.total_steps, shlex.quote(cfg.run_dir)
-    with open(Path(cfg.run_dir, "episodes.csv"), newline="") as file:
-        rows = (float(row["ep_ret"]) for row in csv.DictReader(file))
-        first = list(islice(rows, 20))
-        later = deque(rows, maxlen=100)
-    returns = [*first, *later][-100:]
-    with open(Path(cfg.run_dir, "progress.csv"), newline="") as file:
-        evals = [(float(row["eval_ret_mean"]), int(row["step"])) for row in csv.DictReader(file)
-                 if row.get("eval_ret_mean")]
+    episodes = [float(row["ep_ret"]) for row in read_table(cfg.run_dir, "episodes.csv")]
+    first, returns = episodes[:20], episodes[-100:]
+    evals = [(float(row["eval_ret_mean"]), int(row["step"]))
+             for row in read_table(cfg.run_dir, "progress.csv") if row.get("eval_ret_mean")]
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
                          f"{len(returns)} training episodes, which act with noise" if returns else
                          "no episode has ended")
-    if step >= total and len(later) == 100 and not (cfg.init_from or is_higher(later, first)):
+    long = step >= total and len(episodes) >= 120 and not cfg.init_from
+    if long and not is_higher(returns, first):
         lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
                               "train for longer, or see docs/debugging.md")
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
         lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
                          f"step {best_at:,} (play it with --best)")
-    # With --num-procs, config.json knows the number of processes; mpiexec has to be called again.
-    by_user = mpi.size() > 1 and "PLAINRL_PROCS" not in os.environ
-    resume = f"mpiexec -n {mpi.size()} " * by_user
-    resume += f"python -m {module_name(type(cfg))} --run-dir {run} --resume"
+    resume = f"python -m {module_name(type(cfg))} --run-dir {run} --resume"
     resume += f" --total-steps {2 * total:.0f}" * (step >= total)
     lines |= {"files": cfg.run_dir, "play": f"python -m utils.play {run}",
               "plot": f"python -m plot {run}", "resume": resume}

@@ -10,10 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gymnasium as gym
 import pytest
 import torch
-from gymnasium import spaces
 
 from algos import ppo
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
@@ -21,7 +19,7 @@ from tests.helpers import PATIENCE, saved, snapshot, steps
 from utils import checkpoint
 from utils.cli import program
 from utils.mpi import UsageError
-from utils.run import hold, parse
+from utils.run import parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
@@ -70,10 +68,8 @@ def process(*args, **env):
 @pytest.mark.parametrize("flags,flag,takes", [
     ("--gamma nan", "--gamma is nan", "at least 0, at most 1"),
     ("--total-steps 1e400", "--total-steps is inf", "a whole number, at least 1"),
-    ("--hidden 64 0", "--hidden is (64, 0)", "a whole number, above 0"),
     ("--minibatch-size 1", "--minibatch-size is 1", "a whole number, at least 2"),
     ("--minibatch-size 0 --no-norm-adv", "--minibatch-size is 0", "a whole number, at least 1"),
-    ("--ent-coef -1", "--ent-coef is -1", "at least 0"), ("--lr 0", "--lr is 0", "above 0"),
 ])
 def test_a_number_out_of_range(refusal, flags, flag, takes):
     """tests/utils/test_cli.py has the range of every kind of setting."""
@@ -86,8 +82,6 @@ def test_a_number_out_of_range(refusal, flags, flag, takes):
     ("--rollout-steps 96 --minibatch-size 64", "--rollout-steps is 96",
      "--minibatch-size, which is 64"),
     ("--num-procs 3", "--num-envs is 8", "--num-procs, which is 3"),
-    ("--num-procs 2 --num-envs 5 --rollout-steps 320", "--num-envs is 5",
-     "--num-procs, which is 2"),
     ("--num-procs 3 --num-envs 3 --rollout-steps 96 --minibatch-size 32", "--minibatch-size is 32",
      "--num-procs, which is 3"),
 ])
@@ -100,38 +94,6 @@ def test_a_batch_that_does_not_divide(refusal, flags, of, by):
 def test_cuda_without_a_gpu(refusal):
     message = refusal(*FLAGS, "--device", "cuda")
     assert "--device" in message and "cuda" in message and "auto" in message and "cpu" in message
-
-
-# ---- Environments
-
-def test_a_package_that_is_not_here_is_named(refusal):
-    message = refusal("--env", "no_such_package.sub:Env-v0")
-    assert "no module named 'no_such_package' here: start from its parent" in message
-
-
-class Odd(gym.Env):
-    """An environment of random observations."""
-
-    observation_space, action_space = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.observation_space.sample(), {}
-
-    def step(self, act):
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", "HalfCheetah-v4", "ALE/Pong-v5"])
-def test_an_unknown_keyword_argument_is_named_in_one_clause(refusal, env):
-    said = refusal("--env", env, "--env-kwargs", '{"wind": 1}')
-    assert said.startswith('error: --env-kwargs is {"wind": 1}')
-    assert said.endswith("it has no keyword argument wind")
-
-
-def test_a_keyword_argument_of_another_kind_is_told_by_the_environment(refusal):
-    message = refusal("--env", "Hopper-v4", "--env-kwargs", '{"frame_skip": 1}')
-    assert "frame_skip" in message and "raised from" not in message
 
 
 # ---- Directories and checkpoints
@@ -154,14 +116,15 @@ RESUME = (*FLAGS, "--run-dir", "run", "--total-steps", "128", "--resume")
 
 
 def test_a_directory_that_holds_a_run(refusal, run):
-    for left in ("config.json", "policy.pt", "progress.csv", "resume-64"):
-        message = refusal(*FLAGS, "--run-dir", "run")
-        assert "run holds a run already" in message
-        for way_out in ("python -m algos.ppo --run-dir run --resume.", "--overwrite", "--seed 2"):
-            assert way_out in message
-        if not (run / "config.json").exists():
-            assert "holds no run: " in refusal(*FLAGS, "--run-dir", "run", "--overwrite")
-        path = run / left
+    message = refusal(*FLAGS, "--run-dir", "run")
+    assert "run holds a run already" in message
+    for way_out in ("python -m algos.ppo --run-dir run --resume.", "--overwrite", "--seed 2"):
+        assert way_out in message
+    for left in ("config.json", "policy.pt"):                   # any part of one
+        os.remove(run / left)
+        assert "run holds a run already" in refusal(*FLAGS, "--run-dir", "run")
+        assert "holds no run: " in refusal(*FLAGS, "--run-dir", "run", "--overwrite")
+    for path in run.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / "notes").touch()                                     # a directory is not yet a run
     ppo.train(parse(ppo.Config, ppo.__doc__, (*FLAGS, "--run-dir", "run", "--total-steps", "64")))
@@ -183,7 +146,7 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
     ours = {path.name for path in run.iterdir()}
     (run / "notes.txt").write_text("mine")
     (run / "inner").mkdir()
-    assert "exclude each other" in refusal(*FLAGS, "--run-dir", "run", "--overwrite", "--resume")
+    assert "--overwrite is True, but False in run" in refusal(*RESUME, "--overwrite")
     assert "Pendulum" in refusal("--env", "Pendulm-v1", "--run-dir", "run", "--overwrite")
     before = (run / "episodes.csv").read_text()
     again = (*FLAGS, "--run-dir", "run", "--total-steps", "64", "--seed", "5", "--overwrite")
@@ -197,28 +160,12 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
     assert "is damaged" in refusal(*again)
 
 
-@pytest.mark.parametrize("run_dir", ["file", "file/run", "/dev/null/run", "/proc/run", "a" * 300])
+@pytest.mark.parametrize("run_dir", ["file", "file/run", "/dev/null/run", "/proc/run"])
 def test_a_directory_that_cannot_be_written(refusal, run_dir):
     if run_dir == "/proc/run" and not os.path.exists("/proc"):
         pytest.skip("no /proc here")
     Path("file").write_text("mine")
-    assert f"--run-dir is {run_dir}" in refusal(*FLAGS, "--run-dir", run_dir)
-    with pytest.raises(UsageError, match="--run-dir is "):      # had `open_run` overlooked it
-        hold(ppo.Config(run_dir=run_dir))
-
-
-def change_config(run, **changes):
-    """Change entries of config.json, or of the settings in it."""
-    config = json.loads((run / "config.json").read_text())
-    for name, value in changes.items():
-        (config["settings"] if name in config["settings"] else config)[name] = value
-    (run / "config.json").write_text(json.dumps(config))
-
-
-def test_resume_of_another_algorithm(refusal, run):
-    change_config(run, algo="sac", module="algos.sac")
-    message = refusal(*RESUME)
-    assert "--resume" in message and "a run of sac, not of ppo" in message
+    assert f"--run-dir is {run_dir}: " in refusal(*FLAGS, "--run-dir", run_dir)
 
 
 def test_resume_of_half_a_folder(refusal, run):
@@ -231,24 +178,15 @@ def test_resume_of_half_a_folder(refusal, run):
     assert checkpoint.load_file(run / "policy.pt")["step"] == 128
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"algo": "ppo"}'])
-def test_resume_with_a_damaged_config(refusal, run, text):
-    (run / "config.json").write_text(text)
-    assert "run/config.json is damaged" in refusal(*RESUME)
-
-
-def test_resume_with_settings_out_of_range(refusal, run):
-    change_config(run, gamma=3)
-    assert "--gamma is 3" in refusal(*RESUME)
-
-
-def test_resume_with_an_unknown_setting(refusal, run):
-    """As of a version to come."""
-    config = json.loads((run / "config.json").read_text())
-    config["settings"]["curiosity"] = 3
-    (run / "config.json").write_text(json.dumps(config))
-    message = refusal(*RESUME)
-    assert "run" in message and "version" in message and "curiosity" in message
+@pytest.mark.parametrize("old,new,says", [
+    ('"settings"', '"s"', "run/config.json is damaged"), ('"algo": "ppo"', '"algo": "sac"', "a run "
+     "of sac, not of ppo"), ('"gamma": 0.99', '"gamma": 3', "--gamma is 3"),
+    ('"gamma"', '"curiosity"', "--resume: another version made run: "),
+])
+def test_resume_with_another_config(refusal, run, old, new, says):
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace(old, new))
+    assert says in refusal(*RESUME)
 
 
 # ---- A real process of each kind

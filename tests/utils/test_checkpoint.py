@@ -18,7 +18,7 @@ import torch
 from algos import ppo
 from tests import toy
 from tests.helpers import refused as refusal, rows, same, steps
-from utils import checkpoint, mpi, play, run as run_module
+from utils import checkpoint, play, run as run_module
 from utils.mpi import UsageError
 from utils.run import open_run, read_config
 
@@ -44,7 +44,7 @@ def test_file_comes_back_equal(tmp_path):
     {"lr": np.float64(1)}, {"opt": {"groups": [{"lr": np.float32(1)}]}}, {"mean": np.zeros(3)},
     {"last": deque([1.0])}, {"rng": np.random.RandomState(1).get_state()}])
 def test_what_could_not_be_loaded_is_not_saved(tmp_path, value):
-    with pytest.raises(OSError, match="cannot write .*a.pt: .* which is no tensor or plain value"):
+    with pytest.raises(OSError, match="cannot write .*a.pt: .* no tensor or plain value"):
         checkpoint.save_file(tmp_path / "a.pt", value)
     assert not os.listdir(tmp_path)
 
@@ -80,7 +80,7 @@ def test_a_pickled_payload_is_refused_and_not_run(tmp_path, protocol):
         torch.save(value, path, _use_new_zipfile_serialization=protocol == "zip")
     message = refused(path)
     assert not Path("it_was_run").exists()
-    assert protocol != "zip" or "mkdir" in message and "nothing in it was run" in message
+    assert protocol != "zip" or "nothing in it was run" in message
     if protocol == "pickle":
         pickle.loads(path.read_bytes())
     else:
@@ -89,7 +89,7 @@ def test_a_pickled_payload_is_refused_and_not_run(tmp_path, protocol):
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path):
-    assert "there is no" in refused(tmp_path / "none.pt")
+    assert "cannot be read: No such file" in refused(tmp_path / "none.pt")
     (tmp_path / "text.pt").write_text("hello")
     refused(tmp_path / "text.pt")
     with zipfile.ZipFile(tmp_path / "zip.pt", "w") as archive:
@@ -176,20 +176,9 @@ def test_another_number_of_ranks_is_refused(tmp_path):
         checkpoint.load_resume(tmp_path)
 
 
-def test_the_rename_waits_for_every_rank(tmp_path, monkeypatch):
-    """Rank 0 of two, the other one having failed: no folder appears, and rank 0 fails as well."""
-    checkpoint.save_resume(tmp_path, 1, {"a": 1})
-    monkeypatch.setattr(mpi, "barrier", lambda: None)
-    monkeypatch.setattr(mpi, "gather", lambda value: [value, (False, "rank 1 has no space")])
-    with pytest.raises(OSError, match="rank 1 has no space"):
-        checkpoint.save_resume(tmp_path, 2, {"a": 2})
-    assert os.listdir(tmp_path) == ["resume-1"]
-
-
 @pytest.mark.parametrize("other,message", [
     (torch.nn.Linear(3, 4), r"weight is \[4, 3\], not \[2, 3\]"),
     (torch.nn.Linear(3, 2, bias=False), "bias is absent, not"),
-    (torch.nn.BatchNorm1d(2), "weight is"),
     (torch.nn.Sequential(torch.nn.Linear(3, 2)), "weight is absent"),
 ])
 def test_other_sizes_name_the_first_parameter(other, message):
@@ -201,13 +190,6 @@ def test_other_sizes_name_the_first_parameter(other, message):
 
 
 # ---- Other files
-
-def test_a_file_is_new_whatever_was_left_half_written(tmp_path):
-    path = tmp_path / "config.json"
-    path.with_name("config.json.tmp").write_text("half of ")
-    checkpoint.write_text(path, "Übung")
-    assert path.read_bytes() == "Übung".encode() and os.listdir(tmp_path) == ["config.json"]
-
 
 def test_nothing_is_left_of_a_file_that_ctrl_c_cuts_short(tmp_path):
     path = tmp_path / "config.json"
@@ -225,7 +207,6 @@ SMALL = {"env": "Pendulum-v1", "env_kwargs": '{"max_episode_steps": 20}', "num_e
 KEPT = Path("run/algo.py")
 PPO = Path(ppo.__file__)
 TANH, RELU = "nn.Tanh()", "nn.ReLU()"
-DOC = '"""Linear layers'
 
 
 def train(**settings):
@@ -251,16 +232,15 @@ def test_a_config_of_a_notebook_has_no_file(monkeypatch):
     monkeypatch.setitem(sys.modules, "a_notebook", type(sys)("a_notebook"))
     config_class = type("Config", (), {"__module__": "a_notebook"})
     assert checkpoint.file_of(config_class) is None
-    checkpoint.keep_code(config_class, ".", 0)
+    checkpoint.keep_code(config_class, ".")
     assert not os.listdir() and not checkpoint.has_changed(config_class, ".")
 
 
 def test_only_code_counts_as_changed(edit):
     train()
     for old, new, changed in [
-            (DOC, '"""Some linear layers', False), ("# no tanh after", "# none after", False),
-            ("\n\n\ndef", "\n\ndef", False), (TANH, RELU, True), (RELU, TANH, False),
-            ("gain=0.01", "gain=0.02", True)]:
+            ("# no tanh after", "# none after", False), ("\n\n\ndef", "\n\ndef", False),
+            (TANH, RELU, True), (RELU, TANH, False), ("gain=0.01", "gain=0.02", True)]:
         edit(old, new)
         assert checkpoint.has_changed(ppo.Config, "run") == changed, old
     KEPT.write_text("def f(:\n")
@@ -271,7 +251,7 @@ def test_only_code_counts_as_changed(edit):
 
 def test_play_warns_if_the_code_has_changed(edit):
     train()
-    edit(DOC, '"""Some linear layers')
+    edit("# no tanh after", "# none after")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         play.load_agent("run")
@@ -284,7 +264,7 @@ def test_play_warns_if_the_code_has_changed(edit):
 
 def test_resume_refuses_changed_code(edit):
     train()
-    edit(DOC, '"""Some linear layers')
+    edit("# no tanh after", "# none after")
     train(total_steps=192, resume=True)
     edit(TANH, RELU)
     again = ppo.Config(resume=True, run_dir="run", total_steps=256)
@@ -294,16 +274,11 @@ def test_resume_refuses_changed_code(edit):
     train(total_steps=256, resume=True, changed_code=True)
     assert steps("run") == [64, 128, 192, 256]
     assert KEPT.read_text() == Path("ppo.py").read_text()
-    assert Path("run/algo-until-192.py").read_bytes() == PPO.read_bytes()
     assert read_config("run")["settings"]["changed_code"] is False
     train(total_steps=320, resume=True)                         # from here on it is the run's code
     edit(RELU, TANH)
     assert "--changed-code" in refusal(open_run, ppo.Config(resume=True, run_dir="run",
                                                             total_steps=1e3))
-
-
-def test_changed_code_is_for_resume():
-    assert "--changed-code is for --resume" in refusal(open_run, ppo.Config(changed_code=True))
 
 
 def test_a_run_that_has_not_reported_takes_the_new_code(monkeypatch):
@@ -315,35 +290,28 @@ def test_a_run_that_has_not_reported_takes_the_new_code(monkeypatch):
     Path("toy.py").write_text("x = 2\n")
     toy.train(toy.Config(resume=True))
     assert KEPT.read_text() == "x = 2\n" and len(rows("run")) == 8
-    assert not list(Path("run").glob("algo-*"))
 
 
 # ---- config.json names a commit
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
 def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
-    """A new file that git does not track stands in no commit, and neither does a notebook."""
+    """And outside of a repository there is none."""
     def git(*args):
         named = "git", "-c", "user.name=A", "-c", "user.email=a@example.org"
         return subprocess.run([*named, *args], cwd="clone", check=True, capture_output=True,
                               text=True).stdout.strip()
 
-    def commit(name):
-        monkeypatch.setattr(toy, "__file__", str(Path("clone/algos", name).absolute()))
-        toy.train(toy.Config(run_dir=f"run{len(os.listdir())}", total_steps=100))
-        return read_config(f"run{len(os.listdir()) - 1}")["git_commit"]
-
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", os.getcwd())  # a repository above does not count
-    for name in ("algos/toy.py", "algos/my_toy.py", "utils/run_module.py"):
-        Path("clone", name).parent.mkdir(parents=True, exist_ok=True)
-        Path("clone", name).write_text("x = 1\n")
-    monkeypatch.setattr(run_module, "__file__", str(Path("clone/utils/run_module.py").absolute()))
-    assert commit("toy.py") == ""                               # no repository
+    file = Path("clone/run.py")
+    file.parent.mkdir()
+    file.write_text("x = 1\n")
+    monkeypatch.setattr(run_module, "__file__", str(file.absolute()))
+    assert run_module.origin()["git_commit"] == ""              # no repository
     git("init", "-q")
-    git("add", "algos/toy.py", "utils")
+    git("add", "run.py")
     git("commit", "-qm", "All")
     head = git("rev-parse", "HEAD")
-    assert commit("toy.py") == head
-    assert commit("my_toy.py") == commit("gone.py") == f"{head}-dirty"
-    Path("clone/algos/toy.py").write_text("x = 2\n")
-    assert commit("toy.py") == f"{head}-dirty"
+    assert run_module.origin()["git_commit"] == head
+    file.write_text("x = 2\n")
+    assert run_module.origin()["git_commit"] == f"{head}-dirty"

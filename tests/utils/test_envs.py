@@ -1,10 +1,11 @@
-"""Environments: what is refused, what is recorded of their episodes, and evaluation."""
-import dataclasses
+"""Environments: what is refused, what becomes of their spaces, and what is recorded.
+
+That episodes are recorded and evaluated as they are is in tests/algos/test_contract.py.
+"""
 import importlib.util
 import json
 import math
 import random
-import sys
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,13 +15,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete
 
-from algos import ppo, ppo_lstm
+from algos import ppo
 from tests.envs import Counter, Idle, Only, Reach, Uneven
 from tests.helpers import script
 from tests.toy import Config
-from utils import envs, mpi
+from utils import envs
 from utils.demos import read_demos, record_demos
 from utils.envs import EpisodeRecorder, evaluate, make_envs
 from utils.mpi import UsageError
@@ -33,15 +34,15 @@ from utils.tasks import BitFlip
     ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*Did you mean: `HalfCheetah`"),
     ("HalfCheetah-v9", "{}", "--env is HalfCheetah-v9"),
     ("no_such_package:Env-v0", "{}", "not installed: .*no_such_package"),
-    ("nowhere/Env-v0", "{}", "Namespace nowhere not found"),
-    ("a b", "{}", "--env is a b"), ("pong", "{}", "such as ALE/Pong-v5"),
+    ("a b", "{}", "--env is a b"), ("pong", "{}", "called ALE/Pong-v5"),
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
     ("CartPole-v1", "", "--env-kwargs is .*JSON object.*line 1"),
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
     ("LunarLander-v2", "{}", "LunarLander-v3"),
-    ("CartPole-v1", '{"wind": 1}', "--env-kwargs is .*wind"),
-    ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs is .* raises ValueError: .*positive"),
+    *((env, '{"wind": 1}', "--env-kwargs is .* raised TypeError: .* 'wind'$") for env in (
+        "CartPole-v1", "ALE/Pong-v5")),
+    ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs is .* raised ValueError: .*positive"),
 ])
 def test_unusable_environments(env, kwargs, message):
     with pytest.raises(UsageError, match=message):
@@ -56,11 +57,6 @@ def test_a_missing_extra_names_the_command():
         with pytest.raises(UsageError, match=rf"pip install -e '\.\[{extra}\]'"):
             with envs.refusing_bad_env(Config(env=env)):
                 raise error
-
-
-def test_a_bug_of_the_environment_is_not_taken_for_a_wrong_flag():
-    with pytest.raises(TypeError), envs.refusing_bad_env(Config()):
-        raise TypeError("in the environment's own code")
 
 
 def test_known_notices_are_silent_and_others_are_not(capfd):
@@ -223,28 +219,6 @@ def test_robots_have_goals_and_tell_success(env, size, capfd):
     assert capfd.readouterr().err == ""
 
 
-@robotics
-def test_joint_types_equal_numbers_again():
-    """Those of MuJoCo 3.14 do not equal NumPy's integers, or only from one side."""
-    import mujoco
-
-    envs.register_robotics()
-    free, ball = mujoco.mjtJoint.mjJNT_FREE, mujoco.mjtJoint.mjJNT_BALL
-    assert free == np.int32(0) and np.int32(1) in (free, ball) and free == free
-    assert free != ball and free != np.int32(1) and np.int32(2) not in (free, ball)
-    assert len({free, ball, mujoco.mjtJoint.mjJNT_FREE}) == 2
-
-
-def test_boxes_stay_as_they_are(capsys):
-    """Also those that no algorithm takes: a flattened picture would be learned from badly."""
-    envs.say_once.cache_clear()
-    small = gym.make("tests.envs:Bright-v0")
-    assert envs.flat_obs(small) is small
-    small.unwrapped.observation_space = Box(0, 255, (9, 9), np.uint8)
-    assert envs.flat_obs(small.unwrapped) is small.unwrapped
-    assert capsys.readouterr().out == ""
-
-
 FLOATS = Box(-1, 1, (2,))
 GOOD = (np.zeros(2, np.float32), 1.0, False, False, {})
 NAMES = ("observation", "reward", "terminated", "truncated", "info")
@@ -318,44 +292,15 @@ def test_the_old_gym_is_explained(step, says):
         env.step(0)
     with pytest.raises(UsageError, match="returned a ndarray; Gymnasium expects a tuple of 2: obs"):
         given(reset=GOOD[0]).reset()
-    gym.registry.pop("Old-v0", None)
-    gym.register("Old-v0", lambda: SimpleNamespace(spec=None))
-    with pytest.raises(UsageError, match="--env is Old-v0: .* must inherit from the gymnasium.Env"):
-        make_envs(Config(env="Old-v0"), 1)
-    env = Uneven(FLOATS, Discrete(2))
-    env.reset = lambda: GOOD[0]
-    with pytest.raises(UsageError, match="its reset does not take seed and options"):
-        envs.checked(env)
 
 
-@pytest.mark.parametrize("call,function", [("reset after 0 steps", "reset"), ("step 1", "step")])
-def test_an_environment_cannot_end_the_program(call, function):
-    """As when its window is closed: the command would end with status 0, as if all was done."""
-    env = given()
-    setattr(env.unwrapped, function, lambda *args, **kwargs: sys.exit())
-    with pytest.raises(UsageError, match=f"Uneven: its {call} ended the program by sys.exit"):
-        env.reset()
-        env.step(0)
-
-
-@pytest.mark.parametrize("quiet", [True, False])
 @pytest.mark.parametrize("obs,act,says", [
-    (None, Discrete(2), "observation.space .*NoneType"), (FLOATS, "box", "action.space .*str"),
+    (None, Discrete(2), "observation_space is None"), (FLOATS, "box", "action_space is 'box'"),
 ])
-def test_spaces_that_are_none(obs, act, says, quiet):
-    """Perhaps the first reset makes them. Gymnasium's checker says it in its own words."""
-    gym.registry.pop("None-v0", None)
-    gym.register("None-v0", lambda: Uneven(obs, act), disable_env_checker=quiet)
-    with pytest.raises(UsageError, match=f"--env is None-v0: .*{says}"):
-        make_envs(Config(env="None-v0"), 1)
-
-
-def test_instances_with_different_spaces():
-    sizes = iter([2, 3])
-    gym.register("Grows-v0", lambda: Uneven(Box(-1, 1, (next(sizes),)), Discrete(2)))
-    with pytest.raises(UsageError, match="one instance has the observation space .*2.* another one "
-                                         ".*3.*; they have to be the same"):
-        make_envs(Config(env="Grows-v0"), 2)
+def test_spaces_that_are_none(obs, act, says):
+    """Perhaps the first reset makes them."""
+    with pytest.raises(UsageError, match=f"--env is Uneven: its {says}"):
+        envs.checked(Uneven(obs, act))
 
 
 def test_checks_stand_below_gymnasiums_wrappers_and_around_those_of_users():
@@ -406,8 +351,6 @@ def test_uneven_spaces_are_played_predicted_and_shown(space, size, act, capsys):
     one, same, two = (agent.predict(obs) for obs in (seen, flat, np.stack([flat, flat])))
     assert one in act and np.array_equal(one, same)
     assert np.allclose(two, [one, one]) and two.dtype == one.dtype
-    with pytest.raises(ValueError, match="the environment's own are of"):
-        agent.predict(np.zeros(size + 1))
 
 
 @pytest.mark.parametrize("act,count", [
@@ -421,57 +364,17 @@ def test_every_action_has_one_number(act, count):
     assert np.array_equal(acts[-1], numbers.own_act(count - 1))
 
 
-@pytest.mark.parametrize("obs,act,says", [
-    (FLOATS, MultiBinary(13), "up to 4,096 combinations are numbered, but these are 8,192"),
-    (FLOATS, MultiBinary(100), "1,267,650,600,228"), (FLOATS, MultiDiscrete([65, 64]), "4,160"),
-    (Box(0, 1, (84, 84, 3)), Discrete(2), "images have to be bytes, 0 to 255: see Images in docs"),
-    (Box(0, 255, (3, 84, 84), np.int64), Discrete(2), "images have to be bytes"),
-    (Box(0, 255, (84, 84), np.uint8), Discrete(2), "a third dimension"),
-    (Box(0, 1, (84, 84)), Discrete(2), "a third dimension"),
-    (Box(0, 255, (3, 3, 3), np.uint8), Discrete(2), "enlarge or flatten"),
-    (Discrete(10**8), Discrete(2), r"observation space Discrete\(100000000\)"),
-])
-def test_what_cannot_become_another_space_is_refused_with_a_way_out(obs, act, says):
+@pytest.mark.parametrize("obs,act", [
+    (FLOATS, MultiBinary(100)), (FLOATS, MultiDiscrete([65, 64])), (Box(0, 1, (84, 84)), TWO),
+    (Box(0, 255, (3, 84, 84), np.int64), TWO), (Discrete(10**8), TWO)])
+def test_what_cannot_become_another_space_is_refused(obs, act):
     cfg = uneven(obs, act)
     vector = make_envs(cfg, 1)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match="space .*; docs/howto.md says what to do$"):
         ppo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
 
 
-def test_demonstrations_hold_the_numbers():
-    cfg = uneven(SQUARE, MultiDiscrete([3, 2]))
-    vector = make_envs(cfg, 1)
-    agent = ppo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
-    record_demos(agent, cfg, "demos.npz", 2, seed=1, deterministic=False)
-    arrays = read_demos("demos.npz")
-    assert arrays["obs"].shape == (20, 25) and set(arrays["act"]) <= set(range(6))
-
-
 # ---- How long they live
-
-@pytest.mark.parametrize("settings", [{"num_envs": 2}, {"eval_every": 64}])
-def test_an_environment_that_can_exist_once(settings):
-    """It is trained and played. A second one is refused before anything is written."""
-    cfg = ppo.Config(**{"env": "tests.envs:Only-v0", "num_envs": 1, "rollout_steps": 64,
-                        "minibatch_size": 64, "epochs": 1, "total_steps": 64, "hidden": (4,)})
-    more = dataclasses.replace(cfg, run_dir="more", **settings)
-    with pytest.raises(UsageError, match="1 of 2 instances .* OSError: the port is in use.*"
-                                         "--num-envs 1 without --eval-every.* --episodes 1"):
-        ppo.train(more)
-    assert not Path("more").exists() and Only.alive == 0
-    agent = ppo.train(cfg)
-    assert Only.alive == 0
-    assert evaluate(agent, cfg, 1, seed=1)[1].tolist() == [16]
-    assert Only.alive == 0
-
-
-def test_an_environment_that_does_not_close_is_warned_of():
-    cfg = ppo.Config(env="tests.envs:Only-v0", env_kwargs='{"close": false}', num_envs=1,
-                     rollout_steps=64, minibatch_size=64, epochs=1, total_steps=64, hidden=(4,))
-    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
-        ppo.train(cfg)
-    assert (Path(cfg.run_dir or "runs/tests.envs-Only-v0/ppo/seed1") / "policy.pt").exists()
-
 
 @pytest.mark.parametrize("at", [1, 100])
 def test_environments_are_closed_after_an_exception(at, monkeypatch):
@@ -491,25 +394,6 @@ def counters(num_envs):
     return make_envs(Config(env="tests.envs:Counter-v0"), num_envs)
 
 
-def test_recorded_episodes_are_those_of_the_environments():
-    """Returns and lengths as written down by hand, and how long ago each episode ended."""
-    vector = counters(3)
-    vector.reset(seed=1)
-    popped = []
-    for steps in (5, 1, 14):                                    # popped at any rhythm
-        for _ in range(steps):
-            vector.step(vector.action_space.sample())
-        popped.append(vector.pop_episodes())
-    expected = [(20 - (step + 1), env, ep_ret, ep_len) for env in range(3)
-                for step, _, ep_ret, ep_len in script(env, 20)[1]]
-    later = (15, 14, 0)                                         # vector steps after each pop
-    got = [(ago + after, *rest) for after, part in zip(later, popped) for ago, *rest in part]
-    assert sorted(got) == sorted((ago, env, ep_ret, ep_len)
-                                 for ago, env, ep_ret, ep_len in expected) and len(got) > 9
-    assert vector.pop_episodes() == []
-    assert all(type(x) in (int, float) for x in got[0])
-
-
 def test_success_is_that_of_the_last_step():
     """Not of the steps before it, and not of the reset that follows. Others tell nothing."""
     vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 3)
@@ -522,27 +406,13 @@ def test_success_is_that_of_the_last_step():
     assert told == {0: [1, 0, 1, 0], 1: [1, 0], 2: [1, 0, 1, 0, 1]}
 
 
-def test_steps_tell_nothing_until_the_episode_ends():
-    vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 3)
-    vector.reset(seed=1)
-    for _ in range(14):
-        *_, terminated, truncated, infos = vector.step(vector.action_space.sample())
-        ended = terminated | truncated
-        assert ended.any() == bool(infos)
-        for name in ("final_obs", "final_info", "episode"):
-            assert not ended.any() or (infos[f"_{name}"] == ended).all()
-
-
 @pytest.mark.parametrize("info,told", [
     ({"is_success": True}, 1.0), ({"success": np.bool_(0)}, 0.0), ({"success": np.ones(1)}, 1.0),
     ({"is_success": 0, "success": 1}, 0.0), ({"is_success": None, "success": 1}, 1.0),
     *(({"is_success": value}, None) for value in (None, "no", np.ones(2), math.nan, {}, [])),
     ({}, None)])
-def test_success_by_either_name_and_only_by_a_number(info, told, capsys):
-    envs.say_once.cache_clear()
+def test_success_by_either_name_and_only_by_a_number(info, told):
     assert envs.success(info) == ({} if told is None else {"success": told})
-    refused = told is None and info.get("is_success") is not None
-    assert ("info has is_success = " in capsys.readouterr().out) == refused
 
 
 class Telling(Reach):
@@ -638,30 +508,6 @@ def test_a_first_observation_that_is_not_finite_is_refused():
         EpisodeRecorder(Vector(obs=math.nan, at=0)).reset()
 
 
-def test_final_observations_of_running_environments_do_not_count():
-    """ale-py's are garbage there. And whole numbers are always finite."""
-    class Dense(Vector):
-        def step(self, actions):
-            *rest, infos = super().step(actions)
-            return *rest, infos | {"final_obs": np.array([[math.nan], [0.0]])}
-
-    vector = EpisodeRecorder(Dense(at=1))
-    vector.reset()
-    vector.step(np.zeros(2))
-    vector = EpisodeRecorder(Vector(at=1, kind=np.uint8))
-    vector.reset()
-    vector.step(np.zeros(2))
-
-
-def test_observations_are_copies():
-    """The environment fills one array again and again."""
-    vector = counters(2)
-    first, _ = vector.reset(seed=1)
-    kept = first.copy()
-    vector.step(vector.action_space.sample())
-    assert np.array_equal(first, kept)
-
-
 class InPlace(Reach):
     """It changes its action in place, as by clipping, and pays the action that it was given."""
 
@@ -681,72 +527,6 @@ def test_actions_are_copies_too():
     np.testing.assert_allclose(arrays["act"][:, 0], arrays["rew"], rtol=1e-5)
 
 
-# ---- Evaluation
-
-class Clockwork:
-    """A vector of environments: episodes of number i last i + 1 steps, and its k-th pays 10 k + i.
-
-    As an agent it does nothing, and has no copy, so that a test sees how it was called.
-    """
-
-    def __init__(self, num_envs):
-        self.length, self.time = 1 + np.arange(num_envs), 0
-
-    def reset(self, seed):
-        self.seed = seed
-        return np.zeros(len(self.length)), {}
-
-    def __deepcopy__(self, memo):
-        return self
-
-    def act(self, obs, deterministic):
-        self.deterministic = deterministic
-        return obs
-
-    def env_act(self, act):
-        return act
-
-    def step(self, act):
-        self.time += 1
-        ended = self.time % self.length == 0
-        ret = 10 * (self.time // self.length) + self.length - 1
-        infos = {"episode": {"r": ret * ended, "l": self.length * ended}, "_episode": ended}
-        return act, ended * 0.0, ended, ended, infos if ended.any() else {}
-
-    def close(self):
-        self.length = None
-
-
-@pytest.mark.parametrize("episodes", [1, 2, 5])
-def test_of_each_environment_the_first_episode_counts_alone(episodes, monkeypatch):
-    """One that is done early plays another, shorter in sum than the longest first one."""
-    clock = Clockwork(episodes)
-    monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: clock)
-    returns, lengths = evaluate(clock, None, episodes, seed=7)
-    assert returns.tolist() == [10 + i for i in range(episodes)]
-    assert lengths.tolist() == [1 + i for i in range(episodes)]
-    assert clock.length is None                                 # closed
-    assert clock.seed == mpi.seed(7, 2) and clock.deterministic
-    clock.__init__(episodes)
-    evaluate(clock, None, episodes, seed=7, deterministic=False)
-    assert not clock.deterministic
-
-
-def test_an_episode_that_never_ends_is_refused(monkeypatch):
-    cfg = SimpleNamespace(env="Clock")
-    monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: Clockwork(num_envs))
-    evaluate(Clockwork(4), cfg, 4, seed=1, max_steps=4)
-    with pytest.raises(UsageError, match="1 of 4 evaluated episodes of Clock .* within 3 steps"):
-        evaluate(Clockwork(4), cfg, 4, seed=1, max_steps=3)
-
-
-def test_an_evaluation_ends_where_it_is_told_to(monkeypatch):
-    clock = Clockwork(4)
-    monkeypatch.setattr(envs, "make_envs", lambda cfg, num_envs: clock)
-    _, lengths = evaluate(clock, None, 4, seed=1, stop=lambda: clock.time == 2)
-    assert lengths.tolist() == [1, 2, 0, 0] and clock.length is None
-
-
 # ---- Memory
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -761,43 +541,23 @@ def test_a_replay_buffer_that_cannot_fit_is_refused_with_its_size(monkeypatch, c
 
 
 @pytest.mark.skipif(not Path("/proc/self/cgroup").exists(), reason="about Linux")
-@pytest.mark.parametrize("groups,limits,ulimit,expected", [
-    ("0::/a/b\n", {}, -1, 8e9),                                     # that of the machine
-    ("0::/a/b\n", {"a/memory.max": "3000000000", "a/b/memory.max": "max"}, -1, 3e9),
-    ("0::/\n", {"memory.max": "4000000000"}, -1, 4e9),
-    ("4:memory:/a\n0::/\n", {"memory/a/memory.limit_in_bytes": "2000000000"}, -1, 2e9),
-    ("3:cpu:/a\n", {"memory.max": "1"}, -1, 8e9),
-    ("0::/\n", {}, 5_000_000_000, 5e9),
-])
-def test_memory_is_the_least_of_machine_group_and_process(groups, limits, ulimit, expected,
-                                                          monkeypatch):
-    import resource
-
+@pytest.mark.parametrize("groups,limits,expected", [
+    ("0::/a/b\n", {}, 8e9),                                        # that of the machine
+    ("0::/a/b\n", {"a/memory.max": "3000000000", "a/b/memory.max": "max"}, 3e9),
+    ("0::/\n", {"memory.max": "4000000000"}, 4e9), ("3:cpu:/a\n", {"memory.max": "1"}, 8e9)])
+def test_memory_is_the_less_of_machine_and_group(groups, limits, expected, monkeypatch):
     Path("cgroup").write_text(groups)
     for name, text in limits.items():
         Path("sys", name).parent.mkdir(parents=True, exist_ok=True)
         Path("sys", name).write_text(f"{text}\n")
     places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "sys"}
-    monkeypatch.setattr(envs, "Path", lambda name, *rest: Path(places[name], *rest))
+    monkeypatch.setattr(envs, "Path", lambda name: Path(places[name]))
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 8_000_000}
     monkeypatch.setattr(envs.os, "sysconf", sizes.__getitem__)
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (ulimit, ulimit))
     assert envs.memory() == expected
 
 
 # ---- Spaces
-
-def test_goals_are_vectors_too():
-    """An algorithm for vectors takes them; one for goals takes nothing else."""
-    goals, box = make_envs(Config(env="tests.envs:GoalEnds-v0"), 1), Box(-1, 1, (2,))
-    space = goals.single_observation_space
-    assert envs.obs_kind(space) == "goal"
-    envs.check_spaces(space, box, obs="vector image", act="box")
-    envs.check_spaces(space, box, obs="goal", act="box")
-    for obs, kinds in ((space, "image"), (Box(-1, 1, (3,)), "goal")):
-        with pytest.raises(UsageError):
-            envs.check_spaces(obs, box, obs=kinds, act="box")
-
 
 VECTOR, IMAGE = Box(-np.inf, np.inf, (3,)), Box(0, 255, (36, 40, 3), np.uint8)
 BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
@@ -805,21 +565,13 @@ BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
 
 @pytest.mark.parametrize("obs,act,message", [
     (VECTOR, Discrete(2), None), (IMAGE, BOX, None),
-    (Box(0, 255, (4, 84, 84), np.uint8), Discrete(2), None),
     (Box(0, 255, (10, 10, 4), np.uint8), Discrete(2), None),
     (Box(0, 255, (4, 40, 3), np.uint8), BOX, r"observation space Box\(0, 255, \(4, 4"),
-    (Box(0, 255, (3, 64, 4), np.uint8), BOX, "observation space"),
-    (Box(0, 255, (84, 84), np.uint8), BOX, "observation space"),
     (Box(0, 255, (4, 64, 64, 3), np.uint8), BOX, "observation space"),
     (Box(0, 1, (64, 64, 3)), BOX, "images .*at least 5 pixels a side"),
-    (Box(0, 1, (2, 2)), BOX, "observation space"), (Box(0, 1, ()), BOX, "observation space"),
     (Discrete(3), BOX, r"observation space Discrete\(3\); this algorithm takes vectors"),
-    (Dict(a=VECTOR), BOX, "observation space"), (Graph(BOX, None), BOX, "observation space"),
-    (Text(3), BOX, "observation space"),
-    (VECTOR, MultiDiscrete([2, 2]), "action space MultiDiscrete"),
-    (VECTOR, MultiBinary(4), "action space"), (VECTOR, Dict(a=BOX), "action space Dict"),
+    (Graph(BOX, None), BOX, "observation space"), (VECTOR, Dict(a=BOX), "action space Dict"),
     (VECTOR, Discrete(2, start=1), "action space"), (VECTOR, VECTOR, "finite bounds"),
-    (VECTOR, Box(np.float32([0]), np.float32([np.inf])), r"finite bounds; .*-1, 1, \(1,\)"),
     (VECTOR, Box(0, 9, (1,), np.int64), "Box of floats"),
 ])
 def test_spaces(obs, act, message):
@@ -827,16 +579,6 @@ def test_spaces(obs, act, message):
         return envs.check_spaces(obs, act, obs="vector image", act="discrete box")
     with pytest.raises(UsageError, match=message):
         envs.check_spaces(obs, act, obs="vector image", act="discrete box")
-
-
-def test_a_refused_space_names_the_algorithms_that_take_it(tmp_path, monkeypatch):
-    (tmp_path / "algos").mkdir()
-    for name, act in [("one", "discrete"), ("two", "box"), ("three", "discrete box")]:
-        (tmp_path / "algos" / f"{name}.py").write_text(
-            f'    super().__init__(obs_space, act_space, obs="vector", act="{act}")\n')
-    monkeypatch.setattr(envs, "__file__", str(tmp_path / "utils" / "envs.py"))
-    with pytest.raises(UsageError, match="algorithms for this one: three, two$"):
-        envs.check_spaces(VECTOR, BOX, obs="vector", act="discrete")
 
 
 class Draws(gym.Env):
@@ -907,23 +649,6 @@ def test_predict_takes_arrays_that_pytorch_does_not(change):
     obs = np.float32([[1, 2, 3, 4], [4, 3, 2, 1]])
     assert np.array_equal(agent.predict(change(obs)), agent.predict(obs))
     assert agent.predict(change(obs[0])) == agent.predict(obs[0])
-
-
-def test_another_default_dtype_is_refused():
-    torch.set_default_dtype(torch.float64)
-    try:
-        with pytest.raises(UsageError, match="torch.float64, but agents compute in float32: call"):
-            agent_for(ppo, "CartPole-v1")
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def test_evaluation_leaves_the_memory_of_training_alone():
-    cfg, agent = agent_for(ppo_lstm, "CartPole-v1")
-    agent.act(np.ones((2, 4), np.float32))
-    memory = agent.memory.clone()
-    evaluate(agent, cfg, 3, seed=1)
-    assert memory.any() and torch.equal(agent.memory, memory)
 
 
 # ---- games
@@ -998,3 +723,30 @@ def test_demonstrations_of_lives_are_games():
     returns, _ = record_demos(agent, cfg, "demos.npz", 2, seed=1, deterministic=False)
     arrays = read_demos("demos.npz")
     assert (arrays["terminated"] | arrays["truncated"]).sum() == len(returns) == 2
+
+
+# ---- How long they live
+
+ONE = {"env": "tests.envs:Only-v0", "num_envs": 1, "rollout_steps": 64, "minibatch_size": 64,
+       "epochs": 1, "total_steps": 64, "hidden": (4,)}
+
+
+@pytest.mark.parametrize("settings", [{"num_envs": 2}, {"eval_every": 64}])
+def test_an_environment_that_can_exist_once(settings, monkeypatch):
+    """It is trained and played. A second one fails before anything is written; a note says why."""
+    monkeypatch.setattr(Only, "alive", 0)
+    with pytest.raises(OSError, match="the port is in use") as caught:
+        ppo.train(ppo.Config(**ONE | settings | {"run_dir": "more"}))
+    assert "--num-envs 1 without --eval-every" in caught.value.__notes__[0]
+    assert not Path("more").exists()
+    Only.alive = 0
+    cfg = ppo.Config(**ONE)
+    agent = ppo.train(cfg)
+    assert evaluate(agent, cfg, 1, seed=1)[1].tolist() == [16]
+    assert Only.alive == 0
+
+
+def test_an_environment_that_does_not_close_is_warned_of():
+    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
+        ppo.train(ppo.Config(**ONE, env_kwargs='{"close": false}', run_dir="run"))
+    assert Path("run/policy.pt").exists()

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -22,14 +21,13 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, ddpg, dqn, dqn_atari, dqn_per, ppo, sac, td3
+from algos import a2c, dqn, dqn_atari, dqn_per, ppo, sac
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
     ROOT,
     assert_same_run,
     command,
-    mpiexec,
     mpirun,
     refused,
     rows,
@@ -41,9 +39,9 @@ from tests.helpers import (
     wait_for,
 )
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import cli, mpi, play, results, run as run_module
+from utils import mpi, play, results, run as run_module
 from utils.mpi import UsageError
-from utils.run import RunConfig, Stopped, open_run, parse, read_config, rounded, summary
+from utils.run import Stopped, open_run, parse, read_config, rounded, summary
 
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,
          "epochs": 2, "hidden": (8,), "total_steps": 192}
@@ -128,19 +126,6 @@ def test_columns(hopper):
     assert text.startswith("step,time,env,ep_ret,ep_len\n") and text.endswith("\n")
 
 
-def test_each_row_is_of_its_own_episodes(hopper):
-    run_dir = hopper[1][0]
-    episodes = rows(run_dir, "episodes.csv")
-    for row in rows(run_dir):
-        end = int(row["step"])
-        mine = [one for one in episodes if end - 512 < int(one["step"]) <= end]
-        for name in ("ep_ret", "ep_len"):
-            numbers = [float(one[name]) for one in mine]
-            got = [float(row[f"{name}_{part}"]) for part in ("mean", "std", "min", "max")]
-            assert got == pytest.approx([f(numbers) for f in (np.mean, np.std, min, max)])
-    assert_no_gap(run_dir, num_envs=8, batch=512)
-
-
 def test_config_json(hopper):
     config = json.loads((hopper[1][0] / "config.json").read_text())
     assert config["algo"] == "ppo" and config["module"] == "algos.ppo"
@@ -184,26 +169,6 @@ def test_nothing_stays_open(tmp_path):
         links = [entry.path for entry in os.scandir("/proc/self/fd")]
         links = [os.readlink(path) for path in links if os.path.islink(path)]
         assert not [path for path in links if path.startswith(str(tmp_path))]
-
-
-@pytest.mark.parametrize("module", [ppo, sac])
-def test_help(module):
-    """The title, what is changed often, the rest, those of the file first, and the docstring."""
-    name = module.__name__
-    text = run([sys.executable, "-m", name, "--help"], env=os.environ | {"COLUMNS": "80"}).stdout
-    words = " ".join(text.removesuffix(module.__doc__).split())
-    own = module.Config.__annotations__
-    names = sorted([field.name for field in dataclasses.fields(module.Config)],
-                   key=lambda name: name not in own)            # each part in the order of its file
-    often = list(RunConfig.often)
-    places = []
-    for field in often + [name for name in names if name not in often]:
-        places.append(re.search(rf" --{field.replace('_', '-')}[ ,]", words).start())
-        sources = [Path(module.__file__), ROOT / "utils/run.py"]  # the file's own comment first
-        comment = next(found[1] for source in sources if (found := re.search(
-            rf"^    {field}: .*?  # (.*)$", source.read_text(), re.M)))
-        assert comment in words[places[-1]:places[-1] + 200], field
-    assert places == sorted(places)
 
 
 def test_one_process_needs_no_mpi():
@@ -396,7 +361,8 @@ def test_two_processes():
     """One run by `--num-procs`, the same one in two halves by mpiexec."""
     flags = "--env", "tests.envs:Ends-v0", *TWO[:-1]
     done = run(command(*flags, "run", "--num-procs", 2, "--total-steps", 512))
-    assert done.stderr == "" and done.stdout.count("device: ") == done.stdout.count("run: ") == 1
+    assert done.stderr == ""
+    assert all(done.stdout.count(said) == 1 for said in ("device: ", "run: ", "done  ", "resume  "))
     assert [line.split()[0] for line in done.stdout.splitlines()[3:7]] == "128 256 384 512".split()
     # Totals: the steps are those of all environments, and every one of these has its episodes.
     assert steps("run") == [128, 256, 384, 512]
@@ -439,26 +405,15 @@ def test_directory_by_default():
 
 @pytest.mark.parametrize("env,folder", [("CartPole", "CartPole-v1"), ("ALE/Pong", "ALE-Pong-v5"),
                                         ("tests.envs:Ends", "tests.envs-Ends-v0")])
-def test_an_environment_without_version_is_its_newest(env, folder, capsys, recwarn):
+def test_an_environment_without_version_is_its_newest(env, folder):
     """Its runs lie in one folder with those that name the version, and resume like them."""
     cfg = Config(env=env, run_dir="", total_steps=800)
     with run_module.Run(cfg) as run:
         assert Path(run.cfg.run_dir) == Path("runs", folder, "toy/seed1")
-    assert f"--env {env} is {run.cfg.env}, its newest version\n" in capsys.readouterr().out
-    assert open_run(run.cfg) == run.cfg and not recwarn.list
+    assert open_run(run.cfg) == run.cfg
     if env == "CartPole":
         toy_train(Config(env=env, run_dir="", total_steps=100))
         assert open_run(replace(cfg, resume=True)).env == "CartPole-v1"
-
-
-@pytest.mark.parametrize("name,value,known", [
-    ("seed", 7, "1"), ("lr", 0.5, "0.01"), ("hidden", (4,), r"(8, 8)"), ("num_procs", 2, "1"),
-    ("env", "Acrobot-v1", "CartPole-v1")])
-def test_resume_with_another_setting_names_both(name, value, known):
-    with pytest.raises(Stop):
-        toy_train(Config(), stop_at=100)
-    message = refused(open_run, Config(resume=True, **{name: value}))
-    assert all(part in message for part in (cli.flag(name), str(value), known))
 
 
 def test_resume_takes_the_settings_of_the_run():
@@ -490,7 +445,8 @@ def test_what_the_command_line_gives_counts_even_if_it_is_the_default():
     assert typed("--torch-threads=1") == replace(cfg, resume=True, torch_threads=1)
     assert typed("--run-dir", "run") == typed("--lr", "0.5") == replace(cfg, resume=True)
     assert "--lr is 0.01, but 0.5 in run" in refused(typed, "--lr", "1e-2")
-    assert "--num-envs is 4, but 8 in run" in refused(typed, "--num_envs", "4")
+    assert "--num-envs is 4, but 8 in run" in refused(typed, "--num-envs", "4")
+    assert "--env is Acrobot-v1, but CartPole-v1 in run" in refused(typed, "--env", "Acrobot-v1")
 
 
 def test_a_run_from_a_machine_with_more_cores_gets_the_threads_of_this_one(monkeypatch):
@@ -514,12 +470,6 @@ def test_config_comes_back():
         pass
     settings = read_config("run")["settings"]
     assert Config(**settings) == cfg and hash(Config(**settings))
-
-
-def test_the_lock_goes_with_the_run():
-    for stop_at in (100, 200, 300):
-        with pytest.raises(Stop):
-            toy_train(Config(resume=stop_at > 100), stop_at=stop_at)
 
 
 def test_a_run_that_began_meanwhile_is_not_overwritten():
@@ -561,34 +511,7 @@ def test_figures_of_the_summary():
     assert found["eval"].startswith("-7.00 at step 5,000, without noise; best 30.0 at step 2,000 ")
 
 
-@pytest.mark.parametrize("first,later,more,silent", [
-    ([9, 11], [9, 11], {}, False), ([9, 11], [1, 2], {}, False), ([0, 0], [0, 0], {}, False),
-    ([9, 11], [9.6, 11.6], {}, True), ([9, 11], [9, 11], {"total_steps": 900}, True),
-    ([9, 11], [9, 11], {"init_from": "other"}, True), ([9, 11], [9, 11] * 49 + [9], {}, True)])
-def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
-    """The last 100 episodes against the first 20. Not if it was stopped, is short or a child."""
-    toy_train(Config())
-    returns = 10 * first + (50 * later if len(later) == 2 else later)
-    lines = [f"{k},0.5,0,{ret},9" for k, ret in enumerate(returns)]
-    Path("run/episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    told = said(summary(Config(**more), 800, 5.0))["train100"]
-    assert silent == ("debugging.md" not in told)
-    assert silent or f"better than the first 20 ({rounded(np.mean(first))}): train" in told
-
-
-def test_the_end_of_a_run(capsys):
-    toy_train(Config())
-    found = said(capsys.readouterr().out)
-    assert list(found) == ["done", "train100", "files", "play", "plot", "resume"]
-    assert found["done"].startswith("800 of 800 steps in 0:00:0")
-    returns = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
-    assert len(returns) == 16
-    assert found["train100"].startswith(f"{rounded(np.mean(returns))}, mean return of the last 16 ")
-    assert found["files"] == "run"
-    assert found["resume"].endswith("--run-dir run --resume --total-steps 1600")
-
-
-def test_a_run_that_was_stopped_or_failed(capsys):
+def test_a_run_that_was_stopped_or_failed_or_is_done(capsys):
     with pytest.raises(Stopped):
         with start(Config()) as log:
             log.advance(100, loss=1.0)
@@ -601,6 +524,10 @@ def test_a_run_that_was_stopped_or_failed(capsys):
     with pytest.raises(Stop):
         toy_train(Config(run_dir="other"), stop_at=300)
     assert "resume  " not in capsys.readouterr().out
+    toy_train(Config(run_dir="third"))
+    found = said(capsys.readouterr().out)
+    assert list(found) == ["done", "train100", "files", "play", "plot", "resume"]
+    assert found["resume"].endswith("--run-dir third --resume --total-steps 1600")
 
 
 # ---- The commands
@@ -630,22 +557,8 @@ def test_every_command_works():
     assert saved("run")[0] == 8192 and said(out)["done"].startswith("8,192 of 8,192")
 
 
-@needs_mpi
-def test_two_processes_say_it_once():
-    out = run(mpirun(*SHORT, "--total-steps", 512)).stdout
-    assert out.count("done  ") == out.count("resume  ") == 1
-    again = said(out)["resume"]
-    assert again.startswith("mpiexec -n 2 python")
-    line = again.replace("mpiexec", mpiexec()).replace("python", sys.executable, 1)
-    done = subprocess.run(shlex.split(line), capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    assert saved("run", 1)[0] == 1024
-
-
 @pytest.mark.parametrize("ret,text", [
-    (4467.23, "4467.2"), (-137.84, "-137.8"), (-1.6583, "-1.66"), (0.0123, "0.0123"),
-    (0, "0.00"), (-7, "-7.00"), (10, "10.0"), (200_000, "200000.0"),
-])
+    (4467.23, "4467.2"), (-1.6583, "-1.66"), (0.0123, "0.0123"), (0, "0.00"), (10, "10.0")])
 def test_small_returns_have_digits_too(ret, text):
     assert rounded(ret) == text
 
@@ -659,15 +572,6 @@ def test_games_bring_their_settings_except_where_others_were_given():
     other = replace(plain, seed=2, lr=1e-3, run_dir="other")  # which passes all settings on
     with run_module.Run(other) as images:
         assert images.cfg.lr == 1e-3 and images.cfg.epochs == 4 and images.cfg.seed == 2
-
-
-@pytest.mark.parametrize("algo,env,hinted", [
-    (dqn, "MinAtar/Breakout-v1", True), (dqn_per, "ALE/Pong-v5", True), (dqn, "CartPole-v1", False),
-    (dqn_atari, "ALE/Pong-v5", False), (sac, "MinAtar/Breakout-v1", False)])
-def test_a_file_whose_defaults_are_not_for_games_names_its_relative(algo, env, hinted, capsys):
-    with run_module.Run(algo.Config(env=env)):
-        said = capsys.readouterr().out
-    assert said == "these defaults are not for games; those of algos.dqn_atari are\n" * hinted
 
 
 @pytest.mark.parametrize("env", ["ALE/Pnog-v5", "MinAtar/Brekout-v1", "CartPole-v9"])
@@ -698,16 +602,6 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
     np.testing.assert_allclose(both["eval_q"], [0, 2, 10, 12, 20, 22])
     rest = [8 * (1 - 0.5 ** n) for n in (9, 8, 7)]
     np.testing.assert_allclose(both["eval_discounted"], [1.75, rest[0], 1.5, rest[1], 1, rest[2]])
-
-
-@pytest.mark.parametrize("algo", [ddpg, td3])
-def test_a_critic_is_judged_by_the_return_obtained(algo):
-    algo.train(algo.Config("InvertedPendulum-v4", total_steps=60, start_steps=50, eval_every=60,
-                           hidden=(8,), report_every=60, run_dir="run"))
-    row = rows("run")[-1]
-    length = float(row["eval_ret_mean"])  # 1 per step
-    assert float(row["eval_discounted_max"]) < length
-    assert abs(float(row["eval_q_mean"])) < 5  # a critic that has learned nothing yet
 
 
 @pytest.mark.parametrize("order, expected", [("import algos.ppo, torch", "3000 AVX2,STRICT"),
@@ -834,3 +728,27 @@ def test_nothing_is_compiled_after_a_signal():
         mpi.COMPILE = True
         run.on_signal(signal.SIGTERM, None)
         assert not mpi.COMPILE
+
+
+@pytest.mark.parametrize("first,later,more,silent", [
+    ([9, 11], [9, 11], {}, False), ([9, 11], [1, 2], {}, False), ([0, 0], [0, 0], {}, False),
+    ([9, 11], [9.6, 11.6], {}, True), ([9, 11], [9, 11], {"total_steps": 900}, True),
+    ([9, 11], [9, 11], {"init_from": "other"}, True), ([9, 11], [9, 11] * 49 + [9], {}, True)])
+def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
+    """The last 100 episodes against the first 20. Not if it was stopped, is short or a child."""
+    toy_train(Config())
+    returns = 10 * first + (50 * later if len(later) == 2 else later)
+    lines = [f"{k},0.5,0,{ret},9" for k, ret in enumerate(returns)]
+    Path("run/episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
+    told = said(summary(Config(**more), 800, 5.0))["train100"]
+    assert silent == ("debugging.md" not in told)
+    assert silent or f"better than the first 20 ({rounded(np.mean(first))}): train" in told
+
+
+@pytest.mark.parametrize("algo,env,hinted", [
+    (dqn, "MinAtar/Breakout-v1", True), (dqn_per, "ALE/Pong-v5", True), (dqn, "CartPole-v1", False),
+    (dqn_atari, "ALE/Pong-v5", False), (sac, "MinAtar/Breakout-v1", False)])
+def test_a_file_whose_defaults_are_not_for_games_names_its_relative(algo, env, hinted, capsys):
+    with run_module.Run(algo.Config(env=env, compile=False)):
+        said = capsys.readouterr().out
+    assert said == "these defaults are not for games; those of algos.dqn_atari are\n" * hinted
