@@ -208,7 +208,7 @@ def tab(request):
 def test_the_whole_site_is_small_and_linked(whole):
     pages = read(whole)
     assert {f"algos/{name}.html" for name in algorithms()} <= pages.keys()
-    assert sum(name.startswith("notebooks/") for name in pages) == 6
+    assert sum(name.startswith("notebooks/") for name in pages) == 7
     assert list(broken(whole, pages)) == []
     assert sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) < LARGEST
 

@@ -13,6 +13,10 @@ BIAS = "(scale_old * b + loc_old - loc) / scale"
 REACHED = "np.array_equal(achieved[t + 1], goal)"
 KEPT = "memory * (1 - done)[None, :, None]"
 BEST = "p_expert / (p_expert + p_policy)"
+SHARES = "(1 - f) * p"
+CLIP = "np.clip(moved, atoms[0], atoms[-1])"
+NORMED = "allowed / allowed.sum(-1, keepdim=True)"
+COUNTED = "(ends_before == 0).float()"
 
 WRONG = {
     "exact_gradient": [("(rew - probs @ rew)", "rew"), ("probs * (", "("),
@@ -92,4 +96,18 @@ WRONG = {
     "best_d": [(BEST, wrong) for wrong in (
         "1 - p_expert / (p_expert + p_policy)", "p_expert", "np.float64(p_expert > p_policy)",
         "0.5 + (p_expert - p_policy) / 2")],
+    "projected": [(" * (1 - terminated)", ""), ("rew + ", ""), ("gamma * ", ""), ("+= (1", "= (1"),
+                  (SHARES, "(np.ceil(index) - index) * p"), (SHARES, "p"), (SHARES, "f * p"),
+                  ("f = index - low", "f = round(index) - low"),
+                  (CLIP, f"{CLIP}; p *= x == moved")],
+    "masked_probs": [(NORMED, "allowed"), (".sum(-1, keepdim=True)", ".sum()"), (" * mask", ""),
+                     ("logits.softmax(-1) * mask", "(logits * mask).softmax(-1)"),
+                     ("logits.softmax(-1)", "logits")],
+    "compared": [(", correction=0", ""), (" + 1e-6", ""), (" / (std + 1e-6)", ""),
+                 ("rew.mean(1, keepdim=True)", "rew.mean()"), ("(rew - mean)", "rew"),
+                 ("rew.std(1, correction=0, keepdim=True)", "rew.std(correction=0)")],
+    "counted": [(COUNTED, "1 - is_end.float()"), (COUNTED, "answer * 0.0 + 1"),
+                (" - is_end", ""), (COUNTED, "(ends_before <= 1).float()"),
+                ("is_end.cumsum(-1) - is_end", "is_end.roll(1, -1)"),
+                (COUNTED, "(ends_before == 0).float().sum(-1)")],
 }
