@@ -366,7 +366,7 @@ def main(plot: Plot) -> None:
     """Read runs, print tables, write the figure. UsageError: there is no run, or no curve."""
     runs = load(plot)
     if not runs:
-        raise UsageError(f"no run to plot; folders given: {' '.join(plot.runs) or 'none'}")
+        raise UsageError(f"no run to plot; folders given: {' '.join(plot.runs)}")
     groups = group(runs, plot.by, plot.rows)
     done = defaultdict(lambda: defaultdict(list))   # results after fewer steps are not comparable
     for panel, line, found in flat(groups):

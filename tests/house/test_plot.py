@@ -473,8 +473,8 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
 @pytest.mark.parametrize("args, said", [
     (["nowhere", "empty"], "nowhere: there is no run in it\nempty: there is no run in it\n"
                            "error: no run to plot; folders given: nowhere empty"),
-    (["--smooth", "10"], "error: no run to plot; folders given: none"),
-    (["runs", "--smooth", "7"], "--smooth is '7'; it takes 1, 10 or 100"),
+    (["--smooth", "10"], "error: the following arguments are required: RUNS"),
+    (["runs", "--smooth", "7"], "--smooth: invalid choice: "),
     (["runs", "--out", "curves.gpj"], "--out curves.gpj cannot be written"),
     (["runs", "--out", "nowhere/curves.svg"], "--out nowhere/curves.svg cannot be written"),
     (["runs", "--by", "hiden"], "error: --by hiden: no such setting; there are algo env lr"),
