@@ -87,6 +87,8 @@ def read_run(run, best: bool = False):
         cfg = module.Config(**config["settings"])
     except TypeError as error:
         raise UsageError(f"another version made {run}/config.json: {error}") from None
+    if best and not path.exists():
+        raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
     return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 

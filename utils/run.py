@@ -155,7 +155,6 @@ def compile_if_long(cfg, given):
         os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++"))
     if cfg.resume or "compile" in given or cfg.total_steps < least or not can:
         return cfg
-    mpi.say("--compile, since the run is long (--no-compile leaves it out)")
     return replace(cfg, compile=True)
 
 
@@ -261,7 +260,8 @@ class Run:
             if self.root:
                 write_config(cfg, self.reported_step, initial)
                 mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
-                        f"--torch-threads {cfg.torch_threads}")
+                        f"--torch-threads {cfg.torch_threads}"
+                        + ", --compile (--no-compile leaves it out)" * cfg.compile)
                 if cfg.wandb:
                     start_wandb(cfg.run_dir, plain_settings(cfg), stack)
                 start = learning_starts(cfg)

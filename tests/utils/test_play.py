@@ -329,3 +329,9 @@ def test_mujoco_is_drawn_without_a_display():
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
     assert "MUJOCO_GL: nonsense" in failed.stderr and "libegl1" in failed.stderr
     assert sorted(os.listdir()) == ["run", "run.mp4"]
+
+
+def test_best_without_evaluations_names_the_flag(run):
+    (run / "best.pt").unlink()
+    with pytest.raises(UsageError, match="--best: .* --eval-every writes one"):
+        play.main(play.Play(str(run), best=True))
