@@ -106,7 +106,13 @@ def read_command(config_class, doc, prog, args=None, hint=None):
 
     One field may be Annotated: it takes the words that stand without a flag.
     """
-    given, others = make_parser(config_class, doc, prog).parse_known_intermixed_args(args)
+    words = []
+    for word in sys.argv[1:] if args is None else args:
+        if words and words[-1].startswith("--") and re.fullmatch(r"-[\d.]+e[-+]?\d+", word, re.I):
+            words[-1] += f"={word}"  # argparse takes -1e3 for a flag
+        else:
+            words.append(word)
+    given, others = make_parser(config_class, doc, prog).parse_known_intermixed_args(words)
     if others:
         word, known = others[0].partition("=")[0], [field.name for field in fields(config_class)]
         if not word.startswith("-"):

@@ -544,7 +544,8 @@ def open_run(cfg):
 
     Every rank calls it; it writes nothing. UsageError: something is not there, or would be lost.
     """
-    cfg = with_version(cfg)
+    if not cfg.resume or "env" in cfg.given:
+        cfg = with_version(cfg)
     algo = module_name(type(cfg)).rpartition(".")[2]
     run_dir = Path(cfg.run_dir or Path("runs", as_folder(cfg.env), algo, f"seed{cfg.seed}"))
     if cfg.resume:

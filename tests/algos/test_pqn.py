@@ -120,6 +120,15 @@ def test_every_epoch_learns_from_each_sample_once_with_targets_from_before(monke
     assert metrics["q_loss"].shape == metrics["grad_norm"].shape == (9,)
 
 
+def test_eps_falls_to_its_end_and_stays(monkeypatch):
+    eps, plain = [], pqn.collect
+    monkeypatch.setattr(pqn, "collect", lambda agent, *rest: (
+        eps.append(agent.eps.item()), plain(agent, *rest))[1])
+    pqn.train(pqn.Config(num_envs=2, rollout_steps=8, minibatch_size=4, hidden=(4,), eps_end=0.1,
+                         eps_steps=16, total_steps=40, run_dir="run"))
+    close(eps, [1, 0.55, 0.1, 0.1, 0.1])
+
+
 # ---- The network
 
 def test_vectors_pass_linear_layernorm_relu():

@@ -103,6 +103,8 @@ def test_every_kind_of_value():
     assert read("--number", "None", "--widths", "1", "2", "3") == Words(widths=(1, 2, 3))
     assert read("--fast", "a", "--lr", "1", "b") == Words(("a", "b"), lr=1.0, fast=True)
     assert read("--widths") == Words() and read("--smooth", "10").smooth == 10
+    assert read("--lr", "-1e-1") == read("--lr=-1E-1") == Words(lr=-0.1)
+    assert parse(ppo.Config, "", ["--no-norm-obs"]).norm_obs is False  # which is on by default
 
 
 # ---- What is wrong is named
@@ -317,3 +319,10 @@ def test_a_setting_of_another_name_from_python():
                        ("title", "")):
         with pytest.raises(TypeError, match=f"^Config has no setting {name}{re.escape(hint)}$"):
             ppo.Config(**{name: 1})
+
+
+def test_help_shows_a_default_of_zero(capsys):
+    with pytest.raises(SystemExit):
+        parse(ppo.Config, "", ["--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"--ent-coef .{10,100}\(default: 0; for games 0.01\)", out)

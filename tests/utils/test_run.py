@@ -752,3 +752,11 @@ def test_a_file_whose_defaults_are_not_for_games_names_its_relative(algo, env, h
     with run_module.Run(algo.Config(env=env, compile=False)):
         said = capsys.readouterr().out
     assert said == "these defaults are not for games; those of algos.dqn_atari are\n" * hinted
+
+
+def test_a_resume_looks_at_the_runs_own_environment_alone(monkeypatch):
+    """The default one may not be installed."""
+    train(run_dir="run", total_steps=64)
+    monkeypatch.setattr(run_module, "with_version", lambda cfg: 1 / 0)
+    ppo.train(ppo.Config(run_dir="run", resume=True, total_steps=128))
+    assert steps("run") == [64, 128]
