@@ -222,6 +222,10 @@ def check_settings(cfg):
 
     NaN and infinity are refused. So is a fraction if the setting is declared int.
     """
+    for field in fields(cfg):
+        value, declared = getattr(cfg, field.name), getattr(field.type, "__name__", field.type)
+        if declared == "bool" and not isinstance(value, bool):  # "False" would count as true
+            raise UsageError(f"{flag(field.name)} is {value!r}; it takes True or False")
     known = [field.name for field in fields(cfg) if re.search("int|float", str(field.type))]
 
     def there(names):

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pytest
 
 from algos import dqn, ppo, sac, vpg
-from tests.helpers import ROOT, name_of, run
+from tests.helpers import ROOT, name_of, refused, run
 from tests.toy import Config
 from utils import cli, mpi, play
 from utils.cli import check_range, program, read_command
@@ -326,3 +326,9 @@ def test_help_shows_a_default_of_zero(capsys):
         parse(ppo.Config, "", ["--help"])
     out = " ".join(capsys.readouterr().out.split())
     assert re.search(r"--ent-coef .{10,100}\(default: 0; for games 0.01\)", out)
+
+
+@pytest.mark.parametrize("name,value", [("compile", "False"), ("resume", 1), ("wandb", None)])
+def test_a_text_is_no_truth_value_from_python(name, value):
+    said = refused(lambda: Config(**{name: value}))
+    assert said == f"--{name.replace('_', '-')} is {value!r}; it takes True or False"

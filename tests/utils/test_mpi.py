@@ -508,7 +508,7 @@ def test_compiling_falls_back_with_one_line(error, said, monkeypatch, capsys):
 
 def test_what_is_compiled_is_called_from_the_first_call_on(monkeypatch):
     def compiled(function, dynamic, options):
-        assert not dynamic and options["fallback_random"]
+        assert not dynamic and options["fallback_random"] and options["cpp.threads"] == 1
         calls.append("compiled")
 
         def call(*inputs):

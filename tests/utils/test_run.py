@@ -722,6 +722,12 @@ def test_a_long_run_compiles_unless_told_otherwise(monkeypatch, config, compiler
     assert run_module.compile_if_long(config, config.given).compile == compiles
 
 
+def test_a_long_run_does_not_compile_by_itself_beside_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("CXX", "c++")
+    assert not run_module.compile_if_long(sac.Config(), frozenset()).compile
+
+
 def test_nothing_is_compiled_after_a_signal():
     """A second loss would otherwise begin, and take up to half a minute."""
     with start(Config()) as run:
