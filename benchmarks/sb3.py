@@ -39,7 +39,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 NUM_ENVS = {"ppo": 8, "ppo_lstm": 8, "trpo": 8, "a2c": 16}     # the others have one
 NORMALIZED = tuple(NUM_ENVS)
@@ -63,12 +63,67 @@ class Episodes(BaseCallback):
         return True
 
 
+class Games(VecEnv):
+    """The same preprocessed games as ours, in C++, which are faster than the peer's own."""
+
+    def __init__(self, env, num_envs):
+        self.envs = gym.make_vec(env, num_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+        super().__init__(num_envs, self.envs.single_observation_space,
+                         self.envs.single_action_space)
+
+    def reset(self):
+        return self.envs.reset(seed=1)[0]
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        obs, rew, terminated, truncated, infos = self.envs.step(self.actions)
+        told = [{"TimeLimit.truncated": bool(cut)} for cut in truncated & ~terminated]
+        for i in np.flatnonzero(terminated | truncated):
+            told[i]["terminal_observation"] = infos["final_obs"][i]
+        return obs, rew, terminated | truncated, told
+
+    def close(self):
+        self.envs.close()
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+    def get_attr(self, attr_name, indices=None):
+        return [None] * self.num_envs
+
+    def set_attr(self, attr_name, value, indices=None):
+        raise NotImplementedError
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        raise NotImplementedError
+
+
+def make_game_peer(algo, env, num_envs):
+    """Return the peer for an Atari game, with the settings of OpenAI Baselines, as ours has."""
+    envs, common = Games(env, num_envs), {"seed": 1, "device": "cpu"}
+    if algo == "ppo":
+        return stable_baselines3.PPO(
+            "CnnPolicy", envs, n_steps=1024 // num_envs, batch_size=256, n_epochs=4,
+            learning_rate=lambda left: 2.5e-4 * left, clip_range=0.1, ent_coef=0.01, **common)
+    if algo == "a2c":
+        return stable_baselines3.A2C("CnnPolicy", envs, n_steps=80 // num_envs, ent_coef=0.01,
+                                     learning_rate=lambda left: 7e-4 * left, **common)
+    return stable_baselines3.DQN(
+        "CnnPolicy", envs, learning_rate=lambda left: 1e-4 * left, buffer_size=20_000,
+        learning_starts=500, batch_size=32, train_freq=4, target_update_interval=1000,
+        exploration_fraction=0.1, exploration_final_eps=0.01, **common)
+
+
 def make_peer(algo, env, seed, num_envs=None, library=stable_baselines3, **given):
     """Return the peer with the settings of the comparison; `given` overrides them.
 
     library    stable_baselines3, or sbx for ppo, dqn, ddpg, td3 and sac
     """
     num_envs = num_envs or NUM_ENVS.get(algo, 1)
+    if env.startswith("ALE/"):
+        return make_game_peer(algo, env, num_envs)
     envs = make_vec_env(env, n_envs=num_envs, seed=seed)
     common = {"seed": seed, "device": "cpu", "gamma": 0.99}
     if algo in NORMALIZED:

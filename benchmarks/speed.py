@@ -4,6 +4,7 @@
     python benchmarks/speed.py --algo sac --num-envs 1 --steps 5000 [--peer sbx]
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
+    python benchmarks/speed.py --algo a2c --env ALE/Pong-v5 --num-envs 16 --steps 8000
     python benchmarks/speed.py --table [--quick]  # where the time goes
     python benchmarks/speed.py --scaling      # one process against two
 
@@ -55,7 +56,8 @@ PEER = {"trpo": {"n_critic_updates": 10, "batch_size": 256, "cg_max_steps": 15,
                  "target_kl": 0.04 / 6, "cg_damping": 0.1 / 6},
         "a2c": {"n_steps": 10},
         **{algo: {"learning_starts": 1000} for algo in ("ddpg", "td3", "sac")}}
-OURS = {"dqn": {"double": False, "dueling": False},     # the peer has neither
+# The peer has neither of these.
+OURS = {**dict.fromkeys(("dqn", "dqn_atari"), {"double": False, "dueling": False}),
         **{algo: {"start_steps": 1000} for algo in ("ddpg", "td3", "sac")}}
 # Of each file in --table: environment, number of environments, steps.
 CASES = {
@@ -76,7 +78,11 @@ def count_steps(library: str, env: str) -> dict[str, int]:
     import gymnasium as gym
     from gymnasium.envs.registration import load_env_creator
 
-    env_class = load_env_creator(gym.spec(env).entry_point)
+    from utils.envs import is_game
+
+    spec = gym.spec(env)  # all environments of a game take a step at once
+    env_class = load_env_creator(spec.vector_entry_point if is_game(env, "ALE/")
+                                 else spec.entry_point)
     counts = {"env": 0, "optimizer": 0}
 
     def counted(name, step):
@@ -308,7 +314,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python benchmarks/speed.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algo", default="ppo",
-                        help="ppo, ppo_lstm, a2c, trpo, ddpg, td3, sac or dqn")
+                        help="ppo, ppo_lstm, a2c, trpo, ddpg, td3, sac, dqn or dqn_atari")
     parser.add_argument("--env", default=ENV, help="Gymnasium id")
     parser.add_argument("--num-envs", type=int, default=8, help="environments (1 to 16)")
     parser.add_argument("--pairs", type=int, default=5, help="repetitions (3 to 5)")
