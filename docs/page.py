@@ -9,7 +9,6 @@ from pygments.token import STANDARD_TYPES
 from docs import healthy, prose
 from docs.algorithm import (
     LETTERS,
-    ROOT,
     Algorithm,
     Bug,
     algorithms,
@@ -21,6 +20,13 @@ from docs.mathml import equation
 
 FENCE = "`" * 6
 PLAIN = {"", "n", "p", "w"}     # names, brackets and spaces have no colour of their own
+# What a section holds, said above it.
+LEADS = {
+    "config": "The settings, each with its meaning; `--help` prints them.",
+    "data types": "The rollout or the batch: what every array means.",
+    "train": "The loop; how data are collected; `update`, one learning phase.",
+    "losses": "The losses and their mathematics.",
+    "agent": "The networks, and how the policy acts."}
 
 
 def page(algo: Algorithm, results: str) -> str:
@@ -108,16 +114,8 @@ def section(algo: Algorithm, name: str, lines: range) -> list[str]:
         told = f", {new} of them new since {algo.parent}.py" if algo.parent else ""
         code = (f'<details class="docstring"><summary>{len(lines)} lines, as above'
                 f"{told}</summary>{code}</details>")
-    lead = sections().get(name)
+    lead = LEADS.get(name)
     return [f"### {name}", raw((f"<p>{prose.inline(algo, lead)}</p>" if lead else "") + code)]
-
-
-@cache
-def sections() -> dict[str, str]:
-    """Return section -> what it holds, from the README's table."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", text, re.M)
-    return {name: f"{what[0].upper()}{what[1:]}." for name, what in rows}
 
 
 def rows(algo: Algorithm, lines: range) -> str:
