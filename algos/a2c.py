@@ -78,7 +78,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    for_games = {  # instead of the above, for Atari games, as in OpenAI Baselines
+    for_atari = {  # instead of the above, for Atari games, as in OpenAI Baselines
         "rollout_steps": 80, "lr": 7e-4, "rmsprop": "tf", "lam": 1.0, "ent_coef": 0.01,
         "scale_rew": False}
 

@@ -132,7 +132,8 @@ def make_parser(config_class, doc, prog):
     title of `doc`, which ends all.
     """
     often = getattr(config_class, "often", ())
-    games = getattr(config_class, "for_games", {})
+    others = {name: f"; for {kind} {value}" for kind in ("games", "Atari")
+              for name, value in getattr(config_class, f"for_{kind.lower()}", {}).items()}
     kinds = get_type_hints(config_class, include_extras=True)
     defaults = {field.name: field.default for field in fields(config_class)}
     comments = {}  # of the class itself before those of its parents
@@ -154,7 +155,7 @@ def make_parser(config_class, doc, prog):
                 how["nargs"] = "+"
         else:
             how = how_to_read(kinds[name])
-        text = comments.get(name, "") + default_of(defaults[name], games.get(name))
+        text = comments.get(name, "") + default_of(defaults[name], others.get(name, ""))
         group = first if name in often else rest
         group.add_argument(name if name in alone else flag(name), help=text.replace("%", "%%"),
                            **how)
@@ -162,7 +163,7 @@ def make_parser(config_class, doc, prog):
     return parser
 
 
-def default_of(default, games):
+def default_of(default, others):
     """Return what --help says about a default. Where it is nothing, the comment says enough."""
     if default in ("", None, MISSING) or default is False:
         return ""
@@ -170,7 +171,7 @@ def default_of(default, games):
         default = " ".join(map(str, default))
     if isinstance(default, float) and default.is_integer():
         default = int(default)
-    return f" (default: {default}{'' if games is None else f'; for games {games}'})"
+    return f" (default: {default}{others})"
 
 
 def how_to_read(kind):

@@ -17,10 +17,10 @@ import torch
 
 from utils import play
 from utils.checkpoint import write_text
-from utils.envs import evaluate, is_game
+from utils.envs import evaluate
 from utils.logger import read_table
 from utils.mpi import UsageError
-from utils.run import read_config, rounded
+from utils.run import for_game, read_config, rounded
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
 BACKEND = {"compile", "device", "torch_threads"}  # they change numbers only by rounding
@@ -96,7 +96,7 @@ def make_result(run: Path) -> dict:
     settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
                 if field.name not in OURS | NO_NUMBERS}
     usual = {field.name: field.default for field in fields(cfg)}
-    usual |= cfg.for_games if is_game(cfg.env) else {}
+    usual |= for_game(cfg)
     changed = {name: x for name, x in settings.items() if x != usual[name]}
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,

@@ -90,6 +90,7 @@ class RunConfig:
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
     for_games: ClassVar[dict] = {}  # defaults for ALE/... and MinAtar/...
+    for_atari: ClassVar[dict] = {}  # defaults for ALE/... alone
 
     def __new__(cls, *args, **kwargs):
         cfg = super().__new__(cls)
@@ -127,19 +128,24 @@ def parse(config_class, doc: str, args: list[str] | None = None):
                         HINTS.get)
 
 
+def for_game(cfg) -> dict:
+    """Return the defaults for the game that `cfg` is to play, if it is one, over the usual ones."""
+    return (cfg.for_games if is_game(cfg.env) else {}) | (
+        cfg.for_atari if is_game(cfg.env, "ALE/") else {})
+
+
 def suit_games(cfg, given):
-    """Return `cfg` with its `for_games`, if it is to play one, but for what was given."""
-    mine = {name: value for name, value in cfg.for_games.items() if name not in given}
+    """Return `cfg` with its defaults for games, if it is to play one, but for what was given."""
+    mine = {name: value for name, value in for_game(cfg).items() if name not in given}
     if cfg.resume or not is_game(cfg.env):
         return cfg
-    if not mine:
-        file = checkpoint.file_of(type(cfg)) or Path("notebook.py")
-        other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
-        if other.exists() and other != file:
-            mpi.say(f"these defaults are not for games; those of algos.{other.stem} are")
-        return cfg
-    words = [f"{flag(name)} {value}" for name, value in mine.items()]
-    mpi.say(f"settings for games, unless given: {' '.join(words)}")
+    file = checkpoint.file_of(type(cfg)) or Path("notebook.py")
+    other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
+    if is_game(cfg.env, "ALE/") and other.exists() and other != file:
+        mpi.say(f"algos.{other.stem} is made for Atari: it stores each frame once")
+    if mine:
+        words = [f"{flag(name)} {value}" for name, value in mine.items()]
+        mpi.say(f"settings for games, unless given: {' '.join(words)}")
     return replace(cfg, **mine)
 
 

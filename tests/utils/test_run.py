@@ -563,6 +563,15 @@ def test_small_returns_have_digits_too(ret, text):
     assert rounded(ret) == text
 
 
+def test_atari_and_minatar_bring_settings_of_their_own():
+    games = {env: run_module.for_game(a2c.Config(env=env))
+             for env in ("ALE/Pong-v5", "MinAtar/Breakout-v1", "CartPole-v1")}
+    assert games == {"ALE/Pong-v5": a2c.Config.for_atari, "MinAtar/Breakout-v1": {},
+                     "CartPole-v1": {}}
+    both = type("Config", (ppo.Config,), {"for_atari": {"lr": 1.0}})(env="ALE/Pong-v5")
+    assert run_module.for_game(both) == ppo.Config.for_games | {"lr": 1.0}
+
+
 def test_games_bring_their_settings_except_where_others_were_given():
     plain = ppo.Config(env="MinAtar/Breakout-v1", lr=3e-4, run_dir="images")
     with run_module.Run(plain) as images:
@@ -752,12 +761,11 @@ def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
 
 
 @pytest.mark.parametrize("algo,env,hinted", [
-    (dqn, "MinAtar/Breakout-v1", True), (dqn_per, "ALE/Pong-v5", True), (dqn, "CartPole-v1", False),
-    (dqn_atari, "ALE/Pong-v5", False), (sac, "MinAtar/Breakout-v1", False)])
-def test_a_file_whose_defaults_are_not_for_games_names_its_relative(algo, env, hinted, capsys):
+    (dqn, "MinAtar/Breakout-v1", False), (dqn_per, "ALE/Pong-v5", True),
+    (dqn, "CartPole-v1", False), (dqn_atari, "ALE/Pong-v5", False), (ppo, "ALE/Pong-v5", False)])
+def test_dqn_on_an_atari_game_names_its_relative(algo, env, hinted, capsys):
     with run_module.Run(algo.Config(env=env, compile=False)):
-        said = capsys.readouterr().out
-    assert said == "these defaults are not for games; those of algos.dqn_atari are\n" * hinted
+        assert ("algos.dqn_atari is made for Atari" in capsys.readouterr().out) == hinted
 
 
 def test_a_resume_looks_at_the_runs_own_environment_alone(monkeypatch):
