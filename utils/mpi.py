@@ -115,9 +115,11 @@ class Adam(Optimizer):
     torch.optim, which would cost 6% of a run of PPO.
     """
 
-    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-8):
+    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-8,
+                 beta1: float = 0.9):
         super().__init__(of)
         self.eps = eps
+        self.beta1 = beta1
         self.mean = torch.zeros_like(self.flat)
         self.square = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), device=self.flat.device)
@@ -125,7 +127,7 @@ class Adam(Optimizer):
     def move(self, lr: float) -> None:
         self.steps.add_(1)
         torch._fused_adam_([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
-                           lr=lr, beta1=0.9, beta2=0.999, eps=self.eps, weight_decay=0.0,
+                           lr=lr, beta1=self.beta1, beta2=0.999, eps=self.eps, weight_decay=0.0,
                            amsgrad=False, maximize=False)
 
     def state_dict(self) -> dict[str, Tensor]:
