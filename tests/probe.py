@@ -101,7 +101,7 @@ def value(agent, obs):
     if not hasattr(agent, "actor"):  # DQN: a Q for each action; C51: log-probabilities of atoms
         q = agent.critic(obs)
         return (q.exp() @ agent.atoms if hasattr(agent, "atoms") else q).max().item()
-    if hasattr(agent, "critic_targ"):
+    if hasattr(agent, "random_act"):  # DDPG and its children
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
     features = agent.encoder(agent.normalize_obs(obs))

@@ -36,6 +36,7 @@ class Row:
     learns: tuple = ("update",)                                 # its functions that take steps
     probed: dict = field(default_factory=dict)                  # with these it learns the probes
     episodes: bool = False                                      # it learns from whole returns alone
+    procs: bool = True                                          # several may train one agent
 
 
 ALGOS = {
@@ -71,6 +72,7 @@ ALGOS = {
     "td3": Row("ddpg", "box"),
     "sac": Row("td3", "box"),
     "sac_her": Row("sac", "goal"),
+    "crossq": Row("sac", "box", {"warm_up": 5, "critic_hidden": (8, 8)}, procs=False),
 }
 
 

@@ -35,6 +35,7 @@ from utils.play import Play, load_agent, main as play
 from utils.run import Run, RunConfig
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
+divided_algo = pytest.mark.parametrize("name", [name for name in ALGOS if ALGOS[name].procs])
 every_kind = pytest.mark.parametrize(
     "name,kind", [(name, kind) for name, row in ALGOS.items() for kind in row.takes.split()])
 SHARED = {each.name for each in dataclasses.fields(RunConfig)} | {"total_steps"}
@@ -491,7 +492,7 @@ def parameter_vector(agent):
     return torch.nn.utils.parameters_to_vector(agent.parameters()).detach()
 
 
-@every_algo
+@divided_algo
 def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
     """Of environments, buffer, minibatch and rollout; and its learning rate is that of both."""
     counts, made, plain = {"num_envs": 4, "minibatch_envs": 2}, [], make_envs
@@ -589,7 +590,7 @@ def shares(request, tmp_path_factory):
     return folder
 
 
-@every_algo
+@divided_algo
 def test_two_ranks_equal_one(name, shares):
     """With half of each batch, or of each rollout's environments, they take the step of one."""
     one = learn_share(name, shares)

@@ -22,7 +22,7 @@ def test_target_by_hand(name):
 @pytest.mark.parametrize("num_envs", [1, 2, 7])
 @pytest.mark.parametrize("every", [1, 4])
 def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, monkeypatch):
-    """The k-th belongs to its step, or comes right after it. TD3's second ones move the actor."""
+    """The k-th belongs to its step, or comes right after it. Half of TD3's move the actor."""
     algo, calls, step = module(name), [], [0]
     update, interact = algo.update, algo.interact
 
@@ -42,7 +42,7 @@ def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, mo
     assert len(calls) == len(due)
     for k, (at, (now, metrics)) in enumerate(zip(due, calls), 1):
         assert 0 <= now - at < num_envs
-        assert name != "td3" or ("actor_loss" in metrics) == (k % 2 == 0)
+        assert name not in ("td3", "crossq") or ("actor_loss" in metrics) == (k % 2 == 0)
 
 
 @every_algo
@@ -54,4 +54,4 @@ def test_targets_begin_equal_and_are_networks_of_their_own(name):
         assert len(net) == len(targ) and all(map(torch.equal, net, targ))
         assert len({param.data_ptr() for param in net + targ}) == len(net + targ)
         assert not any(param.requires_grad for param in targ)
-    assert "critic_targ" in nets
+    assert "critic_targ" in nets or name == "crossq"

@@ -1,0 +1,443 @@
+"""CrossQ.  Bhatt, Palenicek et al. 2024, arXiv:1902.05605.
+
+The problem. In SAC the critics learn from target critics, which follow them slowly.
+This keeps learning stable, but also makes it slow: what the critics have just learned
+about s' does not reach s before the target critics have it, too.
+
+The idea. Batch normalisation keeps the critics stable without target critics, but not
+if (s, a) and (s', a') are two batches: a is an action of old policies and a' of the
+current one, so their statistics differ, and Q would not be one function of both. So
+they cross the critics as one batch, of which one half is the target of the other.
+
+    critic_loss    Q_1 and Q_2 fit r + gamma V(s'), in one pass for (s, a) and (s', a')
+    actor_loss     as in SAC; the actor is normalised, too
+    BatchRenorm    normalises the input of each layer
+
+One step of `train`:
+
+    interact       as in algos/sac.py, which explains all that both files share
+    update         one Adam step of the critics; every `policy_delay`-th time one of the
+                   actor and one of alpha
+
+Departures from the paper. 256 units per layer of a critic, for CPUs (the paper's are
+--critic-hidden 2048 2048). No factor 1/2 in `critic_loss`; `alpha_loss` is SAC's.
+
+Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
+
+Run   python -m algos.crossq --env Pendulum-v1 --total-steps 1e4
+Diff  diff algos/sac.py algos/crossq.py
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+import torch
+from jaxtyping import Float32
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+# make_envs  when an episode ends, the same `step` starts a new one and returns its
+#            first obs; infos["final_obs"] has the last obs of the old one
+# mpi.share  this process's part of a total; everything if there is a single process
+# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
+#            the gradient's norm
+from utils import mpi
+from utils.envs import Policy, SavedRows, check_memory, make_envs
+from utils.run import Run, RunConfig, check_range, main
+
+# Shapes, which the tests check at every call.
+PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
+Observations = Float32[Tensor, "B obs_dim"]
+Actions = Float32[Tensor, "B act_dim"]  # in [-1, 1]
+ActorOut = Float32[Tensor, "B k"]  # mu and log sigma side by side: k = 2 act_dim
+Units = Float32[Tensor, "B _"]  # the input or output of a layer
+Scalar = Float32[Tensor, ""]
+
+
+# ======================================= config =======================================
+@dataclass(frozen=True)
+class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
+    total_steps: float = 1e6  # environment steps
+    num_envs: int = 1  # N, parallel environments
+    report_every: int = 1000  # environment steps between reports
+    buffer_size: int = 1_000_000  # transitions in the replay buffer
+    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
+    update_every: int = 1  # environment steps per update
+    batch_size: int = 256  # B, samples per update (usually 64 to 512)
+    lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
+    gamma: float = 0.99  # discount factor (0.9 to 0.999)
+    alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
+    learn_alpha: bool = True  # tune alpha so that the entropy is near target_entropy
+    target_entropy: float | None = None  # in nats; default: -1 per action dimension
+    policy_delay: int = 3  # critic updates per update of actor and alpha (1 to 3)
+    warm_up: int = 100_000  # batches with plain batch normalisation, before r and d
+    critic_hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the critics
+    hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the actor
+    torch_threads: int = 0  # two while a second core is free
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "warm_up", low=0)  # raises UsageError
+        check_range(self, "critic_hidden", above=0, high=1e5)
+        procs = max(self.num_procs, mpi.size())
+        if procs > 1:
+            raise mpi.UsageError(f"--num-procs is {procs}; it takes 1 here, because a "
+                                 "batch is normalised by statistics of all its rows")
+
+
+# ===================================== data types =====================================
+@dataclass(frozen=True)
+class Transitions:
+    """B random samples of the buffer. Action a in state s gave r and led to s'."""
+
+    obs: Observations  # s
+    act: Actions  # a
+    rew: PerSample  # r
+    next_obs: Observations  # s', never of the next episode
+    terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
+
+
+# ======================================= train ========================================
+def train(cfg: Config) -> Agent:
+    with Run(cfg) as run:  # directory, seeds, processes
+        cfg = run.cfg  # with --resume, the settings of the resumed run
+        num_envs = mpi.share(cfg.num_envs)
+        envs = make_envs(cfg, num_envs)
+        agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
+        agent.to(run.device)
+        critic_opt = mpi.Adam(agent.critic, beta1=0.5)
+        actor_opt = mpi.Adam(agent.actor, beta1=0.5)
+        alpha_opt = mpi.Adam(agent.log_alpha)
+        buffer = ReplayBuffer(
+            mpi.share(cfg.buffer_size), agent.obs_dim, agent.act_dim, run.device)
+        run.register(agent, critic=critic_opt, actor=actor_opt, alpha=alpha_opt,
+                     buffer=buffer)
+        step = run.restore()  # 0, or with --resume the step of the checkpoint
+        obs, _ = envs.reset(seed=run.env_seed)
+        while step < cfg.total_steps:
+            if step < num_start_steps(cfg):
+                act = agent.random_act(num_envs)
+            else:
+                act = agent.act(obs)
+            obs = interact(agent, envs, buffer, obs, act)
+            updates_before = num_updates(step, cfg)
+            step += cfg.num_envs  # the environments of all processes
+            # By default one per step. `count` follows from `step`, also after --resume.
+            for count in range(updates_before, num_updates(step, cfg)):
+                batch = buffer.sample(mpi.share(cfg.batch_size))
+                metrics = update(agent, critic_opt, actor_opt, alpha_opt, batch, count)
+                run.store(**metrics)  # the next row of the log averages them
+            run.evaluate(step)  # if --eval-every asks for it
+            run.log(step, envs)  # every `report_every` steps
+            run.save(step)  # about once a minute
+    return agent
+
+
+def num_start_steps(cfg: Config) -> int:
+    """Random actions at first: the buffer then holds actions from the whole range."""
+    if cfg.start_steps is not None:
+        return cfg.start_steps
+    return min(10_000, int(cfg.total_steps / 10))
+
+
+def num_updates(step: int, cfg: Config) -> int:
+    """Total number of updates due once `step` environment steps have been taken."""
+    return max(0, step - num_start_steps(cfg)) // cfg.update_every
+
+
+def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
+             obs: np.ndarray, act: Tensor) -> np.ndarray:
+    """Step all environments, store the transitions, return the obs to act on."""
+    new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
+    next_obs = new_obs.copy()
+    for i in np.flatnonzero(terminated | truncated):  # new_obs[i] is the next episode's
+        next_obs[i] = infos["final_obs"][i]
+    buffer.add(obs=obs, act=act.cpu().numpy(), rew=rew, next_obs=next_obs,
+               terminated=terminated)
+    return new_obs
+
+
+def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, alpha_opt: mpi.Adam,
+           batch: Transitions, count: int) -> dict:
+    """Update the critics and, if due, the actor and alpha. Return metrics.
+
+    `count` updates came before this one. Every `policy_delay`-th includes the actor.
+    """
+    cfg = agent.cfg
+    loss, metrics = critic_loss(agent, batch)
+    critic_opt.zero_grad()
+    loss.backward()
+    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
+    if (count + 1) % cfg.policy_delay > 0:
+        return metrics
+
+    loss, actor_metrics, logp = actor_loss(agent, batch)
+    actor_opt.zero_grad()
+    # The gradient goes through Q, but only the actor's weights receive it.
+    loss.backward(inputs=list(agent.actor.parameters()))
+    metrics |= actor_metrics
+    metrics["actor_grad_norm"] = actor_opt.step(cfg.lr)
+
+    if cfg.learn_alpha:
+        loss, alpha_metrics = alpha_loss(agent, logp)
+        alpha_opt.zero_grad()
+        loss.backward()
+        metrics |= alpha_metrics
+        metrics["alpha_grad_norm"] = alpha_opt.step(cfg.lr)
+    return metrics
+
+
+# ======================================= losses =======================================
+@mpi.compilable  # with --compile
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """Both critics fit y, the reward plus the discounted value of s', bonuses included.
+
+        V(s') = min(Q_1(s', a'), Q_2(s', a')) - alpha log pi(a'|s'),  a' ~ pi(.|s')
+        y     = r + gamma (1 - terminated) V(s'), a constant
+        L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
+
+    (s, a) and (s', a') are one batch of 2B rows, so mean and variance in each layer are
+    those of both. This pass, and no other, moves the critics' running statistics.
+    """
+    with torch.no_grad():
+        actor_out = agent.actor(batch.next_obs, train=False)
+        next_act, next_logp = sample_squashed_gaussian(actor_out)
+    obs = torch.cat([batch.obs, batch.next_obs])
+    act = torch.cat([batch.act, next_act])
+    q1, q2 = agent.critic(obs, act, train=True)
+    (q1, next_q1), (q2, next_q2) = q1.chunk(2), q2.chunk(2)
+    next_val = torch.min(next_q1, next_q2) - agent.alpha() * next_logp
+    next_val = next_val.detach()  # Q moves towards y, not y towards Q
+    target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+    loss = q_loss(q1, target) + q_loss(q2, target)
+    return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
+
+
+def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
+    """Draw a ~ pi(.|s) from the actor's mu(s) and log sigma(s). Return a, log pi(a|s).
+
+        a           = tanh(u),  u = mu(s) + sigma(s) eps,  eps ~ N(0, I)
+        log pi(a|s) = sum_i [log N(u_i; mu_i, sigma_i) - log(1 - tanh(u_i)^2)]
+
+    All randomness is in eps, so a has a gradient in mu and sigma (reparameterisation).
+    The second logarithm is that of da/du, by the change of variables. Without it, the
+    bonus would pay for large sigma, even where that only pushes a towards -1 and 1.
+    """
+    mean, log_std = actor_out.chunk(2, dim=-1)
+    log_std = log_std.clamp(-20, 2)
+    eps = torch.randn_like(mean)
+    u = mean + log_std.exp() * eps
+    logp_u = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
+    # This is log(1 - tanh(u)^2), but stays finite for large |u|.
+    log_jacobian = 2 * (math.log(2) - u - softplus(-2 * u))
+    return u.tanh(), (logp_u - log_jacobian).sum(-1)
+
+
+def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
+              gamma: float) -> PerSample:
+    """y = r + gamma (1 - terminated) V(s').
+
+    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
+    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
+    from transitions of old policies.
+    """
+    assert rew.shape == terminated.shape == next_val.shape
+    return rew + gamma * (1 - terminated) * next_val
+
+
+def q_loss(q: PerSample, target: PerSample) -> Scalar:
+    """mean (Q(s, a) - y)^2"""
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    return (q - target).square().mean()
+
+
+@mpi.compilable
+def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
+    """L(pi) = mean [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))], where a ~ pi(.|s).
+
+    Also return log pi(a|s). This pass, and no other, moves the actor's running
+    statistics. The critics use theirs, which are of old actions and new ones together.
+    """
+    act, logp = sample_squashed_gaussian(agent.actor(batch.obs, train=True))
+    q1, q2 = agent.critic(batch.obs, act, train=False)
+    assert q1.shape == q2.shape == logp.shape
+    loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
+    logp = logp.detach()
+    return loss, {"actor_loss": loss.detach(), "logp": logp}, logp
+
+
+@mpi.compilable
+def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
+    """L(alpha) = log(alpha) (H - H_0), with H = -mean log pi and H_0 = target_entropy.
+
+        problem       maximise the return over pi, subject to H >= H_0
+        Lagrangian    max over pi, min over alpha >= 0, of return + alpha (H - H_0)
+        so            alpha H is the bonus of pi; alpha falls if H > H_0, else it rises
+
+    The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
+    actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
+    positive. With log alpha as first factor, the derivative in log alpha is H - H_0.
+    With alpha it would be alpha (H - H_0): the sign and the zero are the same.
+    """
+    loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
+    return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}
+
+
+# ======================================= agent ========================================
+class BatchRenorm(nn.Module):
+    """Batch renormalisation of each unit (Ioffe 2017, arXiv:1702.03275).
+
+        train    y = (x - mu_B) / sigma_B r + d,  by mean and deviation of the batch
+        else     y = (x - mu) / sigma,            by running averages of both
+        r        clip(sigma_B / sigma, 1/3, 3), a constant
+        d        clip((mu_B - mu) / sigma, -5, 5), a constant
+
+    Unless clipped, r and d make both lines equal, so the network learns with the numbers
+    that it acts with. In the first `warm_up` batches mu and sigma are not yet right:
+    r = 1 and d = 0, which is batch normalisation.
+    """
+
+    def __init__(self, width: int, warm_up: int):
+        super().__init__()
+        self.warm_up = warm_up
+        self.scale = nn.Parameter(torch.ones(width))
+        self.shift = nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("var", torch.ones(width))
+        self.register_buffer("count", torch.tensor(0))  # batches so far
+
+    def forward(self, x: Units, train: bool) -> Units:
+        run_std = (self.var + 1e-3).sqrt()
+        if not train:
+            return self.scale * (x - self.mean) / run_std + self.shift
+        mean = x.mean(0)
+        var = (x - mean).square().mean(0)
+        std = (var + 1e-3).sqrt()
+        with torch.no_grad():
+            warm = self.count >= self.warm_up
+            r = torch.where(warm, (std / run_std).clamp(1 / 3, 3), 1)
+            d = torch.where(warm, ((mean - self.mean) / run_std).clamp(-5, 5), 0)
+            self.mean.lerp_(mean, 0.01)
+            self.var.lerp_(var, 0.01)
+            self.count += 1
+        return self.scale * ((x - mean) / std * r + d) + self.shift
+
+
+class RenormMLP(nn.Module):
+    """Linear layers of these sizes with ReLU between them, each after a BatchRenorm."""
+
+    def __init__(self, *sizes: int, warm_up: int):
+        super().__init__()
+        self.norms = nn.ModuleList(BatchRenorm(width, warm_up) for width in sizes[:-1])
+        self.layers = nn.ModuleList(map(nn.Linear, sizes, sizes[1:]))
+
+    def forward(self, x: Units, train: bool) -> Units:
+        x = self.layers[0](self.norms[0](x, train))
+        for norm, layer in zip(self.norms[1:], self.layers[1:]):
+            x = layer(norm(x.relu(), train))
+        return x
+
+
+class TwinRenormCritic(nn.Module):
+    """Two critics with different initial weights."""
+
+    def __init__(self, *sizes: int, warm_up: int):
+        super().__init__()
+        self.q1 = RenormMLP(*sizes, warm_up=warm_up)
+        self.q2 = RenormMLP(*sizes, warm_up=warm_up)
+
+    def forward(self, obs: Observations, act: Actions, train: bool = False
+                ) -> tuple[PerSample, PerSample]:
+        x = torch.cat([obs, act], dim=-1)
+        return self.q1(x, train).squeeze(-1), self.q2(x, train).squeeze(-1)  # [B]
+
+
+class Agent(Policy):  # which adds predict(obs)
+    """Actor, two critics without target networks, and the temperature alpha."""
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
+        super().__init__(obs_space, act_space, obs="vector", act="box")
+        self.cfg = cfg
+        self.obs_dim = obs_space.shape[0]
+        self.act_dim = math.prod(act_space.shape)
+        self.register_buffer("low", torch.tensor(act_space.low))
+        self.register_buffer("high", torch.tensor(act_space.high))
+        self.actor = RenormMLP(
+            self.obs_dim, *cfg.hidden, 2 * self.act_dim, warm_up=cfg.warm_up)
+        self.critic = TwinRenormCritic(
+            self.obs_dim + self.act_dim, *cfg.critic_hidden, 1, warm_up=cfg.warm_up)
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+        self.target_entropy = cfg.target_entropy
+        if cfg.target_entropy is None:  # the authors' heuristic
+            self.target_entropy = -float(self.act_dim)
+
+    def alpha(self) -> Scalar:
+        """The temperature, a constant to the losses of critics and actor."""
+        if not self.cfg.learn_alpha:  # --init-from may have loaded another log_alpha
+            return torch.tensor(self.cfg.alpha, device=self.low.device)
+        return self.log_alpha.detach().exp()
+
+    @torch.no_grad()
+    def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
+        """a ~ pi(.|s), or tanh(mu(s))."""
+        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
+        actor_out = self.actor(obs, train=False)
+        if deterministic:
+            mean, _ = actor_out.chunk(2, dim=-1)
+            return mean.tanh()
+        return sample_squashed_gaussian(actor_out)[0]
+
+    def random_act(self, num_envs: int) -> Tensor:
+        return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
+
+    def env_act(self, act: Tensor) -> np.ndarray:
+        """Actions for `env.step`: rescaled from [-1, 1] to the action bounds."""
+        act = act.view(-1, *self.low.shape).to(self.low.dtype)
+        return torch.lerp(self.low, self.high, act / 2 + 0.5).cpu().numpy()
+
+
+# ======================================= buffer =======================================
+class ReplayBuffer(SavedRows):  # which adds its state dict
+    """A ring of `capacity` transitions: new ones overwrite the oldest.
+
+    Random batches mix old and new ones. A network trained on similar ones in a row
+    forgets the rest.
+    """
+
+    def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):
+        num_bytes = 4 * (2 * obs_dim + act_dim + 2) * capacity  # float32
+        check_memory("--buffer-size", capacity, num_bytes)  # raises UsageError
+        self.capacity = capacity
+        self.device = device  # where batches go; the storage stays in CPU memory
+        self.columns = {
+            "obs": np.empty((capacity, obs_dim), np.float32),
+            "act": np.empty((capacity, act_dim), np.float32),
+            "rew": np.empty(capacity, np.float32),
+            "next_obs": np.empty((capacity, obs_dim), np.float32),
+            "terminated": np.empty(capacity, np.float32)}
+        self.num_stored = 0
+        self.position = 0  # the row to write next
+
+    def add(self, **transition: np.ndarray) -> None:
+        """Store one transition per environment; every array is [N, ...]."""
+        num_envs = len(transition["rew"])
+        rows = (self.position + np.arange(num_envs)) % self.capacity
+        for name, column in self.columns.items():
+            assert transition[name].shape == (num_envs, *column.shape[1:]), name
+            column[rows] = transition[name]
+        self.position = (self.position + num_envs) % self.capacity
+        self.num_stored = min(self.num_stored + num_envs, self.capacity)
+
+    def sample(self, batch_size: int) -> Transitions:
+        """Uniformly random transitions, with replacement."""
+        rows = torch.randint(self.num_stored, (batch_size,)).numpy()
+        return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
+            name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
+            for name, column in self.columns.items()})
+
+
+if __name__ == "__main__":
+    main(train, Config, __doc__)
