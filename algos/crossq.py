@@ -79,13 +79,13 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     torch_threads: int = 0  # two while a second core is free
 
     def __post_init__(self):
-        super().__post_init__()
-        check_range(self, "warm_up", low=0)  # raises UsageError
-        check_range(self, "critic_hidden", above=0, high=1e5)
         procs = max(self.num_procs, mpi.size())
         if procs > 1:
             raise mpi.UsageError(f"--num-procs is {procs}; it takes 1 here, because a "
                                  "batch is normalised by statistics of all its rows")
+        super().__post_init__()
+        check_range(self, "warm_up", low=0)  # raises UsageError
+        check_range(self, "critic_hidden", above=0, high=1e5)
 
 
 # ===================================== data types =====================================
@@ -162,9 +162,9 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
 
 def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, alpha_opt: mpi.Adam,
            batch: Transitions, count: int) -> dict:
-    """Update the critics and, if due, the actor and alpha. Return metrics.
+    """Update the critics, every `policy_delay`-th time also the actor and alpha.
 
-    `count` updates came before this one. Every `policy_delay`-th includes the actor.
+    `count` updates came before this one. Return metrics.
     """
     cfg = agent.cfg
     loss, metrics = critic_loss(agent, batch)
