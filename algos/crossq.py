@@ -1,17 +1,17 @@
 """CrossQ.  Bhatt, Palenicek et al. 2024, arXiv:1902.05605.
 
-The problem. In SAC the critics learn from target critics, which follow them slowly.
-This keeps learning stable, but also makes it slow: what the critics have just learned
-about s' does not reach s before the target critics have it, too.
+The problem. SAC's critics learn from target critics, which lag behind them by some 200
+updates. The lag keeps learning stable, but it also makes it slow: what the critics learn
+about s' reaches s only when the target critics have it.
 
-The idea. Batch normalisation keeps the critics stable without target critics, but not
-if (s, a) and (s', a') are two batches: a is an action of old policies and a' of the
-current one, so their statistics differ, and Q would not be one function of both. So
-they cross the critics as one batch, of which one half is the target of the other.
+The idea. Batch normalisation keeps the critics stable without target critics, if it
+treats both sides of the loss alike. But a comes from old policies and a' from the
+current one, so a batch of (s, a) and one of (s', a') have different statistics.
+Therefore the critics take both as one batch.
 
     critic_loss    Q_1 and Q_2 fit r + gamma V(s'), in one pass for (s, a) and (s', a')
-    actor_loss     as in SAC; the actor is normalised, too
-    BatchRenorm    normalises the input of each layer
+    actor_loss     pi maximises V(s), as in SAC
+    BatchRenorm    normalises the input of each layer, in the actor too
 
 One step of `train`:
 
@@ -19,8 +19,8 @@ One step of `train`:
     update         one Adam step of the critics; every `policy_delay`-th time one of the
                    actor and one of alpha
 
-Departures from the paper. 256 units per layer of a critic, for CPUs (the paper's are
---critic-hidden 2048 2048). No factor 1/2 in `critic_loss`; `alpha_loss` is SAC's.
+Departures from the paper. Critics have 256 units per layer, which a CPU can train (the
+paper: --critic-hidden 2048 2048). No factor 1/2 in `critic_loss`. `alpha_loss` is SAC's.
 
 Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
 
@@ -288,17 +288,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
 # ======================================= agent ========================================
 class BatchRenorm(nn.Module):
-    """Batch renormalisation of each unit (Ioffe 2017, arXiv:1702.03275).
-
-        train    y = (x - mu_B) / sigma_B r + d,  by mean and deviation of the batch
-        else     y = (x - mu) / sigma,            by running averages of both
-        r        clip(sigma_B / sigma, 1/3, 3), a constant
-        d        clip((mu_B - mu) / sigma, -5, 5), a constant
-
-    Unless clipped, r and d make both lines equal, so the network learns with the numbers
-    that it acts with. In the first `warm_up` batches mu and sigma are not yet right:
-    r = 1 and d = 0, which is batch normalisation.
-    """
+    """Batch renormalisation of each unit.  Ioffe 2017, arXiv:1702.03275."""
 
     def __init__(self, width: int, warm_up: int):
         super().__init__()
@@ -310,6 +300,16 @@ class BatchRenorm(nn.Module):
         self.register_buffer("count", torch.tensor(0))  # batches so far
 
     def forward(self, x: Units, train: bool) -> Units:
+        """y = (x - mu_B) / sigma_B r + d, scaled and shifted, or (x - mu) / sigma.
+
+            r = clip(sigma_B / sigma, 1/3, 3), a constant
+            d = clip((mu_B - mu) / sigma, -5, 5), a constant
+
+        The batch's mean and deviation are mu_B and sigma_B. While acting, their running
+        averages mu and sigma replace them. Unless clipped, r and d make both the same,
+        so what is learned is what acts. They are 1 and 0 for the first `warm_up` batches,
+        until mu and sigma are right: that is batch normalisation.
+        """
         run_std = (self.var + 1e-3).sqrt()
         if not train:
             return self.scale * (x - self.mean) / run_std + self.shift

@@ -8,7 +8,7 @@ from stable_baselines3.common.logger import configure
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 
-from algos import sac, sac_her
+from algos import crossq, sac, sac_her
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, column, name_of
 from tests.offpolicy import (
@@ -22,6 +22,7 @@ from tests.offpolicy import (
 )
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
+and_children = pytest.mark.parametrize("algo", [sac, sac_her, crossq], ids=name_of)
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
 REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
 
@@ -41,7 +42,7 @@ def squashed(algo, out, eps):
 
 # ---- The squashed Gaussian
 
-@and_her
+@and_children
 def test_sample_and_logp_by_hand(algo):
     """u = 0.3 + 0.5 * 1 = 0.8 and u = -1 + 2 * 0.25 = -0.5; the second dimension adds its own."""
     out = torch.tensor([[0.3, -1.0, math.log(0.5), math.log(2)]])
@@ -153,7 +154,7 @@ def test_actor_loss_and_gradient_by_hand(algo):
     close(grad[3], -2.0)                                            # of log sigma: -alpha, eps is 0
 
 
-@and_her
+@and_children
 def test_temperature_by_hand(algo):
     """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
     agent = make_agent(algo, target_entropy=-1.0)
