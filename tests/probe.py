@@ -31,7 +31,7 @@ SETTINGS = {"total_steps": 6144, "num_envs": 8, "gamma": GAMMA, "hidden": (32, 3
 # Those with a replay buffer, on top: an update a step.
 OFF_POLICY = {"total_steps": 1200, "num_envs": 2, "lr": 5e-3, "batch_size": 64, "start_steps": 200,
               "buffer_size": 2000, "report_every": 600, "tau": 0.05, "learn_alpha": False,
-              "alpha": 0.01}
+              "alpha": 0.01, "warm_up": 100, "critic_hidden": (32, 32)}
 # Those of ACER, on top of both: as on-policy, and each rollout is replayed once.
 ACER = {"total_steps": 10240, "num_envs": 8, "lr": 1e-2, "rollout_steps": 64, "replay_ratio": 1,
         "rmsprop_eps": 1e-3, "report_every": 2560}
