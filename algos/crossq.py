@@ -1,4 +1,4 @@
-"""CrossQ.  Bhatt, Palenicek et al. 2024, arXiv:1902.05605.
+"""CrossQ: SAC without target networks.  Bhatt et al. 2024, arXiv:1902.05605.
 
 The problem. SAC's critics learn from target critics, which lag behind them by some 200
 updates. The lag keeps learning stable, but it also makes it slow: what the critics learn
