@@ -1,13 +1,13 @@
 """CrossQ: SAC without target networks.  Bhatt et al. 2024, arXiv:1902.05605.
 
 The problem. SAC's critics learn from target critics, which lag behind them by some 200
-updates. The lag keeps learning stable, but it also makes it slow: what the critics learn
-about s' reaches s only when the target critics have it.
+updates. The lag keeps learning stable, but it also makes it slow: what the critics
+learn about s' reaches s only when the target critics have it.
 
 The idea. Batch normalisation keeps the critics stable without target critics, if it
 treats both sides of the loss alike. But a comes from old policies and a' from the
-current one, so a batch of (s, a) and one of (s', a') have different statistics.
-Therefore the critics take both as one batch.
+current one: as two batches, (s, a) and (s', a') would be normalised differently. So
+they go through the critics as one batch of 2B rows; the second half gives the target.
 
     critic_loss    Q_1 and Q_2 fit r + gamma V(s'), in one pass for (s, a) and (s', a')
     actor_loss     pi maximises V(s), as in SAC
@@ -20,7 +20,8 @@ One step of `train`:
                    actor and one of alpha
 
 Departures from the paper. Critics have 256 units per layer, which a CPU can train (the
-paper: --critic-hidden 2048 2048). No factor 1/2 in `critic_loss`. `alpha_loss` is SAC's.
+paper: --critic-hidden 2048 2048). As in algos/sac.py: no factor 1/2 in `critic_loss`,
+log alpha in `alpha_loss`, up to 10,000 random actions (the authors' code: 5,000).
 
 Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
 
@@ -73,7 +74,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     learn_alpha: bool = True  # tune alpha so that the entropy is near target_entropy
     target_entropy: float | None = None  # in nats; default: -1 per action dimension
     policy_delay: int = 3  # critic updates per update of actor and alpha (1 to 3)
-    warm_up: int = 100_000  # batches with plain batch normalisation, before r and d
+    warm_up: int = 100_000  # updates of a network before it renormalises: BatchRenorm
     critic_hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the critics
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the actor
     torch_threads: int = 0  # two while a second core is free
@@ -108,7 +109,7 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, num_envs)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        critic_opt = mpi.Adam(agent.critic, beta1=0.5)
+        critic_opt = mpi.Adam(agent.critic, beta1=0.5)  # as in the paper
         actor_opt = mpi.Adam(agent.actor, beta1=0.5)
         alpha_opt = mpi.Adam(agent.log_alpha)
         buffer = ReplayBuffer(
@@ -203,12 +204,12 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     those of both. This pass, and no other, moves the critics' running statistics.
     """
     with torch.no_grad():
-        actor_out = agent.actor(batch.next_obs, train=False)
+        actor_out = agent.actor(batch.next_obs, train=False)  # the policy that acts
         next_act, next_logp = sample_squashed_gaussian(actor_out)
-    obs = torch.cat([batch.obs, batch.next_obs])
-    act = torch.cat([batch.act, next_act])
-    q1, q2 = agent.critic(obs, act, train=True)
-    (q1, next_q1), (q2, next_q2) = q1.chunk(2), q2.chunk(2)
+    obs = torch.cat([batch.obs, batch.next_obs])  # [2B, obs_dim]
+    act = torch.cat([batch.act, next_act])  # [2B, act_dim]
+    both_q1, both_q2 = agent.critic(obs, act, train=True)  # [2B] each
+    (q1, next_q1), (q2, next_q2) = both_q1.chunk(2), both_q2.chunk(2)
     next_val = torch.min(next_q1, next_q2) - agent.alpha() * next_logp
     next_val = next_val.detach()  # Q moves towards y, not y towards Q
     target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
@@ -300,15 +301,17 @@ class BatchRenorm(nn.Module):
         self.register_buffer("count", torch.tensor(0))  # batches so far
 
     def forward(self, x: Units, train: bool) -> Units:
-        """y = (x - mu_B) / sigma_B r + d, scaled and shifted, or (x - mu) / sigma.
+        """To train: r (x - mu_B) / sigma_B + d. Otherwise: (x - mu) / sigma.
 
             r = clip(sigma_B / sigma, 1/3, 3), a constant
             d = clip((mu_B - mu) / sigma, -5, 5), a constant
 
-        The batch's mean and deviation are mu_B and sigma_B. While acting, their running
-        averages mu and sigma replace them. Unless clipped, r and d make both the same,
-        so what is learned is what acts. They are 1 and 0 for the first `warm_up` batches,
-        until mu and sigma are right: that is batch normalisation.
+        The result is then scaled and shifted by learned numbers. mu_B and sigma_B are
+        of this batch, and the gradient passes through them. mu and sigma^2 are running
+        averages. Unless clipped, r and d make both lines equal, so the network acts as
+        it was trained. In its first `warm_up` batches, r = 1 and d = 0, which is batch
+        normalisation: mu and sigma are not right yet. (The actor has a third of the
+        critics' updates. With the default, runs of 100,000 steps stay within it.)
         """
         run_std = (self.var + 1e-3).sqrt()
         if not train:
