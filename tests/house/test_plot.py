@@ -1,5 +1,4 @@
 """Test plot.py: what it finds, computes, draws, prints, skips and refuses."""
-import itertools
 import json
 import re
 import shutil
@@ -39,13 +38,6 @@ def write_lines(env="Hopper-v4", **lines):
         for seed, ret in enumerate(returns, 1):
             write_run(f"runs/{env}/{algo}{seed}", env=env, algo=algo, seed=seed,
                       returns=[ret] * 100)
-
-
-def stored(seed=1, **more):
-    """Return a result as a suite holds it."""
-    return {"id": f"runs/{seed}", "algo": "ppo", "env": "Hopper-v4", "seed": seed, "changed": {},
-            "settings": {"lr": 0.1}, "total_steps": 1_000_000, "train100": 1.0, "eval": [2.0, 4.0],
-            "curve": [[10_000 * k, float(k)] for k in range(1, 101)]} | more
 
 
 def asked(**more):
@@ -115,7 +107,6 @@ def test_a_line_for_each_setting_that_differs():
     groups = read()
     assert names(groups) == {"Hopper-v4": ["ppo lr=0.0003", "ppo lr=0.001"], "Walker2d-v4": ["ppo"]}
     assert [run.seed for run in groups["Hopper-v4"]["ppo lr=0.001"]] == [1, 2]
-    assert list(read(by="algo")["Hopper-v4"]) == ["ppo"]
 
 
 def test_by_takes_together_what_differs_otherwise(capsys):
@@ -152,12 +143,6 @@ def test_labels_come_from_what_is_stored():
     for seed, more in ((1, {"device": "cpu"}), (2, {"device": "auto", "no_longer_there": 5})):
         write_run(f"runs/{seed}", seed=seed, lr=0.123, num_procs=seed, eval_every=seed, **more)
     assert list(read()["Hopper-v4"]) == ["ppo"]
-    peers = [stored(seed, library="peer", settings=changed, changed=changed)
-             for seed, changed in ((1, {}), (2, {}), (3, {"num_envs": 4}))]     # the others unsaid
-    groups = plot.group([table.of_result(result) for result in [
-        stored(), stored(2, settings={"lr": 0.2}), *peers]])
-    assert list(groups["Hopper-v4"]) == ["peer ppo", "peer ppo changed=num_envs=4", "ppo lr=0.1",
-                                         "ppo lr=0.2"]
 
 
 @pytest.mark.parametrize("steps, panels", [
@@ -194,7 +179,7 @@ def test_the_last_evaluation_of_a_run_stands_in_the_table(capsys):
 
 # ---- Curves
 
-@pytest.mark.parametrize("window", [1, 10, 100])
+@pytest.mark.parametrize("window", [1, 100])
 def test_smoothing_of_a_ramp(window):
     """A point is the mean of the window that ends there, so on a ramp it lags by half a window."""
     write_run("runs/a", returns=range(1000))
@@ -243,15 +228,14 @@ def test_time_runs_on_between_reports():
     assert run.x[[24, 49, 74, 99]].tolist() == [2.5, 5, 10, 15]     # minutes
 
 
-@pytest.mark.parametrize("smooth", [1, 10])
-def test_episodes_that_end_together_draw_no_staircase(smooth):
+def test_episodes_that_end_together_draw_no_staircase():
     """As those of environments with a time limit do: on a steady rise, each step would be one."""
     folder = write_run("runs/a", returns=[8 * (k // 8) + 8 for k in range(320)])
     text = (folder / "episodes.csv").read_text().splitlines()
     rows = [f"{80 * (k // 8) + 80}," + row.partition(",")[2] for k, row in enumerate(text[1:])]
     (folder / "episodes.csv").write_text("\n".join([text[0], *rows, ""]))
-    for x in ("steps", "time"):
-        slopes = np.diff(thick(figure(x=x, smooth=(smooth,)).axes[0])["ppo"].get_ydata())
+    for smooth in (1, 10):
+        slopes = np.diff(thick(figure(smooth=(smooth,)).axes[0])["ppo"].get_ydata())
         assert slopes[10:-10].min() > 0.5 * slopes[10:-10].max()
 
 
@@ -267,7 +251,6 @@ def test_curves_are_interpolated_and_cut_to_what_all_seeds_have():
 
 def test_interquartile_mean_by_hand():
     assert plot.STATISTICS["iqm"]([900.0, 3, 5, 1, 4, 6, 2, -70], axis=-1) == (2 + 3 + 4 + 5) / 4
-    assert plot.STATISTICS["iqm"]([1.0, 2, 3, 4, 5, 90], axis=-1) == 3.5
 
 
 def test_probability_of_improvement_is_mann_whitneys():
@@ -300,9 +283,7 @@ def test_the_table_and_its_marks(capsys):
                                        "seeds": "6", "train100": 0, "eval": "-"}
     assert (second["seeds"], second["train100"], second["eval"]) == ("1*", "2.00", "7.50")
     cli("runs", "--aggregate", "iqm")
-    out = capsys.readouterr().out
-    assert rows_of(out)[0]["train100"].startswith("35.0 [")
-    assert "* fewer than 3 seeds: no interval, no claim\n" in out
+    assert rows_of(capsys.readouterr().out)[0]["train100"].startswith("35.0 [")
 
 
 def test_unfinished_runs_are_drawn_but_in_no_table(capsys):
@@ -315,25 +296,19 @@ def test_unfinished_runs_are_drawn_but_in_no_table(capsys):
     assert "sac (seeds: 2)" in Path("curves.svg").read_text()
 
 
-def compared(capsys, first, second):
-    cli("runs", "--compare", first, second)
-    return capsys.readouterr().out.split("\n\n")[1].splitlines()
-
-
 def test_compare_answers_in_the_direction_asked(capsys):
     write_lines(ppo=[35, 35, 35, 5, 12], my_ppo=[10, 20, 30, 40, 50])
+    write_lines("Swimmer-v4", ppo=range(9), my_ppo=range(100, 104))
     write_lines("Walker2d-v4", ppo=[7] * 5, my_ppo=range(10, 15))
-    hopper, walker, both = compared(capsys, "my_ppo", "ppo")
+    cli("runs", "--compare", "my_ppo", "ppo")
+    _, said = capsys.readouterr().out.split("\n\n")
+    hopper, swimmer, walker, every = said.splitlines()
     pattern = r"Hopper-v4: my_ppo beats ppo with probability 0\.60 \[0\.\d\d, 0\.\d\d\] "
     assert re.match(pattern, hopper) and hopper.endswith("(5 and 5 seeds; no difference shown)")
+    assert swimmer.endswith("1.00 (4 and 9 seeds; an interval takes 5 of each)")
     # Without any overlap, every resample gives 1: there is no interval that says anything.
     assert walker == "Walker2d-v4: my_ppo beats ppo with probability 1.00 (5 and 5 seeds)"
-    assert both.startswith("average over 2 panels: my_ppo beats ppo with probability 0.80 [")
-    assert compared(capsys, "ppo", "my_ppo")[0].startswith(
-        "Hopper-v4: ppo beats my_ppo with probability 0.40 [")
-    write_lines("Swimmer-v4", ppo=range(9), my_ppo=range(100, 104))
-    assert compared(capsys, "my_ppo", "ppo")[1].endswith(
-        "1.00 (4 and 9 seeds; an interval takes 5 of each)")
+    assert every.startswith("average over 3 panels: my_ppo beats ppo with probability 0.87 (")
 
 
 def test_published_results_are_listed_and_drawn(capsys):
@@ -347,12 +322,9 @@ def test_published_results_are_listed_and_drawn(capsys):
     theirs = plot.published("HalfCheetah-v4", "ppo", 1e6, training=True)
     dotted = [line for line in ax.lines if line.get_linestyle() == ":"]
     assert [line.get_ydata()[0] for line in dotted] == [mean for mean, *_ in theirs]
-    assert theirs == sorted(theirs, reverse=True)
-    for env, steps, there in (("HalfCheetah-v4", 1_040_000, True), ("Cheetah-v4", 1e6, False),
-                              ("HalfCheetah-v4", 940_000, False)):
-        assert bool(plot.published(env, "ppo", steps, training=False)) == there
     assert {line.get_color() for line in dotted} == {thick(ax)["ppo"].get_color()}
-    assert len(figure(anchors=True, y="kl").axes[0].lines) == 2
+    for steps, there in ((1_040_000, True), (940_000, False)):
+        assert bool(plot.published("HalfCheetah-v4", "ppo", steps, training=False)) == there
 
 
 # ---- Figures
@@ -370,8 +342,6 @@ def test_what_a_figure_holds():
     assert len(hopper.collections) == 2 and len(swimmer.collections) == 0   # bands
     ours, theirs = thick(hopper)["ppo"].get_color(), thick(hopper)["sac"].get_color()
     assert ours != theirs == thick(swimmer)["sac"].get_color()
-    write_lines(a=[1, 2], b=[1, 2])                 # with four lines no single seeds are drawn
-    assert len(figure().axes[0].lines) == 4
 
 
 @pytest.mark.parametrize("how, centre, reach", [
@@ -383,9 +353,7 @@ def test_lines_and_bands(how, centre, reach):
     np.testing.assert_allclose(thick(fig.axes[0])["ppo"].get_ydata(), centre)
     ends = fig.axes[0].collections[0].get_paths()[0].vertices[:, 1]
     np.testing.assert_allclose([ends.min(), ends.max()], reach)
-    band = "standard deviation" if how == "mean" else "its 95% bootstrap interval"
-    assert fig.legends[0].get_title().get_text() == (
-        f"line: {how} of seeds; band: {band}; thin: single seeds")
+    assert f"line: {how} of seeds; band: " in fig.legends[0].get_title().get_text()
 
 
 def test_a_grid_of_a_setting_and_smoothings():
@@ -396,11 +364,10 @@ def test_a_grid_of_a_setting_and_smoothings():
         f"ALE/Pong-v5, num_envs={n}{part}" for n in (2, 16)
         for part in ("", ": mean of 10 episodes", ": mean of 100 episodes")]
     assert {ax.get_subplotspec().get_geometry()[:2] for ax in fig.axes} == {(2, 3)}
-    assert {ax.get_xlabel() for ax in fig.axes} == {"minutes"}
     assert len({ax.get_ylim() for ax in fig.axes}) == 1     # one environment, one scale
 
 
-@pytest.mark.parametrize("envs, lines", [(1, 1), (1, 25), (4, 2), (5, 12)])
+@pytest.mark.parametrize("envs, lines", [(1, 25), (5, 12)])
 def test_the_legend_is_outside_the_panels_and_fits(envs, lines):
     for env in range(envs):
         for k in range(lines):
@@ -410,23 +377,20 @@ def test_the_legend_is_outside_the_panels_and_fits(envs, lines):
     looks = {(line.get_color(), line.get_linestyle()) for line in thick(fig.axes[0]).values()}
     assert len(looks) == lines
     fig.draw_without_rendering()
-    titles = [ax.title.get_window_extent() for ax in fig.axes]
-    assert not any(a.overlaps(b) for a, b in itertools.combinations(titles, 2))
     box = fig.legends[0].get_window_extent()
     assert -1 < box.x0 < box.x1 < fig.bbox.width + 1 and -1 < box.y0
     assert not any(box.overlaps(ax.get_tightbbox()) for ax in fig.axes)
     assert min(min(ax.get_window_extent().size) for ax in fig.axes) > 1.3 * fig.dpi     # inches
 
 
-@pytest.mark.parametrize("name", ["a.svg", "a.pdf", "a.png"])
-def test_the_same_data_give_the_same_file(name):
+@pytest.mark.parametrize("name, start", [
+    ("a.svg", b"<?xml"), ("a.pdf", b"%PDF-"), ("a.png", b"\x89PNG")])
+def test_the_same_data_give_the_same_file(name, start):
     write_lines(ppo=[1, 2])
     cli("runs", "--out", name)
     first = Path(name).read_bytes()
     cli("runs", "--out", name)
-    assert Path(name).read_bytes() == first
-    assert first[:5] == {"a.svg": b"<?xml", "a.pdf": b"%PDF-", "a.png": b"\x89PNG\r"}[name]
-    assert name != "a.svg" or all(text in first.decode() for text in (">ppo (seeds: 2)<", ">1k<"))
+    assert Path(name).read_bytes() == first and first.startswith(start)
 
 
 def test_no_picture_of_another_command_is_overwritten(capsys):
@@ -445,7 +409,6 @@ def test_no_picture_of_another_command_is_overwritten(capsys):
 
 @pytest.mark.parametrize("name, text, said", [
     ("episodes.csv", "step,time,env,ep_ret,ep_len\n", "no row has a value of ep_ret"),
-    ("episodes.csv", "step,time,env,ep_ret,ep_len\n1,2\n3,4,0,5,6\n", "ValueError"),
     ("episodes.csv", "step,time,env,length\n1,2,0,1\n", "no column ep_ret; there are: step"),
     ("config.json", '{"architectures": ["BertModel"]}', "KeyError"),
     ("config.json", '{"algo": "ppo", "settings": {"env"', "JSONDecodeError"),
@@ -473,11 +436,8 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
 @pytest.mark.parametrize("args, said", [
     (["nowhere", "empty"], "nowhere: there is no run in it\nempty: there is no run in it\n"
                            "error: no run to plot; folders given: nowhere empty"),
-    (["--smooth", "10"], "error: the following arguments are required: RUNS"),
     (["runs", "--smooth", "7"], "--smooth: invalid choice: "),
     (["runs", "--out", "curves.gpj"], "--out curves.gpj cannot be written"),
-    (["runs", "--out", "nowhere/curves.svg"], "--out nowhere/curves.svg cannot be written"),
-    (["runs", "--by", "hiden"], "error: --by hiden: no such setting; there are algo env lr"),
     (["runs", "--rows", "nums"], "error: --rows nums: no such setting; there are algo env lr"),
     (["runs", "--compare", "ppo", "sac"], "--compare ppo sac: no panel has finished runs of both"),
 ])
