@@ -10,7 +10,7 @@ from torch.distributions import kl_divergence
 
 from algos import acktr
 from tests import onpolicy
-from tests.helpers import LOG_2PI, close, copies, moved, same, vec
+from tests.helpers import LOG_2PI, close, copies, moved, vec
 from tests.offpolicy import noise_is
 from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, targets, values
 
@@ -40,11 +40,6 @@ def take_step(optimizer, loss, lr):
     optimizer.zero_grad()
     loss.backward()
     return optimizer.step(lr)
-
-
-def learn_from(optimizer, agent, batch, lr, algo=acktr):
-    """One step on a batch. Return the step sizes."""
-    return take_step(optimizer, algo.a2c_loss(agent, batch)[0], lr)
 
 
 def factors(agent, obs, times=1):
@@ -79,21 +74,6 @@ def test_the_last_factors_are_those_of_the_distributions(kind):
     expected = torch.diag(p) - torch.outer(p, p) if kind == "discrete" else torch.diag(vec(4, 0.25))
     close(found[agent.actor[-1]].S, expected, rtol=0.03, atol=0.02)
     close(found[agent.critic[-1]].S, vec((1,)), rtol=0.03)
-
-
-def test_curvature_depends_on_no_reward():
-    """Not on advantages, value targets or the rollout's actions: it is no empirical Fisher."""
-    found = []
-    for unit in (0.0, 1.0, 100.0):
-        agent = make_agent(acktr)
-        columns = vars(make_rollout(acktr, agent))
-        columns["rew"] = unit * columns["rew"]
-        columns["act"] = columns["act"] + unit
-        optimizer = acktr.KFAC(agent)
-        torch.manual_seed(5)
-        acktr.update(agent, optimizer, acktr.Rollout(**columns), 1e-3)
-        found.append(optimizer.fishers.state_dict())
-    assert same(found[0], found[1]) and same(found[0], found[2])
 
 
 # ---- A batch's factors, caught by hooks
@@ -194,22 +174,12 @@ def test_inverses_are_renewed_when_due(every):
 # ---- Damped inverses
 
 def damped(X, S, damping):
-    """The damped factors of given ones, from their inverses."""
+    """A LayerFisher with these factors, inverted."""
     fisher = acktr.LayerFisher(torch.zeros(len(S), len(X) - 1))
     fisher.X.copy_(X)
     fisher.S.copy_(S)
     fisher.invert(damping)
-    return torch.linalg.inv(fisher.X_inv), torch.linalg.inv(fisher.S_inv), fisher
-
-
-@pytest.mark.parametrize("X,S,damping,X_d,S_d", [
-    ((2, 6), (1,), 0.25, (3, 7), (1.25,)),  # c = sqrt(4 / 1)
-    ((1, 1), (1, 31), 0.16, (1.1, 1.1), (2.6, 32.6)),  # c = 1 / 4
-])
-def test_damping_by_hand(X, S, damping, X_d, S_d):
-    actual = damped(torch.diag(vec(*X)), torch.diag(vec(*S)), damping)
-    close(actual[0], torch.diag(vec(*X_d)))
-    close(actual[1], torch.diag(vec(*S_d)))
+    return fisher
 
 
 @pytest.mark.parametrize("kind,usual", [("discrete", 0.1), ("images", 0.1), ("box", 0.01)])
@@ -219,7 +189,7 @@ def test_damping_is_larger_by_default_where_actions_are_discrete(kind, usual):
 
 
 def test_damping_survives_a_dead_layer():
-    fisher = damped(torch.eye(3), torch.zeros(2, 2), 0.01)[2]
+    fisher = damped(torch.eye(3), torch.zeros(2, 2), 0.01)
     assert fisher.X_inv.isfinite().all() and fisher.S_inv.isfinite().all()
 
 
@@ -230,7 +200,7 @@ def test_solve_is_that_with_the_explicit_kronecker_product(layer, damping):
     num_outputs, num_inputs = layer.weight.flatten(1).shape
     X, S = (root @ root.T for root in (torch.randn(num_inputs + 1, 40),
                                        torch.randn(num_outputs, 9)))
-    X_d, S_d, fisher = damped(X / 40, S / 9, damping)
+    fisher = damped(X / 40, S / 9, damping)
     layer.weight.grad, layer.bias.grad = torch.randn_like(layer.weight), torch.randn(num_outputs)
     columns = torch.cat([layer.weight.grad.flatten(1), layer.bias.grad[:, None]], 1).T
     c = math.sqrt(X.trace() / 40 / len(X) / (S.trace() / 9 / len(S)))
@@ -254,57 +224,26 @@ def test_step_size_by_hand(lr, max_kl, expected):
     close(acktr.step_size(params[:2], D, float(lr), max_kl), expected)
 
 
-def kls(before, agent, rollout):
-    """The mean KL of the policies, and of N(V, 1), after a step."""
-    obs = rollout.obs.flatten(0, 1)
-    policies = [distribution(each, obs) for each in (before, agent)]
-    with torch.no_grad():
-        by_val = (values(agent, rollout.obs) - values(before, rollout.obs)).double()
-    return float(kl_divergence(*policies).double().mean()), float(by_val.square().mean() / 2)
-
-
-def one_step(agent, seed=0, times=1):
-    """One step on a random rollout. Return the KLs, the metrics and the optimizer."""
-    rollout = make_rollout(acktr, agent, seed)
-    batch, before = batch_of(agent, rollout), copy.deepcopy(agent)
-    optimizer = measured(agent, batch.obs, times)
-    metrics = learn_from(optimizer, agent, batch, agent.cfg.lr)
-    return kls(before, agent, rollout), metrics, optimizer
-
-
 @pytest.mark.parametrize("max_kl,v_max_kl", [(1e-5, 1e-4), (1e-4, 1e-5)])
 def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
-    """There the factors are exact, so the step goes as far as the trust region allows."""
+    """There the factors are exact, so the step goes as far as each trust region allows.
+
+    They are those of the policy, and of N(V, 1).
+    """
     for seed in range(3):
         agent = make_agent(acktr, seed=seed, hidden=(), max_kl=max_kl, v_max_kl=v_max_kl,
                            rollout_steps=96, **FREE)
-        (kl, v_kl), metrics, _ = one_step(agent, seed, times=200)
-        close(kl, max_kl, rtol=0.08, atol=0)
-        close(v_kl, v_max_kl, rtol=0.08, atol=0)
+        rollout, before = make_rollout(acktr, agent, seed), copy.deepcopy(agent)
+        batch = batch_of(agent, rollout)
+        metrics = take_step(measured(agent, batch.obs, times=200),
+                            acktr.a2c_loss(agent, batch)[0], agent.cfg.lr)
+        kl = kl_divergence(*(distribution(each, rollout.obs.flatten(0, 1))
+                             for each in (before, agent)))
+        with torch.no_grad():
+            by_val = values(agent, rollout.obs) - values(before, rollout.obs)
+        close(kl.double().mean(), max_kl, rtol=0.08, atol=0)
+        close(by_val.double().square().mean() / 2, v_max_kl, rtol=0.08, atol=0)
         assert 0 < metrics["step_size"] < 1e9 and 0 < metrics["v_step_size"] < 1e9
-
-
-@every_kind
-def test_each_region_has_its_own_step_size(kind):
-    """The policy's does not depend on how wrong the critic is, nor the reverse."""
-    results = []
-    for adv_unit, ret_unit in ((1, 1), (100, 1), (1, 100)):
-        agent = make_agent(acktr, kind, **FREE)
-        batch = batch_of(agent, make_rollout(acktr, agent))
-        batch = acktr.Batch(batch.obs, batch.act, adv_unit * batch.adv, ret_unit * batch.ret)
-        torch.manual_seed(3)
-        optimizer, before = measured(agent, batch.obs), copies(agent)
-        metrics = learn_from(optimizer, agent, batch, 1e9)
-        steps = {name: now.detach() - before[name] for name, now in agent.named_parameters()}
-        results.append((metrics, steps))
-    (first, steps), (adv, adv_steps), (ret, _) = results
-    if kind == "images":
-        assert adv["v_step_size"] == pytest.approx(float(first["v_step_size"]), rel=1e-3)
-        return
-    close(first["step_size"] / adv["step_size"], 100, rtol=1e-2)
-    assert adv["v_step_size"] == first["v_step_size"] and ret["step_size"] == first["step_size"]
-    for name, step in steps.items():  # the unit of advantages does not matter
-        close(adv_steps[name], step, rtol=1e-2, atol=1e-4 * float(step.abs().max()))
 
 
 # ---- Momentum
