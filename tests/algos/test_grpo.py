@@ -14,7 +14,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
-from algos import grpo, ppo
+from algos import grpo
 from tests.helpers import close, copies, refused, rows, same, vec
 from tests.onpolicy import parameters
 from utils import mpi
@@ -163,20 +163,6 @@ def test_the_mask_ends_with_the_first_end():
           vec((1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 1), (1, 1, 0)))
 
 
-@pytest.mark.parametrize("length_norm", [True, False])
-def test_nothing_after_the_end_matters(length_norm):
-    agent, old, ref = make_agent(length_norm=length_norm), make_agent(1), make_agent(2)
-    results = []
-    for junk in (0, 2):
-        batch = batch_of(agent, [(0, junk), (1, 3)], vec(1.0, -2.0), ref, old)
-        batch.logp_old[0, 1] += junk
-        batch.logp_ref[0, 1] -= junk
-        loss, metrics = grpo.grpo_loss(agent, batch)
-        results.append([*metrics.values(), loss.detach(), grads(agent, loss)])
-    for one, other in zip(*results):
-        close(one, other)
-
-
 def test_the_corpus_teaches_answers_and_their_end_but_no_prompts():
     agent, answers = make_agent(), [(0, 0), (2, 0), (1, 3)]
     loss = grpo.corpus_loss(agent, tokens(*[PROMPT] * 3), tokens(*answers))
@@ -202,13 +188,7 @@ def test_the_mean_over_answers_by_hand():
     close(grpo.answer_mean(x, mask, False), (3 + 9) / 2)
 
 
-def test_clipping_is_that_of_ppo():
-    logp, adv = torch.randn(5, 4), torch.randn(5, 4)
-    logp_old = logp + torch.randn(5, 4)
-    losses = grpo.clipped_policy_loss(logp, logp_old, adv, 0.2)
-    for row in range(5):
-        close(losses[row].mean(), ppo.clipped_policy_loss(
-            logp[row], logp_old[row], adv[row], 0.2))
+def test_clipping_by_hand():
     close(grpo.clipped_policy_loss(vec((1.5, 0.5, 1.5, 0.5)).log(), torch.zeros(1, 4),
                                    vec((1, 1, -1, -1)), 0.2), vec((-1.2, -0.5, 1.5, 0.8)))
 
@@ -219,7 +199,7 @@ def test_kl_by_hand():
 
 
 def test_the_loss_by_hand():
-    """All tokens of an answer have its advantage; the lengths are 1 and 2."""
+    """All tokens of an answer have its advantage. The lengths are 1 and 2: after an end is none."""
     agent, ref = make_agent(kl_coef=0.5), make_agent(2)
     old = copy.deepcopy(agent)
     old.head.bias.data += vec(0, 0.5, 0, -0.1)
@@ -305,8 +285,7 @@ def test_the_reference_is_the_pretrained_model_or_that_of_init_from(monkeypatch)
         torch.cat([x.flatten() for x in agent.values()]), parameters(make_agent()))
 
 
-@pytest.mark.parametrize("name,value", [("width", 24), ("width", 0), ("layers", 0),
-                                        ("group_size", 1), ("kl_coef", -0.1)])
+@pytest.mark.parametrize("name,value", [("width", 24), ("layers", 0), ("group_size", 1)])
 def test_refused_settings(name, value):
     assert f"--{name.replace('_', '-')} is {value}" in refused(partial(config, **{name: value}))
 
