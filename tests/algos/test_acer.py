@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
-from algos import a2c, acer
+from algos import acer
 from tests import onpolicy
-from tests.helpers import bare, close, column, copies, gradients, refused, rows, same, vec
+from tests.helpers import bare, close, copies, gradients, refused, rows, same, vec
 from tests.onpolicy import SPACES, Descent, fitting, make_config, make_rollout
 from utils import mpi
 from utils.envs import make_envs
@@ -26,7 +26,8 @@ def make_agent(kind="discrete", seed=0, **settings):
     """
     agent = onpolicy.make_agent(acer, kind, seed, **SMALL | settings)
     for net in (agent.actor, agent.policy_avg[1], agent.critic):
-        net[-1].weight.data += 0.5 * torch.randn_like(net[-1].weight)
+        weight = net[-1].weight.data
+        weight += 1.4 * torch.randn_like(weight) / weight.shape[1]**0.5
     return agent
 
 
@@ -103,20 +104,6 @@ def double_sum(rew, q, next_val, rho, terminated, done, gamma, lam):
 
 # ---- Retrace
 
-@pytest.mark.parametrize("terminated,done,error", [
-    ((0, 0, 0, 0), (0, 0, 0, 0), (-1.0673828125, -0.26953125, -2.15625, -2.5)),
-    ((0, 0, 0, 0), (0, 1, 0, 0), (-1, 0, -2.15625, -2.5)),  # a time limit: V(s') counts
-    ((0, 1, 0, 0), (0, 1, 0, 0), (-2.25, -5, -2.15625, -2.5)),  # a death: it does not
-    ((0, 0, 0, 1), (0, 0, 0, 1), (-1.076171875, -0.3046875, -2.4375, -7)),
-])
-def test_retrace_by_hand(terminated, done, error):
-    """The ratios of the next actions are 2 (truncated at 1), 0.5 and 0.25; the first one's is 9."""
-    q, next_val = column(5, 6, 7, 8), column(6, 10, 8, 9)
-    ret = acer.retrace(column(1, 1, 1, 1), q, next_val, column(9, 2, 0.5, 0.25),
-                       column(*terminated), column(*done), 0.5, 0.5)
-    close(ret - q, column(*error))
-
-
 @every_kind
 @pytest.mark.parametrize("lam", [1.0, 0.8])
 def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
@@ -176,18 +163,19 @@ def q_batch(agent, rollout):
                        rollout.log_mu.flatten(0, 1), ret.flatten())
 
 
-def direction(agent, batch):
-    with torch.no_grad():
-        actor_out, q = agent(batch.obs)
-    return acer.policy_direction(agent, batch, actor_out.log_softmax(-1), q)
+@every_kind
+def test_the_whole_direction_from_distributions(kind):
+    """u, g, k and z, sample by sample, from PyTorch's distributions and autograd.
 
-
-def test_the_whole_direction_from_distributions():
-    """u, g, k and z, sample by sample, from PyTorch's distributions and autograd."""
-    agent = make_agent(max_slope=0.05, max_ratio=0.8)
+    Q is large, for nothing is clipped, and the average policy has its own encoder of images.
+    """
+    agent = make_agent(kind, max_slope=0.03, max_ratio=0.8)
+    agent.critic[-1].weight.data *= 10
     rollout = old_rollout(agent)
     batch = q_batch(agent, rollout)
-    z, metrics = direction(agent, batch)
+    with torch.no_grad():
+        actor_out, q = agent(batch.obs)
+    z, metrics = acer.policy_direction(agent, batch, actor_out.log_softmax(-1), q)
     policy, q, average = outputs(agent, rollout.obs.flatten(0, 1))
     mu, c, over = batch.log_mu.exp(), 0.8, []
     for i in range(len(z)):
@@ -203,11 +191,12 @@ def test_the_whole_direction_from_distributions():
         _, g = gradients(gain, policy.logits[i])
         _, k = gradients(lambda x, i=i: kl_divergence(
             Categorical(logits=average.logits[i]), Categorical(logits=x)), policy.logits[i])
-        excess = max(0.0, float(k @ g) - 0.05)
+        excess = max(0.0, float(k @ g) - 0.03)
         over.append(excess > 0)
-        close(z[i], g - excess / (k @ k) * k, rtol=1e-3, atol=1e-4)
-    assert 3 < sum(over) < 20
+        close(z[i], g - excess / (k @ k) * k, rtol=1e-3, atol=1e-3)
+    assert 3 < sum(over) < 20 and q.abs().max() > 15
     close(metrics["projected"], np.mean(over))
+    close(metrics["kl_avg"], kl_divergence(average, policy).mean(), rtol=1e-3)
     ratio = (policy.log_prob(batch.act) - batch.log_mu[range(len(z)), batch.act]).exp()
     close(metrics["ratio"], ratio, rtol=1e-4)
     assert (ratio > c).sum() > 3 and (policy.probs / mu > c).any(-1).sum() > (ratio > c).sum()
@@ -260,27 +249,6 @@ def test_the_policy_gradient_refuses_columns():
             bare(acer).policy_gradient(*args, 2.0)
 
 
-@every_kind
-def test_on_new_data_the_gradient_is_that_of_a2c_with_q_for_a_baseline(kind):
-    """rho = 1, and far from the limit of the trust region: grad log pi (R - V)."""
-    agent = make_agent(kind, vf_coef=0.0, max_slope=1e6)
-    rollout = new_rollout(agent)
-    batch = q_batch(agent, rollout)
-    _, ret, val = targets(agent, rollout)
-    theirs = onpolicy.make_agent(a2c, kind, vf_coef=0.0, ent_coef=SMALL["ent_coef"])
-    for part in ("encoder", "actor"):
-        getattr(theirs, part).load_state_dict(getattr(agent, part).state_dict())
-    _, metrics, grads = loss_and_gradients(agent, batch)
-    loss, _ = a2c.a2c_loss(theirs, a2c.Batch(batch.obs, batch.act, (ret - val).flatten(),
-                                             ret.flatten()))
-    assert (metrics["ratio"] - 1).abs().max() < 1e-5
-    params = [(name, param) for name, param in theirs.named_parameters() if "critic" not in name]
-    expected = torch.autograd.grad(loss, [param for _, param in params])
-    for (name, _), grad in zip(params, expected, strict=True):
-        assert grad.any()
-        close(grads[name], grad, rtol=1e-3, atol=1e-5)
-
-
 # ---- The update
 
 @every_kind
@@ -318,39 +286,17 @@ def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
 
 
 @every_kind
-def test_the_average_begins_as_the_policy_and_is_in_no_optimizer(kind):
+def test_the_average_begins_as_the_policy(kind):
     agent = acer.Agent(*SPACES[kind], config())
     assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy().parameters()))
-    own = {id(param) for param in agent.policy_avg.parameters()}
-    others = {id(param) for param in trained(agent)}
-    assert not own & others
-    assert others | own == {id(param) for param in agent.parameters()}
 
 
-@pytest.mark.parametrize("limit", [0.05, 1e9])
-def test_a_longer_gradient_is_cut_to_max_grad_norm(limit):
-    agent = make_agent(max_grad_norm=limit)
+def test_a_longer_gradient_is_cut_to_max_grad_norm():
+    agent = make_agent(max_grad_norm=0.05)
     start = flat(trained(agent))
     metrics = learn(agent, old_rollout(agent), Descent, lr=1.0)
     assert metrics["grad_norm"] > 0.1
-    expected = min(limit, float(metrics["grad_norm"]))
-    close((flat(trained(agent)) - start).norm(), expected, rtol=1e-3)
-
-
-@every_kind
-def test_the_trust_region_is_around_the_average_with_its_own_encoder(kind):
-    rollout = old_rollout(make_agent(kind))
-    batch = q_batch(make_agent(kind), rollout)
-    free, _ = direction(make_agent(kind, max_slope=0.0), batch)
-    policy, _, average = outputs(make_agent(kind), rollout.obs.flatten(0, 1))
-    k = policy.probs - average.probs
-    slope = (k * free).sum(-1, keepdim=True)
-    limit = float(slope.quantile(0.7))                          # a third of the samples exceed it
-    assert limit > 0
-    z, metrics = direction(make_agent(kind, max_slope=limit), batch)
-    excess = (slope - limit).clamp(min=0)
-    close(z, free - excess / k.square().sum(-1, keepdim=True) * k, rtol=1e-3, atol=1e-4)
-    close(metrics["kl_avg"], kl_divergence(average, policy).mean(), rtol=1e-3)
+    close((flat(trained(agent)) - start).norm(), 0.05, rtol=1e-3)
 
 
 def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_probabilities():
@@ -451,8 +397,6 @@ def test_a_report_tells_new_and_replayed_rollouts_apart(monkeypatch):
             for prefix, some in (("", updates[::3]), ("replayed_", updates[1::3] + updates[2::3])):
                 mean = np.mean([float(metrics[name]) for _, metrics in some])
                 assert float(row[prefix + name]) == pytest.approx(mean, rel=1e-5, abs=1e-7), name
-        assert float(row["ratio_mean"]) == pytest.approx(1, abs=1e-5)
-    close([float(row["lr"]) for row in rows("run")], [1e-3 * (1 - 24 / 96), 1e-3 * (1 - 72 / 96)])
 
 
 def test_a_buffer_without_end_is_refused():
@@ -464,7 +408,7 @@ def test_a_buffer_without_end_is_refused():
 
 @every_kind
 def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_now(kind):
-    """L_Q has no ratio, and vf_coef adds its whole gradient, also in a shared encoder."""
+    """L_Q has no ratio, and vf_coef adds its whole gradient to the policy's in a shared encoder."""
     agents = [make_agent(kind, vf_coef=vf_coef) for vf_coef in (0.0, 0.5)]
     batch = q_batch(agents[0], old_rollout(agents[0]))
     without, (_, metrics, grads) = (loss_and_gradients(agent, batch) for agent in agents)
@@ -477,19 +421,7 @@ def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_no
             expected, = torch.autograd.grad(0.5 * loss, [param], retain_graph=True)
             name = f"{part}.{name}"
             close(grads[name] - without[2][name], expected, rtol=1e-3, atol=1e-5)
-
-
-def test_z_is_in_the_unit_of_the_returns():
-    """With Q, R and the limit 50 times as large, z is too: nothing is clipped."""
-    found = []
-    for scale in (1.0, 50.0):
-        agent = make_agent(max_slope=0.02 * scale)
-        batch = vars(q_batch(make_agent(), old_rollout(agent)))
-        agent.critic[-1].weight.data *= scale
-        agent.critic[-1].bias.data *= scale
-        z, _ = direction(agent, acer.ReplayBatch(**batch | {"ret": scale * batch["ret"]}))
-        found.append(z / scale)
-    close(*found, rtol=1e-3, atol=1e-4)
+            assert part == "critic" or without[2][name].any()
 
 
 def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
