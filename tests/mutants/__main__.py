@@ -13,7 +13,6 @@ survives, no longer applies or crashes by itself. Seconds are CPU time.
 tests/mutants/catalogue.py explains the entries.
 """
 import argparse
-import csv
 import gc
 import importlib
 import os
@@ -24,7 +23,7 @@ import signal
 import sys
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants.catalogue import (
@@ -181,18 +180,13 @@ def chosen(args):
     return sample(found, args.sample) if args.sample else found
 
 
-def report(results, out):
+def report(results):
     """Print results as they come, those not killed last. Return the exit status."""
-    done, columns = [], [field.name for field in fields(Result)]
-    with open(out or os.devnull, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        for result in results:
-            done.append(result)
-            writer.writerow(asdict(result))
-            file.flush()
-            if result.outcome == "killed":
-                print(f"{result.id:<48} {result.seconds:>6.1f}  {result.by}", flush=True)
+    done = []
+    for result in results:
+        done.append(result)
+        if result.outcome == "killed":
+            print(f"{result.id:<48} {result.seconds:>6.1f}  {result.by}", flush=True)
     bad = sorted((r for r in done if r.outcome != "killed"), key=lambda r: (r.outcome, r.id))
     for result in bad:
         print(f"{result.id:<48} {result.seconds:>6.1f}  {result.outcome.upper()} {result.by}")
@@ -211,7 +205,6 @@ def main(argv=None):
                         help="only this many, always the same ones; 0: all")
     parser.add_argument("--check", action="store_true",
                         help="plant nothing: no test may fail")
-    parser.add_argument("--out", default="", help="write the table to this .csv file")
     args = parser.parse_args(argv)
     results = run_all(chosen(args), args.jobs)
     if args.check:
@@ -219,7 +212,7 @@ def main(argv=None):
         for result in red:
             print(f"{result.id}: {result.by}")
         return int(bool(red))
-    return report(results, args.out)
+    return report(results)
 
 
 if __name__ == "__main__":
