@@ -10,7 +10,7 @@ from hypothesis import given, settings as how, strategies as st
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, ppo, ppo_popart, vpg
-from tests.helpers import close, column, copies, gradients, moved, vec
+from tests.helpers import close, copies, gradients, moved, vec
 from tests.onpolicy import (
     DISCRETE,
     IMAGES,
@@ -52,21 +52,6 @@ def rollouts(max_steps=12):
 
 few = how(max_examples=15, deadline=None, derandomize=True, database=None)
 part = st.sampled_from((0.0, 0.5, 0.9, 1.0))
-
-
-@every_algo
-@pytest.mark.parametrize("terminated,done,adv", [
-    ((0, 0, 0, 0), (0, 0, 0, 0), (-1.1640625, -0.65625, -2.625, -2.5)),
-    ((0, 0, 0, 0), (0, 1, 0, 0), (-1, 0, -2.625, -2.5)),  # a time limit: V(s') counts
-    ((0, 1, 0, 0), (0, 1, 0, 0), (-2.25, -5, -2.625, -2.5)),  # a death: it does not
-    ((0, 0, 0, 1), (0, 0, 0, 1), (-1.234375, -0.9375, -3.75, -7)),
-])
-def test_gae_by_hand(name, terminated, done, adv):
-    val, next_val = column(5, 6, 7, 8), column(6, 10, 8, 9)
-    actual, ret = gae(ALGOS[name], column(1, 1, 1, 1), val, next_val, column(*terminated),
-                      column(*done), 0.5, 0.5)
-    close(actual, column(*adv))
-    close(ret, column(*adv) + val)
 
 
 @every_algo

@@ -1,6 +1,5 @@
 """algos/pqn.py, where it is not algos/dqn.py: lambda-returns, LayerNorm, passes over a rollout."""
 import numpy as np
-import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from hypothesis import given, settings as how, strategies as st
@@ -38,18 +37,6 @@ def make_rollout(steps=6, envs=2):
 
 
 # ---- The lambda-return
-
-@pytest.mark.parametrize("lam,terminated,done,expected", [
-    (0.0, (0, 0, 0), (0, 0, 0), (1 + 5, 2 + 10, 4 + 20)),       # one reward, then Q
-    (1.0, (0, 0, 0), (0, 0, 0), (1 + 1 + 1 + 5, 2 + 2 + 10, 4 + 20)),
-    (0.5, (0, 0, 0), (0, 0, 0), (6.75, 13, 24)),                # halfway: 2 + 0.5 (20 + 24) / 2
-    (1.0, (0, 1, 0), (0, 1, 0), (1 + 1, 2, 24)),                # a death is worth 0
-    (1.0, (0, 0, 0), (0, 1, 0), (1 + 1 + 5, 2 + 10, 24))])      # a time limit is not
-def test_lambda_return_by_hand(lam, terminated, done, expected):
-    """Rewards 1, 2, 4 and values 10, 20, 40 of the successors, with gamma 0.5."""
-    column = [vec(*numbers)[:, None] for numbers in ((1, 2, 4), (10, 20, 40), terminated, done)]
-    close(pqn.lambda_return(*column, 0.5, lam)[:, 0], vec(*expected))
-
 
 @many
 @given(st.integers(1, 9), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**32 - 1))
