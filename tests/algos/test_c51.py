@@ -26,21 +26,6 @@ def projected(rew, terminated, prob, atoms, gamma):
 
 # ---- The projection
 
-@pytest.mark.parametrize("rew,terminated,expected,outside", [
-    (0, 0, (0.2, 0.6, 0.2, 0), 0),                              # to 0, 0.5, 1, 1.5
-    (0.5, 0, (0.05, 0.4, 0.55, 0), 0), (1, 0, (0, 0.2, 0.6, 0.2), 0),
-    (2, 0, (0, 0, 0.2, 0.8), 0.4), (-1, 0, (0.8, 0.2, 0, 0), 0.3),  # partly beyond the support
-    (2, 1, (0, 0, 1, 0), 0), (2.25, 1, (0, 0, 0.75, 0.25), 0),  # a death, on an atom and between
-    (0, 1, (1, 0, 0, 0), 0), (3, 1, (0, 0, 0, 1), 0),
-    (50, 0, (0, 0, 0, 1), 1), (-50, 1, (1, 0, 0, 0), 1)])
-def test_projection_by_hand(rew, terminated, expected, outside):
-    """With gamma 0.5. Beside another sample, which must not matter."""
-    prob = vec((1, 0, 0, 0), (0.1, 0.2, 0.3, 0.4))
-    target, clipped = c51.project(vec(1.5, rew), vec(0, terminated), prob, vec(0, 1, 2, 3), 0.5)
-    close(target, vec((0, 0.5, 0.5, 0), expected))
-    close(clipped, vec(0, outside))
-
-
 @st.composite
 def cases(draw):
     """(rew, terminated, probabilities, atoms, gamma)"""

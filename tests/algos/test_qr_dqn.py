@@ -1,24 +1,17 @@
 """algos/qr_dqn.py, where it is not algos/dqn.py: the quantiles, and the loss that finds them."""
-import numpy as np
 import pytest
 import torch
 
-from algos import dqn, qr_dqn
-from tests.helpers import bare, close, copies, gradients, refused, vec
+from algos import qr_dqn
+from tests.helpers import bare, close, gradients, refused, vec
 from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, gradient_in
-from utils import checkpoint, mpi
+from utils import checkpoint
 
 quantile_huber = bare(qr_dqn).quantile_huber                    # also takes float64
 
 
 def taus(count):
     return make_agent(qr_dqn, num_quantiles=count).taus
-
-
-def random_pair(size, count, scale):
-    """Quantiles and targets [B, n] in float64."""
-    rng = np.random.default_rng(count)
-    return [torch.from_numpy(scale * rng.normal(size=(size, count))) for _ in range(2)]
 
 
 # ---- The loss of quantiles
@@ -36,26 +29,10 @@ def test_quantile_huber_by_hand():
     close(qr_dqn.quantile_huber(quantiles, target, vec(0.25, 0.75)), vec(0, first + second))
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 30.0])             # errors below, around and above 1
-@pytest.mark.parametrize("count", [1, 2, 7, 32])                # at last as many as samples
-def test_quantile_huber_is_a_loop_over_pairs_of_quantile_and_target(count, scale):
-    quantiles, target = random_pair(32, count, scale)
-    expected = []
-    for theta, y in zip(quantiles.tolist(), target.tolist()):
-        total = 0.0
-        for i in range(count):
-            for j in range(count):
-                x, tau = y[j] - theta[i], (2 * i + 1) / (2 * count)
-                h = x**2 / 2 if abs(x) < 1 else abs(x) - 0.5
-                total += (tau if x > 0 else 1 - tau) * h / count
-        expected.append(total)
-    close(quantile_huber(quantiles, target, taus(count).double()), torch.tensor(expected).double())
-
-
-@pytest.mark.parametrize("count", [1, 5, 50])
+@pytest.mark.parametrize("count", [1, 16, 50])                  # also as many as samples
 def test_loss_and_gradient_are_those_of_sb3_contrib(count):
     theirs = pytest.importorskip("sb3_contrib.common.utils").quantile_huber_loss
-    quantiles, target = random_pair(16, count, 3.0)
+    quantiles, target = 3 * torch.randn(2, 16, count, dtype=torch.float64)
     levels = taus(count).double()
     ours = gradients(lambda x: quantile_huber(x, target, levels).mean(), quantiles)
     expected = gradients(lambda x: theirs(x, target), quantiles)
@@ -114,21 +91,6 @@ def test_loss_by_hand():
 
 
 @pytest.mark.parametrize("kind", ["vector", "film", "image"])
-def test_one_quantile_is_dqn_with_half_of_its_loss(kind):
-    """The median: |tau - [x < 0]| is 1/2 on both sides. DQN without its two additions, that is."""
-    agent = make_agent(qr_dqn, kind, num_quantiles=1, gamma=0.7)
-    plain = make_agent(dqn, kind, double=False, dueling=False, gamma=0.7)
-    plain.load_state_dict({key: x for key, x in copies(agent).items() if key != "taus"})
-    batch = make_batch(qr_dqn, kind)
-    loss, metrics, grad = gradient_in(agent.critic, qr_dqn.qr_loss, agent, batch)
-    expected, others, slope = gradient_in(plain.critic, dqn.dqn_loss, plain,
-                                          dqn.Transitions(**vars(batch)))
-    close(2 * loss, expected)
-    close(metrics["q"], others["q"])
-    close(2 * grad, slope)
-
-
-@pytest.mark.parametrize("kind", ["vector", "image"])
 def test_the_loss_is_that_of_a_loop_over_samples(kind):
     """And its gradient that of a fit to constants: none reaches the network by the target."""
     agent = make_agent(qr_dqn, kind, gamma=0.7, num_quantiles=9)
@@ -155,17 +117,6 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
 def test_the_best_action_has_the_highest_mean(quantiles, best):
     agent = tiny_agent(vec(*quantiles), vec(*quantiles[::-1]))
     assert agent.act(torch.zeros(5, 3), deterministic=True).tolist() == [best] * 5
-
-
-def test_the_quantiles_of_a_gamble_are_learned():
-    """Each sample shows one of 100 rewards: each action has 50, in steps of 20, two are medians."""
-    agent = tiny_agent(torch.zeros(6), torch.zeros(6))
-    optimizer, obs = mpi.Adam(agent.critic), torch.zeros(100, 3)
-    rew = torch.arange(100.0) * 10
-    batch = qr_dqn.Transitions(obs, torch.arange(100) % 2, rew, obs, torch.ones(100))
-    for step in range(1000):
-        qr_dqn.update(agent, optimizer, batch, 10 * (1 - step / 1000))
-    close(agent.critic(obs)[0].detach(), vec((160, 490, 820), (170, 500, 830)), rtol=0, atol=10)
 
 
 def test_what_is_no_number_of_quantiles_is_refused():
