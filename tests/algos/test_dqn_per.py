@@ -38,16 +38,6 @@ def test_priority_by_hand():
     close(dqn_per.priority_of(vec(4, -9, 1), 0.0), vec(1, 1, 1))
 
 
-def test_rows_are_found_by_hand():
-    """Laid end to end 1, 0, 3, 0, 4: row 0 to 1, row 2 from there to 4, row 4 from there to 8."""
-    tree = dqn_per.SumTree(5)
-    tree.set(np.arange(5), np.array([1.0, 0, 3, 0, 4]))
-    assert tree.nodes[1] == 8
-    point = np.array([0, 0.99, 1, 3.9, 4, 7.9, 8])              # the last by rounding alone
-    assert tree.find(point).tolist() == [0, 0, 2, 2, 4, 4, 4]
-    assert tree.get(np.array([4, 0, 3])).tolist() == [4, 1, 0]
-
-
 # ---- The buffer
 
 def test_rows_are_drawn_as_often_as_their_priorities_say():

@@ -1,4 +1,4 @@
-"""algos/td3.py by hand, against algos/ddpg.py and against stable-baselines3."""
+"""algos/td3.py by hand and against stable-baselines3."""
 import math
 
 import pytest
@@ -6,7 +6,7 @@ import torch
 from stable_baselines3 import TD3
 from stable_baselines3.common.logger import configure
 
-from algos import ddpg, td3
+from algos import td3
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, column
 from tests.offpolicy import (
@@ -79,30 +79,6 @@ def test_actor_and_targets_wait_for_their_step_and_critics_do_not(delay):
         assert ("actor_loss" in metrics) == due
         for name, net in agent.named_children():
             assert torch.equal(flat(net), before[name]) != (due or name == "critic"), name
-
-
-# ---- Without its three ideas
-
-def test_td3_without_its_ideas_is_ddpg():
-    """Two critics of the same weights are one, noise of 0 is none, a delay of 1 is none."""
-    settings = {"tau": 0.1, "lr": 1e-2}
-    old = make_agent(ddpg, **settings)
-    new = make_agent(td3, **settings, target_noise=0.0, policy_delay=1)
-    for ours, theirs in ((new.actor, old.actor), (new.actor_targ, old.actor_targ),
-                         (new.critic.q1, old.critic), (new.critic.q2, old.critic),
-                         (new.critic_targ.q1, old.critic_targ),
-                         (new.critic_targ.q2, old.critic_targ)):
-        ours.load_state_dict(theirs.state_dict())
-    optimizers = make_optimizers(old), make_optimizers(new)
-    for k in range(10):
-        was = update(ddpg, old, optimizers[0], make_batch(ddpg, seed=k))
-        now = update(td3, new, optimizers[1], make_batch(td3, seed=k), count=k)
-        close(now["critic_loss"], 2 * was["critic_loss"])
-        close(now["actor_loss"], was["actor_loss"])
-    for ours, theirs in ((new.actor, old.actor), (new.actor_targ, old.actor_targ),
-                         (new.critic.q1, old.critic), (new.critic_targ.q2, old.critic_targ)):
-        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(a, b)
 
 
 # ---- stable-baselines3
