@@ -91,13 +91,6 @@ def make_optimizers(algo, agent, make=None):
     return [make(params) if make else mpi.Adam(params, eps=1e-5)]
 
 
-def descend(optimizer, loss, lr):
-    """Take a step down the gradient of a loss."""
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step(lr)
-
-
 class Descent(mpi.Adam):
     """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
 

@@ -1,4 +1,4 @@
-"""algos/a2c.py: its loss, both rules of RMSProp, and stable-baselines3's step."""
+"""algos/a2c.py: its loss, and stable-baselines3's step."""
 import math
 
 import pytest
@@ -24,7 +24,6 @@ from tests.helpers import (
 from tests.onpolicy import (
     SPACES,
     Descent,
-    descend,
     learn_with,
     make_agent,
     make_optimizers,
@@ -70,22 +69,7 @@ def test_whole_loss_by_hand(algo):
     close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
 
 
-# ---- Both rules of RMSProp
-
-@pytest.mark.parametrize("tf,library", [(True, RMSpropTFLike), (False, torch.optim.RMSprop)])
-def test_rmsprop_is_that_of_the_library(tf, library):
-    torch.manual_seed(0)
-    ours, theirs = (torch.nn.Parameter(torch.ones(50)) for _ in range(2))
-    optimizer = mpi.RMSProp(ours, 0.03, tf)                      # where it stands shows, too
-    reference = library([theirs], lr=1e-2, eps=0.03, alpha=0.99)
-    for _ in range(200):
-        grad = torch.randn(50) * torch.logspace(-5, 1, 50)
-        descend(optimizer, (grad * ours).sum(), 1e-2)
-        theirs.grad = grad.clone()
-        reference.step()
-    assert (ours - 1).abs().max() > 0.1
-    close(ours.data, theirs.data, rtol=1e-4, atol=1e-5)
-
+# ---- The optimizer
 
 @pytest.mark.parametrize("rule", ["tf", "torch"])
 def test_the_flag_chooses(rule, monkeypatch):
@@ -155,13 +139,13 @@ def test_report_every_changes_nothing_but_the_reports():
 def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, rule, monkeypatch):
     agent = make_agent(a2c, kind, num_envs=4, rollout_steps=64, ent_coef=0.1, max_grad_norm=0.5)
     policy = {"net_arch": [8, 8], "optimizer_class": rule,
-              "optimizer_kwargs": {"alpha": 0.99, "eps": 1e-5}}
+              "optimizer_kwargs": {"alpha": 0.99, "eps": 0.03}}   # where it stands shows, too
     model = A2C("MlpPolicy", Nowhere(*SPACES[kind]), 1e-2, n_steps=64, ent_coef=0.1, vf_coef=0.5,
                 max_grad_norm=0.5, policy_kwargs=policy, device="cpu")
     model.set_logger(configure(None, []))
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
-    start, optimizer, samples = parameters(agent), mpi.RMSProp(agent, 1e-5, tf), []
+    start, optimizer, samples = parameters(agent), mpi.RMSProp(agent, 0.03, tf), []
     plain = a2c.a2c_loss
 
     def loss(agent, batch):
