@@ -91,18 +91,6 @@ def test_actions_are_one_hot_or_between_minus_1_and_1_by_hand():
 
 
 @every_kind
-def test_expert_and_policy_look_alike_if_they_do_the_same(kind):
-    """The pairs of a rollout, written down as demonstrations, are the same inputs."""
-    agent = make_agent(kind)
-    rollout = make_rollout(agent)
-    demos = Demos(rollout.obs.flatten(0, 1),
-                  torch.as_tensor(agent.env_act(rollout.act.flatten(0, 1))))
-    ours, expected = agent.pairs(demos.obs, demos.act), played(agent, rollout)
-    close(ours.obs, expected.obs)
-    close(ours.act, expected.act)
-
-
-@every_kind
 def test_the_discriminator_heeds_observations_and_actions(kind):
     agent = make_agent(kind)
     pairs = played(agent, make_rollout(agent))

@@ -99,13 +99,6 @@ def test_equal_returns_have_the_least_scale(value):
     assert agent.normalize_ret(torch.full((5,), value)).isfinite().all()
 
 
-def test_last_layer_by_hand():
-    agent = linear_agent(beta=1.0)
-    move(agent, [-1, 11])                       # loc 2 -> 5, scale 3 -> 6
-    close(agent.critic[-1].weight.detach(), [[0.5, 1.0]])
-    close(agent.critic[-1].bias.detach(), [-0.25])  # (3 * 0.5 + 2 - 5) / 6
-
-
 SCALES = [1e-3, 1e-2, 1.0, 1e2, 1e4]
 
 
