@@ -102,3 +102,14 @@ def test_pixels(name):
         write_demos(env="tests.envs:Bright-v0", lengths=[1] * 400, obs=obs, act=act)
     cfg = algo.Config(env="tests.envs:Bright-v0", **settings)
     assert evaluate(algo.train(cfg), cfg, 100, seed=1)[0].mean() >= 0.9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name,least,settings", [
+    ("a2c", 2, {"total_steps": 64_000}),
+    ("pqn", 2, {"total_steps": 64_000}),
+    ("dqn", 2, {"total_steps": 12_000})])
+def test_a_game(name, least, settings):
+    """Some bricks of Breakout, after half a minute to two. By chance it is 0.4."""
+    cfg = module(name).Config(env="MinAtar/Breakout-v1", **settings, **QUICK)
+    assert evaluate(module(name).train(cfg), cfg, 20, seed=1)[0].mean() >= least
