@@ -20,10 +20,10 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 from utils import mpi
 from utils.mpi import UsageError, cores
 
-# What other libraries call a setting, where the values mean the same.
+# What other libraries call a setting.
 OTHERS_SAY = {
     "lr": "learning_rate actor_lr policy_lr pi_lr q_lr", "v_lr": "critic_lr value_lr vf_lr",
-    "total_steps": "timesteps total_timesteps num_timesteps steps frames",
+    "total_steps": "timesteps total_timesteps num_timesteps max_steps steps frames",
     "num_envs": "n_envs", "num_procs": "num_cpu n_cpu num_workers",
     "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch",
     "minibatch_size": "batch_size minibatch", "batch_size": "minibatch_size batch",
@@ -35,7 +35,8 @@ OTHERS_SAY = {
     "buffer_size": "replay_size", "update_every": "train_freq train_frequency",
     "start_steps": "learning_starts update_after", "target_every": "target_update_interval",
     "policy_delay": "policy_frequency", "act_noise": "exploration_noise",
-    "eps_end": "exploration_final_eps end_e", "env": "env_id", "env_kwargs": "max_episode_steps",
+    "eps_end": "exploration_final_eps end_e", "eps_steps": "exploration_fraction",
+    "env": "env_id env_name", "env_kwargs": "max_episode_steps",
     "run_dir": "log_dir logdir save_dir exp_name out", "eval_every": "eval_freq",
     "init_from": "load pretrained", "report_every": "log_interval", "device": "cuda gpu",
     "wandb": "track", "jobs": "n_jobs workers",
@@ -204,10 +205,16 @@ def reader_of(kinds):
 
 
 def nearest(name, known):
-    """Return the settings in `known` that a name may mean: synonyms, or else similar names."""
-    ours = [setting for setting, others in OTHERS_SAY.items()
-            if setting in known and name in others.split()]
-    return ours or difflib.get_close_matches(name, known, 2, cutoff=0.7)
+    """Return the settings in `known` that a name may mean.
+
+    Those of the most similar name, which may be another library's for what nobody has here.
+    """
+    meant = {setting: [setting] for setting in known}
+    for setting, others in OTHERS_SAY.items():
+        for other in others.split():
+            meant.setdefault(other, []).extend({setting} & {*known} - {other})
+    close = difflib.get_close_matches(name, meant, 1, cutoff=0.7)
+    return meant[close[0]] if close else []
 
 
 def flag(name):

@@ -315,10 +315,13 @@ def test_a_refusal_is_printed_by_rank_0_alone_and_every_rank_leaves(capsys, monk
 
 
 def test_a_setting_of_another_name_from_python():
-    for name, hint in (("learning_rate", "; did you mean lr?"), ("lrr", "; did you mean lr?"),
-                       ("title", "")):
+    for algo, name, meant in (
+            (ppo, "learning_rate", "lr"), (ppo, "lrr", "lr"), (ppo, "title", ""),
+            (sac, "ent_coeff", "alpha"), (dqn, "exploration_fraction", "eps_steps"),
+            (dqn, "n_epochs", ""), (dqn, "n_epoch", ""), (dqn, "n_steps", "")):  # dqn has none
+        hint = f"; did you mean {meant}?" if meant else ""
         with pytest.raises(TypeError, match=f"^Config has no setting {name}{re.escape(hint)}$"):
-            ppo.Config(**{name: 1})
+            algo.Config(**{name: 1})
 
 
 def test_help_shows_a_default_of_zero(capsys):
