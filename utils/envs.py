@@ -90,12 +90,17 @@ def with_version(cfg):
     """Return `cfg` with the newest version, if --env names none. UsageError: it is unknown."""
     package, _, name = cfg.env.rpartition(":")
     with refusing_bad_env(cfg):
+        if package.startswith("."):  # which `import_module` takes for a part of a package
+            raise ImportError(f"No module named {package!r}")
         if package:
             importlib.import_module(package)
         namespace, base, version = parse_env_id(name)
         newest = find_highest_version(namespace, base)
-        if version is not None or newest is None:
-            gym.spec(name)
+        whole = version is not None or newest is None
+        spec = gym.spec(name if whole else f"{name}-v{newest}")
+        if "ale_py" in str(spec.entry_point) and not is_game(name, "ALE/"):
+            raise gym.error.DeprecatedEnv("its pictures are not preprocessed")
+        if whole:
             return cfg
     new = replace(cfg, env=f"{cfg.env}-v{newest}")
     object.__setattr__(new, "given", cfg.given)  # `replace` cannot know it
@@ -711,28 +716,34 @@ def refusing_bad_env(cfg):
 
     mujoco.set_mju_user_warning(print_mujoco_warning)  # also ends MUJOCO_LOG.TXT
     wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
-    atari, minatar = is_game(cfg.env, "ALE/"), is_game(cfg.env, "MinAtar/")
     robotics = cfg.env.removeprefix("gymnasium_robotics:").startswith(ROBOTICS)
+    extra = ("atari" if is_game(cfg.env, "ALE/") else "minatar" if is_game(cfg.env, "MinAtar/")
+             else "robotics" * robotics)
     try:
         env_kwargs = json.loads(cfg.env_kwargs)
         if not isinstance(env_kwargs, dict):
             raise UsageError(wrong)
-        if atari:
+        if extra == "atari":
             gym.register_envs(importlib.import_module("ale_py"))
-        if robotics:
+        if extra == "robotics":
             register_robotics()
-        if minatar and "MinAtar/Breakout-v1" not in gym.registry:
+        if extra == "minatar" and "MinAtar/Breakout-v1" not in gym.registry:
             importlib.import_module("minatar.gym").register_envs()
         yield env_kwargs
     except json.JSONDecodeError as error:
         raise UsageError(f"{wrong}: {error}") from None
     except (gym.error.DependencyNotInstalled, ImportError) as error:
-        extras = {"atari": atari, "minatar": minatar, "robotics": robotics,
-                  "box2d": "ox2" in str(error)}
-        extra = next((name for name, needed in extras.items() if needed), "")
+        extra = extra or "box2d" * ("ox2" in str(error))
         how = f"pip install -e '.[{extra}]'" if extra else error
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("ale_py")  # registers its games
+        game = re.sub("^(.*:)?(ALE/)?|(NoFrameskip|Deterministic|-ram|-v[0-9]).*", "", cfg.env)
+        if f"ALE/{game}-v5" in gym.registry:
+            raise UsageError(f"--env is {cfg.env}: this game is called ALE/{game}-v5 here; "
+                             """--env-kwargs '{"repeat_action_probability": 0}' plays it without """
+                             "sticky actions") from None
         raise UsageError(f"--env is {cfg.env}: {error} (games are called ALE/Pong-v5 or "
                          "MinAtar/Breakout-v1, your own my_module:MyEnv-v0)") from None
     except (TypeError, ValueError, AssertionError) as error:

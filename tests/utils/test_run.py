@@ -583,9 +583,13 @@ def test_games_bring_their_settings_except_where_others_were_given():
         assert images.cfg.lr == 1e-3 and images.cfg.epochs == 4 and images.cfg.seed == 2
 
 
-@pytest.mark.parametrize("env", ["ALE/Pnog-v5", "MinAtar/Brekout-v1", "CartPole-v9"])
-def test_a_wrong_name_is_refused_before_anything_is_said(env, capsys):
-    with pytest.raises(UsageError, match=f"--env is {env}"):
+@pytest.mark.parametrize("env,said", [
+    ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"), ("CartPole-v9", "v1"),
+    ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "game is called ALE/Pong"),
+    ("Breakout-ramDeterministic-v4", "called ALE/Breakout-v5 here; --env-kwargs .*sticky"),
+    ("..:X", "No module named"), (":X", "doesn't exist"), ("a:b:c", "No module named 'a:b'")])
+def test_a_wrong_name_is_refused_before_anything_is_said(env, said, capsys):
+    with pytest.raises(UsageError, match=f"^--env is {env}.*{said}"):
         ppo.train(ppo.Config(env=env))
     assert capsys.readouterr().out == "" and not os.listdir(".")
 
