@@ -5,9 +5,10 @@
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --video cheetah.mp4
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --record demos.npz
 
-If the run is still training, its last checkpoint is used. The weights act
-through the present code of the algorithm. A warning says if it has changed
-since the run. From Python:
+Of a text task, it prints the first ten prompts and answers. If the run is
+still training, its last checkpoint is used. The weights act through the
+present code of the algorithm. A warning says if it has changed since the run.
+From Python:
 
     agent = load_agent("runs/HalfCheetah-v4/ppo/seed1")
     act = agent.predict(obs)    # one raw observation -> an action for env.step
@@ -35,7 +36,7 @@ from utils import checkpoint
 from utils.checkpoint import check_target
 from utils.cli import check_range, program, read_command
 from utils.demos import record_demos
-from utils.envs import evaluate, is_game, make_envs
+from utils.envs import act_kind, evaluate, is_game, make_envs, one_line
 from utils.mpi import UsageError
 from utils.run import choose_device, read_config
 
@@ -188,6 +189,18 @@ def choose_renderer(file: str) -> None:
             os.environ.setdefault("MUJOCO_GL", "egl")
 
 
+def check_picture(cfg, flag: str, modes: set[str]) -> None:
+    """UsageError, which names the flag: the environment draws in none of these `render_modes`."""
+    if is_game(cfg.env, "ALE/"):  # they have none, but a screen
+        return
+    envs = make_envs(cfg, 1)
+    own = envs.unwrapped.envs[0].metadata.get("render_modes") or ()
+    envs.close()
+    if modes.isdisjoint(own):
+        raise UsageError(f"{flag}: {cfg.env} has no picture: its metadata has no render_modes, or "
+                         f"lacks {' and '.join(sorted(modes))} among them")
+
+
 def make_with(cfg, **more):
     """Return one environment, made with more keyword arguments."""
     kwargs = json.loads(cfg.env_kwargs) | more
@@ -196,8 +209,9 @@ def make_with(cfg, **more):
 
 def make_film(cfg) -> Film:
     """Return an environment that can be drawn. UsageError: it cannot be drawn here."""
+    check_picture(cfg, "--video", {"rgb_array"})
     try:
-        if is_game(cfg.env, "ALE/"):  # they have no render_mode
+        if is_game(cfg.env, "ALE/"):
             film = Film(make_envs(cfg, 1), make_with(cfg, grayscale=False, img_height=210,
                                                      img_width=160, stack_num=1))
         else:
@@ -208,7 +222,8 @@ def make_film(cfg) -> Film:
     except Exception as error:
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
         hint = NO_DISPLAY if spec and "mujoco" in str(spec.entry_point) else ""
-        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {error}{hint}") from None
+        raise UsageError(f"--video: {cfg.env} cannot be drawn here: {one_line(error)}{hint}"
+                         ) from None
 
 
 class Window(gym.vector.VectorWrapper):
@@ -220,6 +235,7 @@ class Window(gym.vector.VectorWrapper):
 
 def make_window(cfg) -> Window:
     """Return an environment in a window. UsageError: there can be none; it names --video."""
+    check_picture(cfg, "--render", {"human", "rgb_array"})  # a window can show arrays, too
     why = "Atari games have none" if is_game(cfg.env, "ALE/") else ""
     if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         why = "there is no display"
@@ -229,7 +245,7 @@ def make_window(cfg) -> Window:
             envs.reset(seed=cfg.seed)
             return Window(envs)
     except Exception as error:
-        why = str(error)
+        why = one_line(error)
     raise UsageError(f"--render cannot open a window for {cfg.env} here: {why}. --video FILE.mp4 "
                      "draws an episode into a file")
 
@@ -298,8 +314,14 @@ def main(play: Play) -> np.ndarray:
         returns, lengths = (np.concatenate(column) for column in zip(*shown))
         window.env.close()
     else:
+        envs = make_envs(cfg, play.episodes)
+        is_text = act_kind(envs.single_action_space) == "tokens"
+        read = is_text and getattr(envs.unwrapped.envs[0].unwrapped, "read", None)
+        steps = [] if read else None
         returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
-                                    max_steps=play.max_steps)
+                                    max_steps=play.max_steps, envs=envs, steps=steps)
+        for prompt, answer, rew in list(zip(*steps[0][:3]))[:10] if steps else []:
+            print(f"    {read(prompt).strip()} {read(answer).strip()}    reward {rew:g}")
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
     if play.record:

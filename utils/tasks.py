@@ -146,9 +146,12 @@ class Text(gym.Env):
         return self.tokens(self.prompt.rjust(self.sizes[0], "\n")), {}
 
     def step(self, act):
-        answer, end, _ = "".join(self.alphabet[token] for token in act).partition("\n")
+        answer, end, _ = self.read(act).partition("\n")
         rew = float(end != "" and self.is_right(self.prompt, answer))
         return np.zeros(self.sizes[0], np.int64), rew, True, False, {}
+
+    def read(self, tokens):
+        return "".join(self.alphabet[token] for token in tokens)
 
     def tokens(self, text):
         return np.array([self.alphabet.index(character) for character in text])

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.nn.functional import adaptive_avg_pool2d
 
-from algos import ppo
+from algos import grpo, ppo
 from tests.envs import Ends
 from utils import checkpoint, play
 from utils.envs import evaluate
@@ -225,9 +225,37 @@ def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch, frame)
     monkeypatch.setattr(play, "evaluate", lambda *args: pytest.fail("it was played"))
     with pytest.raises(UsageError, match="OddFrames-v0 cannot be drawn here: render.. returned"):
         play.main(play.Play("run", video="run.mp4"))
-    with pytest.raises(UsageError, match="--video: tests.envs:Ends-v0 cannot be drawn here"):
-        play.make_film(ppo.Config("tests.envs:Ends-v0"))
     assert os.listdir() == ["run"]
+
+
+@pytest.mark.parametrize("modes, made", [([], None), (["ansi"], None),
+                                         (["human"], play.make_window)])
+def test_what_has_no_picture_is_refused_by_the_flag(monkeypatch, modes, made, recwarn):
+    """Without a word by Gymnasium. A window needs no arrays, but they are enough for it."""
+    monkeypatch.setattr(Odd, "metadata", {"render_modes": modes})
+    monkeypatch.setenv("DISPLAY", ":0")
+    for flag, make in (("--video", play.make_film), ("--render", play.make_window)):
+        if make == made:
+            make(ppo.Config("OddFrames-v0"))
+        else:
+            with pytest.raises(UsageError, match=f"^{flag}: OddFrames-v0 has no picture"):
+                make(ppo.Config("OddFrames-v0"))
+    assert not recwarn.list
+
+
+def test_an_environment_that_cannot_be_made_for_drawing_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setattr(Odd, "__init__", lambda self, render_mode=None: Ends.__init__(self)
+                        if render_mode is None else (_ for _ in ()).throw(OSError("no\nGPU")))
+    with pytest.raises(UsageError, match="^--video: OddFrames-v0 cannot be drawn here: no GPU$"):
+        play.make_film(ppo.Config("OddFrames-v0"))
+
+
+def test_a_text_task_shows_prompts_and_answers(capsys):
+    grpo.train(grpo.Config(total_steps=8, batch_size=1, pretrain_steps=1, width=16, run_dir="run"))
+    returns = play.main(play.Play("run", 12))
+    lines = capsys.readouterr().out.splitlines()[-11:-1]
+    assert all(re.fullmatch(r"    \d\+\d= \S*    reward [01]", line) for line in lines)
+    assert [float(line[-1]) for line in lines] == returns[:10].tolist()
 
 
 @pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3)])
