@@ -261,6 +261,8 @@ class CompiledLoss:
             COMPILING = False
             if not first:
                 raise
+            if isinstance(error, StopCompiling):
+                signal.setitimer(signal.ITIMER_REAL, 0)  # a late alarm would kill Python at its end
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             say(f"--compile failed, continuing without it ({reason[:100]})")
             self.graph = flat_gradient(self.loss_fn, self.optimizer.params)

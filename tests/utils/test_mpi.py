@@ -261,6 +261,7 @@ def test_a_compilation_ends_when_it_is_told_to(monkeypatch, capsys):
         take_step(optimizer, square_loss, net, x, lr=0.5)
         torch.testing.assert_close(params(net), before - 0.5 * expected)
     assert len(told) == 2 and not mpi.COMPILING
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)       # it would kill Python at its end
     assert capsys.readouterr().out.count("continuing without it (StopCompiling") == 1
 
 
