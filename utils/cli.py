@@ -66,11 +66,12 @@ MOST_STEPS = 1e12  # of all other counts
 
 
 @contextmanager
-def program():
+def program(*stopped):
     """Around the body of a program: bad input becomes one message, and each end a status.
 
     2 after a UsageError, 130 after Ctrl-C, and that of `Stopped` (utils/run.py). If one rank of
-    several ends alone, the others are ended too.
+    several ends alone, the others are ended too. After Ctrl-C, the message ends with the
+    exception's notes or, without any, with `stopped`.
     """
     try:
         yield
@@ -86,7 +87,8 @@ def program():
             sys.exit(stop.status)
         if mpi.size() > 1:
             raise
-        print("stopped by Ctrl-C", file=sys.stderr)
+        notes = getattr(stop, "__notes__", stopped)
+        print("stopped by Ctrl-C", *notes, sep="; ", file=sys.stderr)
         sys.exit(130)
 
 

@@ -118,7 +118,7 @@ class Stopped(KeyboardInterrupt):
 
 def main(train, config_class, doc: str) -> None:
     """Run an algorithm file as a command: parse its flags and train."""
-    with program():
+    with program("nothing was saved yet; the same command starts again"):
         train(parse(config_class, doc))
 
 
@@ -215,9 +215,10 @@ class Run:
 
     def __exit__(self, kind, error, trace):
         mpi.COMPILE = False
-        if isinstance(error, Exception) and self.saved_step is not None:
+        if error and self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
-                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays")
+                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
+                           "continues it")
         self.stack.close()
         if self.ended:
             seconds = self.reported - self.started
@@ -250,6 +251,10 @@ class Run:
         if cfg.init_from and not cfg.resume:
             initial = together(self.load_policy)
         with chdir(self.home), ExitStack() as stack:  # a later refusal closes what was opened
+            in_main = threading.current_thread() is threading.main_thread()
+            for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
+                before = signal.signal(number, self.on_signal)
+                stack.callback(signal.signal, number, before or signal.SIG_DFL)
             lock = together(hold if self.root else None, cfg)
             if self.root:
                 stack.enter_context(lock)
@@ -274,10 +279,6 @@ class Run:
                 if self.reported_step < start:
                     mpi.say(f"learning starts at step {start:,}; steps take longer from there")
                 self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
-            in_main = threading.current_thread() is threading.main_thread()
-            for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():
-                before = signal.signal(number, self.on_signal)
-                stack.callback(signal.signal, number, before or signal.SIG_DFL)
             self.reported = time.perf_counter()
             self.started = self.reported - self.seconds
             if resumes:
@@ -671,7 +672,6 @@ def hold(cfg):
 
 def write_config(cfg, step, initial):
     """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
-    checkpoint.keep_code(type(cfg), cfg.run_dir)
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
@@ -687,6 +687,7 @@ def write_config(cfg, step, initial):
     config["settings"] = plain_settings(cfg)
     checkpoint.write_text(Path(cfg.run_dir, "config.json"),
                           json.dumps(config, indent=2, default=str) + "\n")
+    checkpoint.keep_code(type(cfg), cfg.run_dir)  # a kill before this leaves a run, not a riddle
 
 
 def plain_settings(cfg):

@@ -284,14 +284,14 @@ def test_a_config_knows_which_settings_were_given(given, expected):
 
 @pytest.mark.parametrize("error,status,said", [
     (UsageError("--gamma is 7"), 2, "error: --gamma is 7\n"), (Stopped(15), 143, ""),
-    (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"), (None, None, ""),
+    (KeyboardInterrupt(), 130, "stopped by Ctrl-C; nothing is lost\n"), (None, None, ""),
 ])
 def test_a_program_ends_with_one_message_and_a_status(error, status, said, capsys):
     if error is None:
         with program():
             pass
         return
-    with pytest.raises(SystemExit) as caught, program():
+    with pytest.raises(SystemExit) as caught, program("nothing is lost"):
         raise error
     assert caught.value.code == status and capsys.readouterr() == ("", said)
 

@@ -210,13 +210,26 @@ def test_a_signal_saves_and_ends(number, status, capfd):
 
 def test_a_second_ctrl_c_ends_at_once():
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), start(Config()) as log:
+    with pytest.raises(KeyboardInterrupt) as caught, start(Config()) as log:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)                         # one Ctrl-C, come by two ways
         log.signal_time -= 1
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second Ctrl-C was not noticed")
+    assert "the checkpoint of step 0 in run stays; --resume" in caught.value.__notes__[0]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("where", ["hold", "origin", "write_config"])
+def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(where, monkeypatch):
+    """Half a directory could be neither resumed nor replaced."""
+    plain = getattr(run_module, where)
+    monkeypatch.setattr(run_module, where, lambda *args: (
+        os.kill(os.getpid(), signal.SIGINT), plain(*args))[1])
+    with pytest.raises(Stopped):
+        train(Config())
+    train(Config(resume=True))
+    assert len(rows()) == 8
 
 
 def test_processes_of_an_environment_end_when_they_are_told_to():
