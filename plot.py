@@ -93,7 +93,7 @@ def load(plot: Plot) -> list[RunData]:
     for folder in map(Path, plot.runs):
         found = sorted(folder.rglob("config.json"))
         if not found:
-            print(f"{folder}: there is no run in it", file=sys.stderr)
+            print(f"{folder}: there is no run in it (no config.json)", file=sys.stderr)
         for path in found:
             try:
                 runs.append(read_run(path.parent, plot.x, plot.y))

@@ -108,10 +108,11 @@ class Logger:
         Where a report has no value, as between two ends of episodes, the last one is shown.
         """
         self.known |= row
-        names = [name for name in self.progress.columns if name not in PROGRESS
+        names = [name for name in self.progress.columns[3:] if name in self.known
                  and not name.endswith(("_std", "_min", "_max"))]
-        names.sort(key=lambda name: name not in ("eval_ret_mean", "success"))  # these two first
-        names = ["ep_ret_mean", "ep_len_mean", *names][:9]
+        first = ("ep_ret_mean", "ep_len_mean", "eval_ret_mean", "success")
+        names.sort(key=lambda name: name not in first)
+        names = names[:9]
         if row["step"] >= self.start and self.reports >= self.due:
             self.tell_time_left(row["step"], row["time"])
         if names != self.shown or self.reports % 20 == 0:
@@ -119,8 +120,8 @@ class Logger:
             tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles))
         self.shown = names
         self.reports += 1
-        cells = [f"{self.known[name]:.4g}" if name in self.known else "-" for name in names]
-        cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}", *cells]
+        cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}",
+                 *(f"{self.known[name]:.4g}" for name in names)]
         tqdm.write(" ".join(f"{cell:>9}" for cell in cells))
         sys.stdout.flush()
 

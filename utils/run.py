@@ -612,11 +612,12 @@ def read_config(run_dir, prefix=""):
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
-    except OSError as error:
-        raise UsageError(f"{prefix}{path.parent} holds no run: config.json: {error.strerror}"
-                         ) from None
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{prefix}{path} is damaged: {type(error).__name__} {error}") from None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        wrong = (f"{run_dir} holds no run: config.json: {error.strerror}"
+                 if isinstance(error, OSError) else
+                 f"{path} is damaged: {type(error).__name__} {error}")
+        left = f"; --init-from {run_dir} still starts another run with its weights"
+        raise UsageError(prefix + wrong + left * Path(run_dir, "policy.pt").is_file()) from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
@@ -637,15 +638,14 @@ def replaced_files(cfg, run_dir):
     its first report, such as in the first step of a new environment, has nothing to lose.
     """
     files = [path for pattern in (*PARTS, "config.json") for path in run_dir.glob(pattern)]
-    whole = (run_dir / "config.json").exists()
+    if files:  # of a run whose config.json is lost, or of somebody else
+        read_config(run_dir, "another --run-dir is needed: ")
     reported = has_rows(run_dir) or any(checkpoint.resume_folders(run_dir))  # after step 0
-    if files and not cfg.overwrite and (reported or not whole):
+    if reported and not cfg.overwrite:
         command = f"python -m {module_name(type(cfg))} --run-dir {shlex.quote(str(run_dir))}"
         raise UsageError(f"{run_dir} holds a run already. To continue it: {command} --resume. To "
                          f"replace it, add --overwrite. To keep it, add --seed {cfg.seed + 1} or "
                          "another --run-dir")
-    if files:
-        read_config(run_dir, "--overwrite: " * cfg.overwrite)  # refuses what is somebody else's
     return files
 
 
@@ -718,13 +718,16 @@ def summary(cfg, step: int, seconds: float) -> str:
     total, run = cfg.total_steps, shlex.quote(cfg.run_dir)
     episodes = [float(row["ep_ret"]) for row in read_table(cfg.run_dir, "episodes.csv")]
     first, returns = episodes[:20], episodes[-100:]
+    reports = read_table(cfg.run_dir, "progress.csv")
     evals = [(float(row["eval_ret_mean"]), int(row["step"]))
-             for row in read_table(cfg.run_dir, "progress.csv") if row.get("eval_ret_mean")]
+             for row in reports if row.get("eval_ret_mean")]
+    columns = [name for name, value in reports[-1].items() if value][3:] if reports else []
+    y = "" if returns else f" --y {columns[0]}" * bool(columns)
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
                          f"{len(returns)} training episodes, which act with noise" if returns else
-                         "no episode has ended")
+                         "no episode has ended in training; `play` below plays ten")
     long = step >= total and len(episodes) >= 120 and not cfg.init_from
     if long and not is_higher(returns, first):
         lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
@@ -736,7 +739,7 @@ def summary(cfg, step: int, seconds: float) -> str:
     resume = f"python -m {module_name(type(cfg))} --run-dir {run} --resume"
     resume += f" --total-steps {2 * total:.0f}" * (step >= total)
     lines |= {"files": cfg.run_dir, "play": f"python -m utils.play {run}",
-              "plot": f"python -m plot {run}", "resume": resume}
+              "plot": f"python -m plot {run}{y}", "resume": resume}
     return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
 
 

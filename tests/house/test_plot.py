@@ -434,7 +434,8 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
 
 
 @pytest.mark.parametrize("args, said", [
-    (["nowhere", "empty"], "nowhere: there is no run in it\nempty: there is no run in it\n"
+    (["nowhere", "empty"], "nowhere: there is no run in it (no config.json)\n"
+                           "empty: there is no run in it (no config.json)\n"
                            "error: no run to plot; folders given: nowhere empty"),
     (["runs", "--smooth", "7"], "--smooth: invalid choice: "),
     (["runs", "--out", "curves.gpj"], "--out curves.gpj cannot be written"),

@@ -122,8 +122,10 @@ def test_a_directory_that_holds_a_run(refusal, run):
         assert way_out in message
     for left in ("config.json", "policy.pt"):                   # any part of one
         os.remove(run / left)
-        assert "run holds a run already" in refusal(*FLAGS, "--run-dir", "run")
-        assert "holds no run: " in refusal(*FLAGS, "--run-dir", "run", "--overwrite")
+        for more in ([], ["--overwrite"]):
+            message = refusal(*FLAGS, "--run-dir", "run", *more)
+            assert "another --run-dir is needed: run holds no run: config.json: No" in message
+            assert ("--init-from run still starts" in message) == (left == "config.json")
     for path in run.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / "notes").touch()                                     # a directory is not yet a run

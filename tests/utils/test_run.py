@@ -502,6 +502,7 @@ def test_figures_of_the_summary():
         last = [k * k / 7 for k in range(count)][-100:]
         assert found["train100"].startswith(f"{rounded(np.mean(last))}, mean return of the last "
                                             f"{len(last)} " if count else "no episode has ended")
+        assert (" --y " in found["plot"]) == (count == 0)
     assert "eval" not in found and found["stopped"] == "100 of 800 steps in 2:00:00"
     assert found["resume"] == "python -m tests.toy --run-dir 'a run' --resume"
     assert parse(Config, "", shlex.split(found["resume"])[3:]).given == {"run_dir", "resume"}
@@ -585,7 +586,7 @@ def test_games_bring_their_settings_except_where_others_were_given():
 
 @pytest.mark.parametrize("env,said", [
     ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"), ("CartPole-v9", "v1"),
-    ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "game is called ALE/Pong"),
+    ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "is called ALE/Pong-v5"),
     ("Breakout-ramDeterministic-v4", "called ALE/Breakout-v5 here; --env-kwargs .*sticky"),
     ("..:X", "No module named"), (":X", "doesn't exist"), ("a:b:c", "No module named 'a:b'")])
 def test_a_wrong_name_is_refused_before_anything_is_said(env, said, capsys):
