@@ -60,7 +60,8 @@ class Play:
     device: Literal["auto", "cpu", "cuda"] = "cpu"  # where the networks run
 
     def __post_init__(self):
-        check_range(self, "episodes max_steps", 1)
+        check_range(self, "episodes", 1, 1e5)  # each has an environment of its own
+        check_range(self, "max_steps", 1)
         check_range(self, "seed", 0)
         check_range(self, "seconds", above=0)
         if bool(self.record) + bool(self.video) + self.render > 1:

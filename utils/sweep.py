@@ -43,7 +43,7 @@ class Sweep:
     results: str = ""  # instead of training: write result.json for the runs in this folder
 
     def __post_init__(self):
-        check_range(self, "seeds jobs", 1)
+        check_range(self, "seeds jobs", 1, 1e5)
         check_range(self, "first_seed", 0)
 
 
@@ -64,6 +64,8 @@ def plan(sweep: Sweep) -> list[Job]:
         raise UsageError("--algos and --envs are needed, or --results")
     grid = [parse_set(text) for text in sweep.set]
     names = [name for name, _ in grid]
+    if len(names) > len(set(names)):
+        raise UsageError(f"--set {' '.join(sweep.set)}: it takes each setting once")
     runs = []
     for algo, env in itertools.product(sweep.algos, sweep.envs):
         module = play.find_module(algo, f"--algos {algo}")
@@ -74,7 +76,7 @@ def plan(sweep: Sweep) -> list[Job]:
             runs.append((algo, module, cfg, flags))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
         check_pair(module, cfg)
-    jobs = []
+    jobs = {}  # a value that is given twice makes one run
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
     for seed, (algo, module, cfg, flags) in itertools.product(seeds, runs):
         settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in sorted(names))
@@ -82,8 +84,8 @@ def plan(sweep: Sweep) -> list[Job]:
         folder = Path(sweep.out, as_folder(cfg.env), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
         command = [sys.executable, "-m", module.__name__, *flags, *place]
-        jobs.append(Job(folder, int(cfg.total_steps), command))
-    return jobs
+        jobs[folder] = Job(folder, int(cfg.total_steps), command)
+    return list(jobs.values())
 
 
 def check_pair(module, cfg) -> None:

@@ -89,6 +89,7 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     """Else the same command, typed a little differently, trains everything again."""
     assert folders("lr=1e-3", "gamma=0.9") == folders("gamma=.90", "lr=0.001")
     assert folders("lr=1e-3", "gamma=0.9") == ["gamma=0.9,lr=0.001/seed1"]
+    assert folders("lr=1e-3,0.001") == ["lr=0.001/seed1"]  # and not twice in one directory
     assert folders("hidden=64 64,32") == ["hidden=64-64/seed1", "hidden=32/seed1"]
     assert folders("anneal-lr=true,False") == ["anneal_lr=True/seed1", "anneal_lr=False/seed1"]
     (name,) = folders('env_kwargs={"sutton_barto_reward": true, "max_episode_steps": 9}')
@@ -108,6 +109,8 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     ({"set": ("lr",)}, "takes name=value"),
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
+    ({"set": ("lr=1e-3", "lr=1e-4")}, "--set lr=1e-3 lr=1e-4: it takes each setting once"),
+    ({"seeds": 10**12}, "--seeds is 1000000000000; it takes .* at most 100000"),
 ])
 def test_refused_before_anything_starts(changed, message):
     asked = {"algos": ("ppo",), "envs": ("CartPole-v1",), "out": "out"} | changed
