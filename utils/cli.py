@@ -53,9 +53,10 @@ NONNEGATIVE = """seed torch_threads eval_every start_steps vf_coef ent_coef max_
 FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta top"
 POSITIVE = """hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
               alpha noise"""
-SHARED = ("num_envs minibatch_size minibatch_envs batch_size buffer_size "
-          "directions").split()  # among ranks
-DIVIDES = "rollout_steps/num_envs rollout_steps/minibatch_size num_envs/minibatch_envs".split()
+SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
+# The first is a multiple of the second. With --resume, the settings of the run replace these.
+DIVIDES = [("rollout_steps", "num_envs"), ("rollout_steps", "minibatch_size"),
+           ("num_envs", "minibatch_envs"), *((name, "num_procs") for name in SHARED.split())]
 # More than this cannot be meant, and would hang or crash.
 MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
         "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000, "directions": 1e5}
@@ -109,13 +110,9 @@ def read_command(config_class, doc, prog, args=None, hint=None):
 
     One field may be Annotated: it takes the words that stand without a flag.
     """
-    words = []
-    for word in sys.argv[1:] if args is None else args:
-        if words and words[-1].startswith("--") and re.fullmatch(r"-[\d.]+e[-+]?\d+", word, re.I):
-            words[-1] += f"={word}"  # argparse takes -1e3 for a flag
-        else:
-            words.append(word)
-    given, others = make_parser(config_class, doc, prog).parse_known_intermixed_args(words)
+    parser = make_parser(config_class, doc, prog)
+    parser._negative_number_matcher = re.compile(r"-\.?\d")  # -1e3 is no flag
+    given, others = parser.parse_known_intermixed_args(args)
     if others:
         word, known = others[0].partition("=")[0], [field.name for field in fields(config_class)]
         if not word.startswith("-"):
@@ -170,11 +167,7 @@ def default_of(default, others):
     """Return what --help says about a default. Where it is nothing, the comment says enough."""
     if default in ("", None, MISSING) or default is False:
         return ""
-    if isinstance(default, tuple):
-        default = " ".join(map(str, default))
-    if isinstance(default, float) and default.is_integer():
-        default = int(default)
-    return f" (default: {default}{others})"
+    return f" (default: {as_text(default)}{others})"
 
 
 def how_to_read(kind):
@@ -207,16 +200,20 @@ def reader_of(kinds):
 
 
 def nearest(name, known):
-    """Return the settings in `known` that a name may mean.
-
-    Those of the most similar name, which may be another library's for what nobody has here.
-    """
+    """Return those of the settings `known` that the most similar name, anybody's, means."""
     meant = {setting: [setting] for setting in known}
     for setting, others in OTHERS_SAY.items():
         for other in others.split():
             meant.setdefault(other, []).extend({setting} & {*known} - {other})
     close = difflib.get_close_matches(name, meant, 1, cutoff=0.7)
     return meant[close[0]] if close else []
+
+
+def as_text(value, gap=" "):
+    """Return the same text for the same value however it was typed, such as 1e-4 and 0.0001."""
+    if isinstance(value, tuple):
+        return gap.join(map(as_text, value))
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def flag(name):
@@ -228,15 +225,12 @@ def flag(name):
 
 
 def check_settings(cfg):
-    """UsageError names the first setting of `cfg` that is out of range (see COUNTS and others).
-
-    NaN and infinity are refused. So is a fraction if the setting is declared int.
-    """
-    for field in fields(cfg):
-        value, declared = getattr(cfg, field.name), getattr(field.type, "__name__", field.type)
-        if declared == "bool" and not isinstance(value, bool):  # "False" would count as true
-            raise UsageError(f"{flag(field.name)} is {value!r}; it takes True or False")
-    known = [field.name for field in fields(cfg) if re.search("int|float", str(field.type))]
+    """UsageError names the first setting of `cfg` that is out of range (see COUNTS and others)."""
+    kinds = {field.name: str(field.type) for field in fields(cfg)}
+    for name, kind in kinds.items():
+        if "bool" in kind and not isinstance(getattr(cfg, name), bool):  # "False" would be true
+            raise UsageError(f"{flag(name)} is {getattr(cfg, name)!r}; it takes True or False")
+    known = [name for name, kind in kinds.items() if "int" in kind or "float" in kind]
 
     def there(names):
         return " ".join(name for name in names.split() if name in known)
@@ -246,9 +240,9 @@ def check_settings(cfg):
     check_range(cfg, there(FRACTIONS), low=0, high=1)
     check_range(cfg, there(POSITIVE), above=0)
     check_range(cfg, " ".join(known))
-    whole = [field.name for field in fields(cfg) if "int" in str(field.type)]
-    for name in {"total_steps", *whole} & {*known} - {"seed"}:
-        check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
+    for name in known:
+        if name == "total_steps" or "int" in kinds[name] and name != "seed":
+            check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
     if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
         raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 0 to {cores()}, the "
                          "cores that this process may use")
@@ -258,8 +252,10 @@ def check_settings(cfg):
         check_range(cfg, "rollout_steps", low=2 * cfg.num_envs)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
-    pairs = [f"{name}/num_procs" for name in SHARED] + DIVIDES
-    check_divides(cfg, " ".join(pair for pair in pairs if {*pair.split("/")} <= {*known}))
+    for a, b in DIVIDES:
+        if {a, b} <= {*known} and getattr(cfg, a) % getattr(cfg, b) and not cfg.resume:
+            raise UsageError(f"{flag(a)} is {getattr(cfg, a)}; it takes a multiple of {flag(b)}, "
+                             f"which is {getattr(cfg, b)}")
 
 
 def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
@@ -282,15 +278,3 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
             if not fits and not (x is None and "None" in types[name]):
                 what = "a whole number" if whole else "a number"
                 raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{takes}")
-
-
-def check_divides(cfg, pairs):
-    """UsageError unless setting a is a multiple of setting b, for each "a/b" in `pairs`."""
-    if cfg.resume:  # the settings of the run replace these
-        return
-    for pair in pairs.split():
-        a, b = pair.split("/")
-        value, unit = getattr(cfg, a), getattr(cfg, b)
-        if value % unit:
-            raise UsageError(f"{flag(a)} is {value}; it takes a multiple of {flag(b)}, which is "
-                             f"{unit}")

@@ -53,6 +53,7 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
     steps = []
     returns, lengths = evaluate(agent, cfg, episodes, seed, deterministic,
                                 max_steps=max_steps, envs=envs, steps=steps)
+    envs.close()
     steps = [(obs, agent.env_act(act), *rest) for obs, act, *rest in steps]
     columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
     arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])

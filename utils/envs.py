@@ -214,7 +214,10 @@ def flat_obs(env: gym.Env) -> gym.Env:
     if box and space.dtype == bool and len(space.shape) == 3:
         images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
         return gym.wrappers.TransformObservation(env, partial(np.multiply, np.uint8(255)), images)
-    stays = len(space.shape) == 1 or is_picture(space) if box else not space.is_np_flattenable
+    stays = len(space.shape) == 1 if box else not space.is_np_flattenable
+    if box and len(space.shape) > 1:  # a picture, of whatever type: bytes, or two long sides
+        long = 36 if len(space.shape) == 2 else 5  # a matrix of 5 by 5 is none
+        stays = space.dtype == np.uint8 or sorted(space.shape)[-2] >= long
     if stays or gym.spaces.flatdim(space) > MOST_NUMBERS:
         return env
     flat = FlatBox(space)
@@ -248,13 +251,6 @@ class FlatBox(gym.spaces.Box):
 
     def flatten(self, obs) -> np.ndarray:
         return gym.spaces.flatten(self.own, obs).astype(np.float32)
-
-
-def is_picture(space: gym.spaces.Box) -> bool:
-    """Return whether a Box looks like an image, of whatever type: bytes, or two long sides."""
-    sides = sorted(space.shape)[-2:]
-    long = 36 if len(space.shape) == 2 else 5  # a matrix of 5 by 5 is none
-    return len(sides) == 2 and (space.dtype == np.uint8 or min(sides) >= long)
 
 
 def numbered_acts(env: gym.Env) -> gym.Env:
@@ -458,7 +454,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     """Return (returns, lengths), each [episodes]: the first episode of as many new environments.
 
     stop    asked before every step: whether to end at once, with lengths of 0 where it did
-    envs    the environments to play in (default: new ones, by `make_envs`)
+    envs    the environments to play in, which stay open (default: new ones, by `make_envs`)
     steps   a list that gets (obs, act, rew, terminated, truncated) of every step
 
     The same seed gives the same initial states. A copy of the agent acts. So a memory of the
@@ -467,7 +463,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     """
     agent = copy.deepcopy(agent)
     forget(agent)
-    envs = envs or make_envs(cfg, episodes)
+    mine, envs = envs is None, envs or make_envs(cfg, episodes)
     obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # streams 0 and 1 belong to training
     returns = np.zeros(episodes)
     lengths = np.zeros(episodes, int)
@@ -488,7 +484,8 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
             returns[first] = infos["episode"]["r"][first]
             lengths[first] = infos["episode"]["l"][first]
         step += 1
-    envs.close()
+    if mine:
+        envs.close()
     return returns, lengths
 
 
@@ -634,10 +631,8 @@ def memory() -> float:
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else []:
         if line.startswith("0::"):
-            root = Path("/sys/fs/cgroup")
-            inner = root / line[3:].strip("/")
-            files = [folder / "memory.max" for folder in (inner, *inner.parents)
-                     if folder.is_relative_to(root)]
+            group = Path("/sys/fs/cgroup", line[3:].strip("/"))
+            files = [folder / "memory.max" for folder in (group, *group.parents)]
             texts = [file.read_text().strip() for file in files if file.exists()]
             limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
     return min(limits)

@@ -99,9 +99,6 @@ class Optimizer:
         """Change the parameters by the subclass's rule."""
         raise NotImplementedError
 
-    def state_dict(self) -> dict[str, Tensor]:
-        raise NotImplementedError
-
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy a state dict into this optimizer, in place."""
         for name, value in self.state_dict().items():

@@ -40,9 +40,6 @@ from utils.envs import act_kind, evaluate, is_game, make_envs, one_line
 from utils.mpi import UsageError
 from utils.run import choose_device, read_config
 
-NO_DISPLAY = (". Without a display MuJoCo draws through EGL, a system package: "
-              "apt-get install libegl1 libgl1 (Debian, Ubuntu), dnf install mesa-libEGL (Fedora)")
-
 
 @dataclass(frozen=True)
 class Play:
@@ -198,8 +195,8 @@ def check_picture(cfg, flag: str, modes: set[str]) -> None:
     own = envs.unwrapped.envs[0].metadata.get("render_modes") or ()
     envs.close()
     if modes.isdisjoint(own):
-        raise UsageError(f"{flag}: {cfg.env} has no picture: its metadata has no render_modes, or "
-                         f"lacks {' and '.join(sorted(modes))} among them")
+        raise UsageError(f"{flag}: {cfg.env} has no picture: its render_modes, {list(own)}, lack "
+                         f"{' and '.join(sorted(modes))}")
 
 
 def make_with(cfg, **more):
@@ -222,19 +219,14 @@ def make_film(cfg) -> Film:
         return film
     except Exception as error:
         spec = gym.registry.get(cfg.env.rpartition(":")[2])
-        hint = NO_DISPLAY if spec and "mujoco" in str(spec.entry_point) else ""
+        hint = (". Without a display MuJoCo draws through EGL, a system package: apt-get install "
+                "libegl1 libgl1 (Debian, Ubuntu), dnf install mesa-libEGL (Fedora)"
+                if spec and "mujoco" in str(spec.entry_point) else "")
         raise UsageError(f"--video: {cfg.env} cannot be drawn here: {one_line(error)}{hint}"
                          ) from None
 
 
-class Window(gym.vector.VectorWrapper):
-    """One environment in a window, which `evaluate` leaves open for the next episode."""
-
-    def close(self, **kwargs):
-        pass
-
-
-def make_window(cfg) -> Window:
+def make_window(cfg) -> gym.vector.VectorEnv:
     """Return an environment in a window. UsageError: there can be none; it names --video."""
     check_picture(cfg, "--render", {"human", "rgb_array"})  # a window can show arrays, too
     why = "Atari games have none" if is_game(cfg.env, "ALE/") else ""
@@ -244,7 +236,7 @@ def make_window(cfg) -> Window:
         if not why:
             envs = make_with(cfg, render_mode="human")
             envs.reset(seed=cfg.seed)
-            return Window(envs)
+            return envs
     except Exception as error:
         why = one_line(error)
     raise UsageError(f"--render cannot open a window for {cfg.env} here: {why}. --video FILE.mp4 "
@@ -274,6 +266,7 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
             film.open(made, seconds)
             returns, lengths = evaluate(agent, cfg, 1, seed, deterministic,
                                         max_steps=max_steps, envs=film)
+            film.close()
             os.replace(made, file)
         except OSError as error:  # the rest of the message is FFmpeg's command
             raise UsageError(f"--video {file} cannot be written: "
@@ -313,7 +306,7 @@ def main(play: Play) -> np.ndarray:
         shown = [evaluate(agent, cfg, 1, seed + k, not play.stochastic, max_steps=play.max_steps,
                           envs=window) for k in range(play.episodes)]
         returns, lengths = (np.concatenate(column) for column in zip(*shown))
-        window.env.close()
+        window.close()
     else:
         envs = make_envs(cfg, play.episodes)
         is_text = act_kind(envs.single_action_space) == "tokens"
@@ -321,6 +314,7 @@ def main(play: Play) -> np.ndarray:
         steps = [] if read else None
         returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
                                     max_steps=play.max_steps, envs=envs, steps=steps)
+        envs.close()
         for prompt, answer, rew in list(zip(*steps[0][:3]))[:10] if steps else []:
             print(f"    {read(prompt).strip()} {read(answer).strip()}    reward {rew:g}")
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "

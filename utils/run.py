@@ -42,7 +42,7 @@ import numpy as np
 import torch
 
 from utils import checkpoint, mpi
-from utils.cli import SHARED, check_range, check_settings, flag, nearest, program, read_command
+from utils.cli import check_range, check_settings, flag, nearest, program, read_command
 from utils.envs import closing_envs, evaluate, is_game, is_image, make_envs, with_version
 from utils.logger import Logger, import_wandb, merge, read_table, start_wandb
 from utils.mpi import UsageError, cores, launch, together
@@ -180,10 +180,7 @@ class Run:
             import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         self.cfg = cfg = compile_if_long(suit_games(cfg, given), given)
-        for name in SHARED:
-            if getattr(cfg, name, 0) % mpi.size():
-                raise UsageError(f"{flag(name)} is {getattr(cfg, name)}; it takes a multiple of "
-                                 f"the {mpi.size()} processes")
+        replace(cfg, num_procs=mpi.size(), resume=False)  # refuses what the ranks cannot share
         self.home = Path.cwd()  # an environment may change it while it runs
         self.run_dir = self.home / cfg.run_dir
         self.root = mpi.rank() == 0
@@ -196,15 +193,15 @@ class Run:
         self.seconds = 0.0
         self.best = -math.inf
         self.reports = 0
-        self.stop = 0
-        self.save_due = self.improved = False
         self.ended = False
         self.stack = ExitStack()
 
     def __enter__(self):
         self.stack.enter_context(chdir(self.home))  # the end of the run comes back
         self.stack.enter_context(closing_envs())
-        keep_freed_memory()
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+        for name in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc:
+            mallopt(name, 2**30)  # returning freed memory took 14% of a run of PPO on Pong
         self.threads = Threads(self.cfg.torch_threads)
         seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
@@ -275,7 +272,8 @@ class Run:
                         + ", --compile (--no-compile leaves it out)" * cfg.compile)
                 if cfg.wandb:
                     start_wandb(cfg.run_dir, plain_settings(cfg), stack)
-                start = learning_starts(cfg)
+                own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
+                start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:
                     mpi.say(f"learning starts at step {start:,}; steps take longer from there")
                 self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
@@ -407,10 +405,8 @@ class Run:
         if step != self.reported_step:
             return
         if self.improved:
-            self.improved = False
             self.save_policy("best.pt")
         if self.save_due:
-            self.save_due = False
             self.save_checkpoint()
         self.ended = step >= self.cfg.total_steps or self.stop > 0
         if self.stop:
@@ -470,12 +466,6 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
     return {"eval_q": q.numpy(), "eval_discounted": returns[:-1][counts]}
 
 
-def learning_starts(cfg) -> int:
-    """Return the step before which an off-policy algorithm only collects; 0 for all others."""
-    own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
-    return own(cfg) if own else getattr(cfg, "start_steps", 0)
-
-
 class Threads:
     """The number of PyTorch's threads: as given or, for 0, two while a second core is free.
 
@@ -513,13 +503,6 @@ class Threads:
         if threads != before:
             torch.set_num_threads(threads)
         self.look(10 if threads < before else 1)
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep freed memory: its return, page by page, took 14% of a run of PPO on Pong."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    for name in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD
-        mallopt(name, 2**30)
 
 
 def choose_device(cfg) -> torch.device:
@@ -728,10 +711,11 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
                          f"{len(returns)} training episodes, which act with noise" if returns else
                          "no episode has ended in training; `play` below plays ten")
-    long = step >= total and len(episodes) >= 120 and not cfg.init_from
-    if long and not is_higher(returns, first):
-        lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
-                              "train for longer, or see docs/debugging.md")
+    if step >= total and len(episodes) >= 120 and not cfg.init_from:
+        error = math.sqrt(np.var(returns) / len(returns) + np.var(first) / len(first))
+        if np.mean(returns) - np.mean(first) <= 1.5 * error:
+            lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
+                                  "train for longer, or see docs/debugging.md")
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
         lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
@@ -741,12 +725,6 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines |= {"files": cfg.run_dir, "play": f"python -m utils.play {run}",
               "plot": f"python -m plot {run}{y}", "resume": resume}
     return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
-
-
-def is_higher(later, first) -> bool:
-    """Return whether the mean of some returns exceeds that of others by a standard error."""
-    error = math.sqrt(np.var(later) / len(later) + np.var(first) / len(first))
-    return np.mean(later) - np.mean(first) > 1.5 * error
 
 
 def rounded(ret: float) -> str:

@@ -23,11 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils import mpi, play
-from utils.cli import check_range, flag, program, read_command
+from utils.cli import as_text, check_range, flag, program, read_command
 from utils.envs import make_envs, with_version
 from utils.mpi import UsageError
 from utils.results import OURS, has_result, headline, make_results
 from utils.run import as_folder, parse
+
+HINT = "--set {}=... gives a setting to the runs".format  # about a flag that a sweep does not have
 
 
 @dataclass(frozen=True)
@@ -75,27 +77,22 @@ def plan(sweep: Sweep) -> list[Job]:
             cfg = with_version(parse(module.Config, module.__doc__, flags))
             runs.append((algo, module, cfg, flags))
     for module, cfg in {(run[0], run[2].env): run[1:3] for run in runs}.values():
-        check_pair(module, cfg)
+        try:
+            envs = make_envs(cfg, 1)
+            module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+            envs.close()
+        except UsageError as error:  # the algorithm cannot handle the environment
+            raise UsageError(f"{module.__name__} on {cfg.env}: {error}") from None
     jobs = {}  # a value that is given twice makes one run
     seeds = range(sweep.first_seed, sweep.first_seed + sweep.seeds)
     for seed, (algo, module, cfg, flags) in itertools.product(seeds, runs):
-        settings = ",".join(f"{name}={as_text(getattr(cfg, name))}" for name in sorted(names))
+        settings = ",".join(f"{name}={as_text(getattr(cfg, name), '-')}" for name in sorted(names))
         settings = as_folder(settings) or "default"
         folder = Path(sweep.out, as_folder(cfg.env), algo, settings, f"seed{seed}")
         place = ["--seed", str(seed), "--run-dir", str(folder)]
         command = [sys.executable, "-m", module.__name__, *flags, *place]
         jobs[folder] = Job(folder, int(cfg.total_steps), command)
     return list(jobs.values())
-
-
-def check_pair(module, cfg) -> None:
-    """UsageError: the environment is unknown, or the algorithm cannot handle it."""
-    try:
-        envs = make_envs(cfg, 1)
-        module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        envs.close()
-    except UsageError as error:
-        raise UsageError(f"{module.__name__} on {cfg.env}: {error}") from None
 
 
 def parse_set(text: str) -> tuple[str, list[str]]:
@@ -117,13 +114,6 @@ def as_flags(module, name: str, value: str) -> list[str]:
     if value.lower() not in ("true", "false"):
         raise UsageError(f"--set {name}={value}: it takes True or False")
     return [flag(name) if value.lower() == "true" else flag(f"no_{name}")]
-
-
-def as_text(value) -> str:
-    """Return the same text for the same value however it was typed, such as 1e-4 and 0.0001."""
-    if isinstance(value, tuple):
-        return "-".join(map(as_text, value))
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 # ---- running them
@@ -198,11 +188,6 @@ def run_all(jobs: list[Job], workers: int, crew: Crew) -> int:
 # ---- the command
 
 
-def hint(name: str) -> str:
-    """Return what to say about a flag that a sweep does not have."""
-    return f"--set {name}=... gives a setting to the runs"
-
-
 def main(sweep: Sweep) -> int:
     """Return the exit status: 1 if a run failed, 130 or 143 if a signal stopped the sweep."""
     if sweep.results:
@@ -229,4 +214,4 @@ def main(sweep: Sweep) -> int:
 
 if __name__ == "__main__":
     with program():
-        sys.exit(main(read_command(Sweep, __doc__, "python -m utils.sweep", hint=hint)))
+        sys.exit(main(read_command(Sweep, __doc__, "python -m utils.sweep", hint=HINT)))

@@ -198,10 +198,9 @@ class Brackets(Text):
                        for opened in reversed(prompt))
 
 
-CARTPOLE = {"env": "CartPole-v1", "keep": (0, 2)}
-PENDULUM = {"env": "Pendulum-v1", "keep": (0, 1)}
-gym.register("CartPoleNoVel-v0", f"{__name__}:masked", kwargs=CARTPOLE)
-gym.register("PendulumNoVel-v0", f"{__name__}:masked", kwargs=PENDULUM)
+for name, keep in (("CartPole", (0, 2)), ("Pendulum", (0, 1))):
+    kwargs = {"env": f"{name}-v1", "keep": keep}
+    gym.register(f"{name}NoVel-v0", f"{__name__}:masked", kwargs=kwargs)
 gym.register("Recall-v0", f"{__name__}:Recall")
 gym.register("Scaled-v0", f"{__name__}:scaled")
 gym.register("BitFlip-v0", f"{__name__}:BitFlip")

@@ -14,7 +14,7 @@ from algos import dqn, ppo, sac, vpg
 from tests.helpers import ROOT, name_of, refused, run
 from tests.toy import Config
 from utils import cli, mpi, play
-from utils.cli import check_range, program, read_command
+from utils.cli import program, read_command
 from utils.mpi import UsageError
 from utils.run import Stopped, parse
 
@@ -179,27 +179,7 @@ def test_every_name_that_is_suggested_exists():
         assert ours not in theirs.split() and re.fullmatch(r"[a-z_ ]+", theirs)
 
 
-def test_a_setting_that_exists_is_never_guessed_at():
-    """`batch_size` is another library's name for `minibatch_size`, and a setting of SAC."""
-    assert parse(sac.Config, "", ["--batch-size", "64"]).batch_size == 64
-
-
 # ---- Ranges
-
-@pytest.mark.parametrize("field,value,args,message", [
-    ("lr", float("nan"), {"above": 0}, "--lr is nan; it takes a number, above 0"),
-    ("lr", 1.5, {"low": 0, "high": 1}, "--lr is 1.5; it takes a number, at least 0, at most 1"),
-    ("num_envs", 0, {"low": 1}, "--num-envs is 0; it takes a whole number, at least 1"),
-    ("num_envs", True, {"low": 1}, "--num-envs is True"),
-    ("num_envs", None, {"low": 1}, "--num-envs is None"),
-    ("total_steps", 10.5, {"low": 1}, "--total-steps is 10.5; it takes a whole number"),
-    ("hidden", (8, 0), {"above": 0}, r"--hidden is \(8, 0\); it takes a whole number, above 0"),
-    ("hidden", ("64",), {"above": 0}, r"--hidden is \('64',\)"),
-])
-def test_out_of_range(field, value, args, message):
-    with pytest.raises(UsageError, match=message):
-        check_range(Config(**{field: value}), f"seed {field}", **args)
-
 
 @dataclass(frozen=True)
 class Many(Config):
@@ -217,8 +197,8 @@ class Many(Config):
     ("clip_ratio", (1e-9, 7), (0, -1)), ("act_noise", (0, 9), (-1,)), ("epochs", (1, 9), (0, 1.5)),
     ("shift", (-9, 0, 9), (float("nan"), float("inf"), "1")),
     ("gamma", (0, 1), (-0.1, 1.1)), ("lr", (1e-9,), (0,)), ("seed", (0,), (-1, 0.5)),
-    ("num_envs", (1,), (0,)), ("total_steps", (1, 1e12), (0, 1.5, 1.1e12, float("inf"))),
-    ("hidden", ((1, 2), ()), ((1, 0),)), ("eval_every", (0,), (-1,)),
+    ("num_envs", (1,), (0, True, None)), ("total_steps", (1, 1e12), (0, 1.5, 1.1e12, float("inf"))),
+    ("hidden", ((1, 2), ()), ((1, 0), ("64",))), ("eval_every", (0,), (-1,)),
     ("max_grad_norm", (None, 0), (-1.0,)),
 ])
 def test_check_settings(name, good, bad):

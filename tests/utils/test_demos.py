@@ -139,11 +139,6 @@ def test_refused_record(file, more, message, monkeypatch):
     assert message in refused(play.main, play.Play("run", record=file, **more))
 
 
-def test_refused_combination():
-    with pytest.raises(UsageError, match="--record, --video and --render exclude"):
-        play.Play("run", record="demos.npz", video="run.gif")
-
-
 def test_overwrite_replaces_a_file_whole_or_not_at_all(monkeypatch):
     trained()
     Path("old.npz").write_text("precious")

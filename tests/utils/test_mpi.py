@@ -365,15 +365,6 @@ def test_parameters_that_differ_in_any_way_are_found(change, monkeypatch):
 
 # ------------------------------------------------------------------------------- one process
 
-def test_moments_of_one_process_are_the_rows_own():
-    rows = torch.randn(7, 3)
-    count, mean, var = mpi.moments(rows)
-    assert count == 7 and mean.dtype == var.dtype == torch.float64
-    np.testing.assert_allclose(mean, rows.numpy().mean(0, dtype=np.float64), rtol=1e-12)
-    np.testing.assert_allclose(var, rows.double().numpy().var(0), rtol=1e-12)
-    assert mpi.moments(torch.full((1, 2), 3.0))[2].tolist() == [0.0, 0.0]   # of one row, not NaN
-
-
 @pytest.mark.parametrize("cuts", [[], [100], [1, 2, 3], [10, 50, 51, 190]])
 @pytest.mark.parametrize("offset,scale", [(5, 2), (0, 1e-3), (1e6, 1 / 16), (-1e4, 100)])
 def test_running_statistics_are_numpys_wherever_the_rows_are_cut(offset, scale, cuts):

@@ -243,13 +243,6 @@ def test_what_has_no_picture_is_refused_by_the_flag(monkeypatch, modes, made, re
     assert not recwarn.list
 
 
-def test_an_environment_that_cannot_be_made_for_drawing_is_refused_in_one_line(monkeypatch):
-    monkeypatch.setattr(Odd, "__init__", lambda self, render_mode=None: Ends.__init__(self)
-                        if render_mode is None else (_ for _ in ()).throw(OSError("no\nGPU")))
-    with pytest.raises(UsageError, match="^--video: OddFrames-v0 cannot be drawn here: no GPU$"):
-        play.make_film(ppo.Config("OddFrames-v0"))
-
-
 def test_a_text_task_shows_prompts_and_answers(capsys):
     grpo.train(grpo.Config(total_steps=8, batch_size=1, pretrain_steps=1, width=16, run_dir="run"))
     returns = play.main(play.Play("run", 12))

@@ -125,7 +125,7 @@ def test_refused_before_anything_starts(changed, message):
 ])
 def test_a_flag_that_a_sweep_does_not_have(flag, said):
     with pytest.raises(UsageError, match=f"^there is no {flag}; .*{said}"):
-        read_command(sweep.Sweep, "", "sweep", ["--algos", "ppo", flag, "3"], sweep.hint)
+        read_command(sweep.Sweep, "", "sweep", ["--algos", "ppo", flag, "3"], sweep.HINT)
 
 
 # ---- Running
