@@ -705,7 +705,7 @@ def summary(cfg, step: int, seconds: float) -> str:
     evals = [(float(row["eval_ret_mean"]), int(row["step"]))
              for row in reports if row.get("eval_ret_mean")]
     columns = [name for name, value in reports[-1].items() if value][3:] if reports else []
-    y = "" if returns else f" --y {columns[0]}" * bool(columns)
+    y = "" if returns or not columns else f" --y {columns[0]}"
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "

@@ -224,9 +224,9 @@ def test_a_second_ctrl_c_ends_at_once():
 def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(where, monkeypatch):
     """Half a directory could be neither resumed nor replaced."""
     plain = getattr(run_module, where)
-    monkeypatch.setattr(run_module, where, lambda *args: (
-        os.kill(os.getpid(), signal.SIGINT), plain(*args))[1])
-    with pytest.raises(Stopped):
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr(run_module, where, lambda *args: (
+            os.kill(os.getpid(), signal.SIGINT), plain(*args))[1])
         train(Config())
     train(Config(resume=True))
     assert len(rows()) == 8
