@@ -15,10 +15,10 @@ they share. An iteration of `train`:
     update_stats       running statistics that normalise observations and rewards
 
 Departures from the paper. A2C is synchronous; the threads of the paper's A3C don't wait
-for each other. GAE replaces the paper's n-step returns, which are lam = 1. There is no
-entropy bonus by default. norm_obs, scale_rew and max_grad_norm as in OpenAI Baselines.
-tanh squashes actions; sigma is the same in all states. RMSProp, with g the gradient of
-a weight w, is PyTorch's by default, which learns more on MuJoCo (benchmarks/):
+for each other. GAE replaces the paper's n-step returns, which are lam = 1. There is an
+entropy bonus for Atari alone. norm_obs, scale_rew and max_grad_norm as in OpenAI
+Baselines. tanh squashes actions; sigma is the same in all states. RMSProp, with g the
+gradient of a weight w, is PyTorch's by default, which learns more (benchmarks/):
 
     w <- w - lr g / (sqrt(m) + eps),  m <- 0.99 m + 0.01 g^2,  m = 0 at first
     w <- w - lr g / sqrt(m + eps)     with --rmsprop tf, TensorFlow's; m = 1 at first
@@ -78,9 +78,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    for_atari = {  # instead of the above, for Atari games, as in OpenAI Baselines
-        "rollout_steps": 80, "lr": 7e-4, "rmsprop": "tf", "lam": 1.0, "ent_coef": 0.01,
-        "scale_rew": False}
+    for_atari = {"lr": 7e-4, "ent_coef": 0.01}  # instead of the above, for Atari games
 
 
 # ===================================== data types =====================================
