@@ -631,7 +631,7 @@ def memory() -> float:
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text().splitlines() if groups.exists() else []:
         if line.startswith("0::"):
-            group = Path("/sys/fs/cgroup", line[3:].strip("/"))
+            group = Path("/sys/fs/cgroup") / line[3:].strip("/")
             files = [folder / "memory.max" for folder in (group, *group.parents)]
             texts = [file.read_text().strip() for file in files if file.exists()]
             limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
