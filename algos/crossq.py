@@ -80,8 +80,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     torch_threads: int = 0  # two while a second core is free
 
     def __post_init__(self):
-        procs = max(self.num_procs, mpi.size())
-        if procs > 1:
+        if self.num_procs != 1 or mpi.size() > 1:
+            procs = self.num_procs if mpi.size() == 1 else mpi.size()
             raise mpi.UsageError(f"--num-procs is {procs}; it takes 1 here, because a "
                                  "batch is normalised by statistics of all its rows")
         super().__post_init__()

@@ -738,7 +738,7 @@ def refusing_bad_env(cfg):
         if f"ALE/{game}-v5" in gym.registry:
             raise UsageError(f"--env is {cfg.env}: this game is called ALE/{game}-v5 here; "
                              """--env-kwargs '{"repeat_action_probability": 0}' plays it without """
-                             "sticky actions") from None
+                             "sticky actions. MinAtar's are MinAtar/Breakout-v1, ...") from None
         raise UsageError(f"--env is {cfg.env}: {error} (games are called ALE/Pong-v5 or "
                          "MinAtar/Breakout-v1, your own my_module:MyEnv-v0)") from None
     except (TypeError, ValueError, AssertionError) as error:

@@ -118,7 +118,7 @@ class Stopped(KeyboardInterrupt):
 
 def main(train, config_class, doc: str) -> None:
     """Run an algorithm file as a command: parse its flags and train."""
-    with program("nothing was saved yet; the same command starts again"):
+    with program("nothing new was saved; the same command starts again"):
         train(parse(config_class, doc))
 
 

@@ -123,6 +123,7 @@ def test_networks_normalise_their_input_and_each_hidden_layer(train):
         close(q, plain(net, x, train)[:, 0], rtol=1e-4, atol=1e-5)
     widths = [[len(norm.mean) for norm in norms(net)] for net in (agent.actor, agent.critic.q1)]
     assert widths == [[3, 7, 6, 5], [5, 12, 8]]
+    assert {norm.warm_up for norm in norms(make_agent(warm_up=7))} == {7}
     close(agent.critic(x[:, :3], x[:, 3:])[0], agent.critic(x[:, :3], x[:, 3:], train=False)[0])
 
 

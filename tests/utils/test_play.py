@@ -243,6 +243,14 @@ def test_what_has_no_picture_is_refused_by_the_flag(monkeypatch, modes, made, re
     assert not recwarn.list
 
 
+def test_arrays_are_enough_for_a_window(monkeypatch):
+    monkeypatch.setattr(Odd, "metadata", {"render_modes": ["rgb_array"]})
+    monkeypatch.setenv("DISPLAY", ":0")
+    window = play.make_envs(ppo.Config("OddFrames-v0"), 1)
+    monkeypatch.setattr(play, "make_with", lambda cfg, render_mode: window)
+    assert play.make_window(ppo.Config("OddFrames-v0")) is window
+
+
 def test_a_text_task_shows_prompts_and_answers(capsys):
     grpo.train(grpo.Config(total_steps=8, batch_size=1, pretrain_steps=1, width=16, run_dir="run"))
     returns = play.main(play.Play("run", 12))

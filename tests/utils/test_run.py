@@ -503,6 +503,9 @@ def test_figures_of_the_summary():
         assert found["train100"].startswith(f"{rounded(np.mean(last))}, mean return of the last "
                                             f"{len(last)} " if count else "no episode has ended")
         assert (" --y " in found["plot"]) == (count == 0)
+    Path("a run/episodes.csv").write_text("step,time,env,ep_ret,ep_len\n")
+    Path("a run/progress.csv").write_text("step,time,steps_per_second,loss,acc\n100,1,1,0.5,0.9\n")
+    assert said(summary(Config(run_dir="a run"), 100, 5.0))["plot"].endswith(" --y loss")
     assert "eval" not in found and found["stopped"] == "100 of 800 steps in 2:00:00"
     assert found["resume"] == "python -m tests.toy --run-dir 'a run' --resume"
     assert parse(Config, "", shlex.split(found["resume"])[3:]).given == {"run_dir", "resume"}
