@@ -101,15 +101,16 @@ class Games(VecEnv):
 
 
 def make_game_peer(algo, env, num_envs):
-    """Return the peer for an Atari game, with the settings of OpenAI Baselines, as ours has."""
+    """Return the peer for an Atari game, with our settings."""
     envs, common = Games(env, num_envs), {"seed": 1, "device": "cpu"}
     if algo == "ppo":
         return stable_baselines3.PPO(
             "CnnPolicy", envs, n_steps=1024 // num_envs, batch_size=256, n_epochs=4,
             learning_rate=lambda left: 2.5e-4 * left, clip_range=0.1, ent_coef=0.01, **common)
     if algo == "a2c":
-        return stable_baselines3.A2C("CnnPolicy", envs, n_steps=80 // num_envs, ent_coef=0.01,
-                                     learning_rate=lambda left: 7e-4 * left, **common)
+        return stable_baselines3.A2C(
+            "CnnPolicy", envs, n_steps=160 // num_envs, gae_lambda=0.95, ent_coef=0.01,
+            learning_rate=lambda left: 7e-4 * left, **common)
     return stable_baselines3.DQN(
         "CnnPolicy", envs, learning_rate=lambda left: 1e-4 * left, buffer_size=20_000,
         learning_starts=500, batch_size=32, train_freq=4, target_update_interval=1000,
