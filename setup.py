@@ -39,7 +39,6 @@ DOCS = [
     "latex2mathml",         # LaTeX -> MathML, which browsers draw without a script
     "ziamath",              # brings the font STIX Two Math, so that no page fetches one
 ]
-DOCS_TEST = ["playwright"]              # drives Chromium in the slow tests of the site
 BENCH = ["sbx-rl", "sb3-contrib"]       # peers that benchmarks/speed.py times
 WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
@@ -71,5 +70,5 @@ setup(
     install_requires=CORE,
     extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,
                     "robotics": ROBOTICS, "wandb": WANDB, "docs": DOCS,
-                    "docs-test": DOCS_TEST, "bench": BENCH, "test": TEST},
+                    "bench": BENCH, "test": TEST},
 )

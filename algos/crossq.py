@@ -194,7 +194,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, alpha_opt: m
 # ======================================= losses =======================================
 @mpi.compilable  # with --compile
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Both critics fit y, the reward plus the discounted value of s', bonuses included.
+    """Both critics fit y, the reward plus the discounted value of s', entropy included.
 
         V(s') = min(Q_1(s', a'), Q_2(s', a')) - alpha log pi(a'|s'),  a' ~ pi(.|s')
         y     = r + gamma (1 - terminated) V(s'), a constant

@@ -1,4 +1,4 @@
-"""The reading site: its links, equations and new lines, and how a browser shows it."""
+"""The reading site: its links, equations and new lines."""
 import json
 import re
 import shutil
@@ -23,8 +23,6 @@ from docs.build import build, copy_figure  # noqa: E402
 from utils.results import read_suite  # noqa: E402
 
 LARGEST = 10e6                                  # bytes of the whole site
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
-                None)
 
 
 class Page(HTMLParser):
@@ -185,25 +183,6 @@ def whole(tmp_path_factory):
     return site
 
 
-@pytest.fixture(params=[1280, 390])
-def tab(request):
-    """Yield a page of this width. No page may err or ask for anything elsewhere."""
-    driver = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is missing: pip install -e '.[docs-test]'")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: install the package chromium")
-    with driver.sync_playwright() as tool:
-        browser = tool.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page, wrong = browser.new_page(viewport={"width": request.param, "height": 900}), []
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and wrong.append(said.text))
-        page.on("request", lambda asked: asked.url.startswith(("file:", "data:", "blob:"))
-                or wrong.append(asked.url))
-        yield page
-        browser.close()
-    assert wrong == []
-
-
 @pytest.mark.slow
 def test_the_whole_site_is_small_and_linked(whole):
     pages = read(whole)
@@ -211,56 +190,6 @@ def test_the_whole_site_is_small_and_linked(whole):
     assert sum(name.startswith("notebooks/") for name in pages) == 7
     assert list(broken(whole, pages)) == []
     assert sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) < LARGEST
-
-
-@pytest.mark.slow
-def test_no_page_scrolls_sideways_and_equations_are_drawn(whole, tab):
-    for path in sorted(whole.rglob("*.html")):
-        tab.goto(path.as_uri())
-        wide = tab.evaluate("document.documentElement.scrollWidth")
-        assert wide <= tab.viewport_size["width"], path.name
-        assert "\\" not in "".join(tab.locator(".eq").all_inner_texts())
-    tab.goto((whole / "algos/ppo.html").as_uri())
-    assert tab.locator("[id=eq-clipped_policy_loss] mfrac").bounding_box()["height"] > 15
-    tab.wait_for_function("[...document.fonts].some(font => /STIX/.test(font.family) "
-                          "&& font.status === 'loaded')")
-    tab.focus(".source .eqref[href='#eq-clipped_policy_loss']")
-    assert "clip" in tab.inner_text("#tip")
-    tab.keyboard.press("Escape")
-    assert not tab.locator("#tip").is_visible()
-
-
-SHOWN = """() => [...document.querySelectorAll('.line')].filter(line => line.offsetParent)
-    .map(line => Number(line.id.slice(1)))"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo", "sac_her", "acktr"])
-def test_the_switch_shows_the_lines_of_git_diff(whole, tab, name):
-    algo = algorithms()[name]
-    tab.goto((whole / f"algos/{name}.html").as_uri())
-    tab.click("[data-view=new]")
-    lines = tab.evaluate(SHOWN)
-    assert [algo.lines[number - 1] for number in lines] == plus_lines(algo.parent, name)
-    fold = tab.locator(".fold").first
-    fold.click()
-    assert len(tab.evaluate(SHOWN)) == len(lines) + int(re.search(r"\d+", fold.inner_text())[0])
-    tab.click("[data-view=whole]")
-    tab.click(".docstring summary")
-    assert tab.evaluate(SHOWN) == list(range(1, len(algo.lines) + 1))
-    tab.goto((whole / f"algos/{algo.parent}.html").as_uri() + f"#next-{name}")
-    added = tab.locator(f"#next-{name} .add").all_text_contents()     # the docstring is folded
-    assert [line[2:].rstrip("\n") for line in added] == plus_lines(algo.parent, name)
-
-
-@pytest.mark.slow
-def test_curves_react(whole, tab):
-    tab.goto((whole / "algos/ppo.html").as_uri())
-    assert tab.locator(".chart .curve").count() == 7               # six seeds and their mean
-    tab.locator(".chart button", has_text="seed 2").click()
-    assert tab.locator(".chart .curve").count() == 6
-    tab.goto((whole / "explorer.html").as_uri() + "#env=Hopper-v4&lines=ppo%7Ctrpo")
-    assert tab.locator(".chart .curve").count() == 2
 
 
 def test_figures_keep_their_text_and_lose_digits(tmp_path):
