@@ -105,11 +105,8 @@ def test_pixels(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,least,settings", [
-    ("a2c", 2, {"total_steps": 64_000}),
-    ("pqn", 2, {"total_steps": 64_000}),
-    ("dqn", 2, {"total_steps": 12_000})])
-def test_a_game(name, least, settings):
+@pytest.mark.parametrize("name,steps", [("a2c", 64_000), ("pqn", 64_000), ("dqn", 12_000)])
+def test_a_game(name, steps):
     """Some bricks of Breakout, after half a minute to two. By chance it is 0.4."""
-    cfg = module(name).Config(env="MinAtar/Breakout-v1", **settings, **QUICK)
-    assert evaluate(module(name).train(cfg), cfg, 20, seed=1)[0].mean() >= least
+    cfg = module(name).Config(env="MinAtar/Breakout-v1", total_steps=steps, **QUICK)
+    assert evaluate(module(name).train(cfg), cfg, 20, seed=1)[0].mean() >= 2

@@ -1,24 +1,9 @@
 """benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
 import argparse
-from types import SimpleNamespace
 
 import pytest
 
 from benchmarks import speed
-
-
-def test_parts_of_a_run_are_clocked_where_they_happen(monkeypatch):
-    """The clock is counted here: every call takes one second."""
-    ticks = iter(range(1000))
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: float(next(ticks)))
-    envs = SimpleNamespace(step=lambda action: "stepped")
-    module = SimpleNamespace(
-        make_envs=lambda cfg, num_envs: envs, update=lambda agent: "updated",
-        Agent=type("Agent", (), {"act": lambda self, obs: "acted"}))
-    seconds = speed.clock_parts(module)
-    assert module.make_envs(None, 3).step(0) == "stepped" and envs.step(0) == "stepped"
-    assert module.Agent().act(0) == "acted" and module.update(None) == "updated"
-    assert seconds == {"environment": 2.0, "acting": 1.0, "learning": 1.0}
 
 
 @pytest.mark.parametrize("num_procs", [1, 2])

@@ -22,8 +22,8 @@ ALGOS = {path.stem for path in ROOT.glob("algos/[a-z]*.py")}
 LEFT_OUT = ("test_killed_again_and_again",
             # Compiling takes longer than all other tests together.
             "test_compiled_equals_eager", "drawn_without_a_display")
-SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "images_are_learned",
-        "atari", "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
+SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "atari",
+        "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
 # Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size": 32, "epochs": 2,

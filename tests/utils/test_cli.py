@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from algos import dqn, ppo, sac, vpg
+from algos import a2c, dqn, ppo, sac, vpg
 from tests.helpers import ROOT, name_of, refused, run
 from tests.toy import Config
 from utils import cli, mpi, play
@@ -262,15 +262,17 @@ def test_a_config_knows_which_settings_were_given(given, expected):
 
 # ---- How a program ends
 
+def noted(error, note):
+    error.add_note(note)
+    return error
+
+
 @pytest.mark.parametrize("error,status,said", [
     (UsageError("--gamma is 7"), 2, "error: --gamma is 7\n"), (Stopped(15), 143, ""),
-    (KeyboardInterrupt(), 130, "stopped by Ctrl-C; nothing is lost\n"), (None, None, ""),
+    (KeyboardInterrupt(), 130, "stopped by Ctrl-C; nothing is lost\n"),
+    (noted(KeyboardInterrupt(), "step 8 is saved"), 130, "stopped by Ctrl-C; step 8 is saved\n"),
 ])
 def test_a_program_ends_with_one_message_and_a_status(error, status, said, capsys):
-    if error is None:
-        with program():
-            pass
-        return
     with pytest.raises(SystemExit) as caught, program("nothing is lost"):
         raise error
     assert caught.value.code == status and capsys.readouterr() == ("", said)
@@ -304,11 +306,12 @@ def test_a_setting_of_another_name_from_python():
             algo.Config(**{name: 1})
 
 
-def test_help_shows_a_default_of_zero(capsys):
+@pytest.mark.parametrize("algo,games", [(ppo, "games"), (a2c, "Atari")])
+def test_help_shows_a_default_of_zero_and_that_of_games(algo, games, capsys):
     with pytest.raises(SystemExit):
-        parse(ppo.Config, "", ["--help"])
+        parse(algo.Config, "", ["--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert re.search(r"--ent-coef .{10,100}\(default: 0; for games 0.01\)", out)
+    assert re.search(rf"--ent-coef .{{10,100}}\(default: 0; for {games} 0.01\)", out)
 
 
 @pytest.mark.parametrize("name,value", [("compile", "False"), ("resume", 1), ("wandb", None)])

@@ -568,10 +568,8 @@ def test_small_returns_have_digits_too(ret, text):
 
 
 def test_atari_and_minatar_bring_settings_of_their_own():
-    games = {env: run_module.for_game(a2c.Config(env=env))
-             for env in ("ALE/Pong-v5", "MinAtar/Breakout-v1", "CartPole-v1")}
-    assert games == {"ALE/Pong-v5": a2c.Config.for_atari, "MinAtar/Breakout-v1": {},
-                     "CartPole-v1": {}}
+    for env, own in (("ALE/Pong-v5", a2c.Config.for_atari), ("MinAtar/Breakout-v1", {})):
+        assert run_module.for_game(a2c.Config(env=env)) == own
     both = type("Config", (ppo.Config,), {"for_atari": {"lr": 1.0}})(env="ALE/Pong-v5")
     assert run_module.for_game(both) == ppo.Config.for_games | {"lr": 1.0}
 
@@ -594,7 +592,7 @@ def test_games_bring_their_settings_except_where_others_were_given():
     ("..:X", "No module named"), (":X", "doesn't exist"), ("a:b:c", "No module named 'a:b'")])
 def test_a_wrong_name_is_refused_before_anything_is_said(env, said, capsys):
     with pytest.raises(UsageError, match=f"^--env is {env}.*{said}"):
-        ppo.train(ppo.Config(env=env))
+        ppo.train(ppo.Config(env=env, total_steps=8, num_envs=1, rollout_steps=8, minibatch_size=8))
     assert capsys.readouterr().out == "" and not os.listdir(".")
 
 
