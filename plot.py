@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.cli import program, read_command
+from utils.cli import nearest, program, read_command
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -47,8 +47,7 @@ CROWDED = 3             # a panel with more lines than this shows no single seed
 FEW = 3                 # rows of fewer seeds are marked, and have no interval
 ENOUGH = 5              # seeds of each line that the interval of a comparison needs
 AXES = {"steps": "environment steps", "time": "minutes", "ep_ret": "episode return"}
-STATISTICS = {"mean": np.mean, "median": np.median,
-              # Interquartile mean. It drops whole seeds: none of 3, the best and the worst of 6.
+STATISTICS = {"mean": np.mean,      # iqm drops whole seeds: none of 3, the best and worst of 6
               "iqm": lambda values, axis=0: trim_mean(values, 0.25, axis)}
 
 
@@ -60,7 +59,7 @@ class Plot:
     smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # episodes, or rows, in a moving average
     rows: str = ""  # a setting, or algo; each of its values has its own panels
     by: str = ""  # the setting that tells lines apart, or algo; default: all settings that differ
-    aggregate: Literal["mean", "median", "iqm"] = "mean"  # over seeds; iqm: interquartile mean
+    aggregate: Literal["mean", "iqm"] = "mean"  # over seeds; iqm: interquartile mean
     compare: tuple[str, str] = ("", "")  # two lines of the table, such as my_ppo ppo
     anchors: bool = False  # list published results after as many steps; draw those of training
     out: str = ""  # the figure, .svg, .png or .pdf; default: curves.svg, or a new curves-2.svg, ...
@@ -110,7 +109,7 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     files = {name: columns for columns in (progress, episodes) for name in columns}
     name = y if y in files else f"{y}_mean"
     if name not in files:
-        raise ValueError(f"there is no column {y}; there are: {', '.join(files)}")
+        raise ValueError(f"no column {y}, but {', '.join(nearest(y, files) or [*files][:4])}")
     step, value = files[name]["step"], files[name][name]
     there = np.isfinite(value)          # a report may lack some quantities
     if not there.any():
@@ -263,17 +262,18 @@ def compare(groups: Groups, first: str, second: str) -> list[str]:
     """Return a sentence for each panel that has both lines, and for all of them: does first win?"""
     both = [[panel] for panel, lines in groups.items() if {first, second} <= set(lines)]
     if not both:
-        raise UsageError(f"--compare {first} {second}: no panel has finished runs of both")
+        lines = ", ".join(sorted({line for _, line, _ in flat(groups)}))
+        raise UsageError(f"--compare {first} {second}: no panel has finished runs of both; {lines}")
     said = []
     for panels in both + [sum(both, [])] * (len(both) > 1):
         samples = [np.array([run.train100 for run in groups[panel][line]])
                    for line in (first, second) for panel in panels]
+        fewest = min(map(len, samples))
         low, high = map(float, interval(samples, improvement, ENOUGH))
-        doubt = (f"; an interval takes {ENOUGH} of each" if min(map(len, samples)) < ENOUGH else
+        doubt = (f"; an interval takes {ENOUGH} of each" if fewest < ENOUGH else
                  "; no difference shown" if low <= 0.5 <= high else "")
-        if low == high:     # the seeds do not overlap, so every resample gives 0 or 1
-            low = high = np.nan
-        value = cell((float(improvement(*samples)), low, high))
+        low, high = (low, high) if low < high else (np.nan, np.nan)     # every resample was alike
+        value = cell((float(improvement(*samples)), low, high)) if fewest >= FEW else "?"
         where = panels[0] if len(panels) == 1 else f"average over {len(panels)} panels"
         said.append(f"{where}: {first} beats {second} with probability {value} "
                     f"({' and '.join(str(len(sample)) for sample in samples)} seeds{doubt})")
