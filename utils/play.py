@@ -31,6 +31,7 @@ from typing import Annotated, Literal
 import gymnasium as gym
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from utils import checkpoint
 from utils.checkpoint import check_target
@@ -127,11 +128,12 @@ class Film(gym.vector.VectorWrapper):
         super().__init__(envs)
         self.screen = screen
         self.fps = 15 if screen else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
-        self.writer = None
+        self.writer = self.bar = None
 
-    def open(self, file: Path, seconds: float | None) -> None:
+    def open(self, file: Path, seconds: float | None, steps: int) -> None:
         import imageio.v2 as imageio  # an extra
 
+        self.bar = tqdm(total=steps, desc=file.name, unit=" steps", disable=None, leave=False)
         self.left = np.inf if seconds is None else seconds * self.fps
         self.every = self.small = 1
         if file.suffix == ".gif":  # it compresses badly: 20 frames per second, 240 pixels wide
@@ -164,14 +166,16 @@ class Film(gym.vector.VectorWrapper):
     def step(self, act):
         returned = self.env.step(act)
         shown = self.screen and self.screen.step(act)
+        self.bar.update()
         if "episode" not in returned[-1]:  # else a new one has begun
             self.draw(shown)
         return returned
 
     def close(self, **kwargs):
         writer, self.writer = self.writer, None
-        for each in filter(None, (writer, self.env, self.screen)):
-            each.close()
+        for each in (writer, self.bar, self.env, self.screen):
+            if each is not None:
+                each.close()
 
 
 def choose_renderer(file: str) -> None:
@@ -255,15 +259,18 @@ def follow_robot(env) -> None:
 
 
 def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: bool = True,
-                seconds: float | None = None, max_steps: int = 100_000) -> tuple[float, int]:
+                seconds: float | None = None, max_steps: int = 100_000,
+                steps: int | None = None) -> tuple[float, int]:
     """Play one episode in `film` and write it to `file`, whole or not at all.
+
+    steps    its length, if that is known, for the progress bar
 
     Return (return, number of steps).
     """
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         made = Path(folder, Path(file).name)
         try:
-            film.open(made, seconds)
+            film.open(made, seconds, steps)
             returns, lengths = evaluate(agent, cfg, 1, seed, deterministic,
                                         max_steps=max_steps, envs=film)
             film.close()
@@ -322,8 +329,9 @@ def main(play: Play) -> np.ndarray:
     if play.record:
         print(f"{play.record}: {lengths.sum():,} steps of {play.episodes} episodes")
     if film:
+        print(f"drawing an episode of about {lengths[0]:,} steps", flush=True)
         ret, length = write_video(agent, cfg, film, video, seed, not play.stochastic,
-                                  play.seconds, play.max_steps)
+                                  play.seconds, play.max_steps, int(lengths[0]))
         print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
     return returns
 
