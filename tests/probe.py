@@ -170,6 +170,8 @@ def main(argv=None):
                 failed.append(case)
     for case in failed:
         print(f"{case.env} failed: look at {case.hint}")
+    if ran and not failed:
+        print(f"all passed: {', '.join(case.env for case in CASES if case.env in ran)}")
     if not ran:
         print(f"algos/{name}.py takes neither kind of action")
     return int(bool(failed) or not ran)

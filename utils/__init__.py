@@ -18,6 +18,13 @@ Two files are commands: play.py (evaluate a run, record a video or demonstration
 import os
 import sys
 
+if sys.argv[:1] == ["-m"]:  # a command still imports; `program` in cli.py takes over
+    def stopped(kind, *rest):
+        print("stopped by Ctrl-C", file=sys.stderr) if kind is KeyboardInterrupt else (
+            sys.__excepthook__(kind, *rest))
+
+    sys.excepthook = stopped
+
 # Both are read when PyTorch is loaded. Matrix products then have the same bits with one thread as
 # with two, so a run may change their number (`Threads` in utils/run.py). Threads wait for each
 # other after each operation. If they spin until the other has a core, a busy machine makes them 100

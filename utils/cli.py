@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 import re
+import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
@@ -23,7 +24,7 @@ from utils.mpi import UsageError, cores
 # What other libraries call a setting.
 OTHERS_SAY = {
     "lr": "learning_rate actor_lr policy_lr pi_lr q_lr", "v_lr": "critic_lr value_lr vf_lr",
-    "total_steps": "timesteps total_timesteps num_timesteps max_steps steps frames",
+    "total_steps": "timesteps total_timesteps num_timesteps max_steps num_steps steps frames",
     "num_envs": "n_envs", "num_procs": "num_cpu n_cpu num_workers",
     "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch",
     "minibatch_size": "batch_size minibatch", "batch_size": "minibatch_size batch",
@@ -72,8 +73,11 @@ def program(*stopped):
 
     2 after a UsageError, 130 after Ctrl-C, and that of `Stopped` (utils/run.py). If one rank of
     several ends alone, the others are ended too. After Ctrl-C, the message ends with the
-    exception's notes or, without any, with `stopped`.
+    exception's notes or, without any, with `stopped`. SIGTERM, where nobody else handles it, ends
+    a single process in order: its temporary files go.
     """
+    if mpi.size() == 1:
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
     except UsageError as error:
@@ -228,8 +232,11 @@ def check_settings(cfg):
     """UsageError names the first setting of `cfg` that is out of range (see COUNTS and others)."""
     kinds = {field.name: str(field.type) for field in fields(cfg)}
     for name, kind in kinds.items():
-        if "bool" in kind and not isinstance(getattr(cfg, name), bool):  # "False" would be true
-            raise UsageError(f"{flag(name)} is {getattr(cfg, name)!r}; it takes True or False")
+        value = getattr(cfg, name)
+        if "bool" in kind and not isinstance(value, bool):  # "False" would be true
+            raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
+        if "str" in kind and not isinstance(value, str):
+            raise UsageError(f"{flag(name)} is {value!r}; it takes a text")
     known = [name for name, kind in kinds.items() if "int" in kind or "float" in kind]
 
     def there(names):

@@ -67,8 +67,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
             raise
     if atari:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
-        say_once(f"Atari: sticky actions {sticky:g}; the learner's episodes end with each "
-                 f"{'life' if lives_end else 'game'}, those of the log with each game")
+        lives = "; to the learner, a lost life ends an episode, but not in the log" * lives_end
+        say_once(f"Atari: sticky actions {sticky:g}{lives}")
     envs = EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
     MADE.get().add(envs)
     return envs
@@ -730,6 +730,8 @@ def refusing_bad_env(cfg):
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         extra = extra or "box2d" * ("ox2" in str(error))
         how = f"pip install -e '.[{extra}]'" if extra else error
+        if "have been moved" in str(error):  # those of MuJoCo before its own Python package
+            how = f"{cfg.env[:-1]}4 is the same robot with the MuJoCo of today"
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
         with contextlib.suppress(ImportError):

@@ -112,12 +112,14 @@ class Logger:
                  and not name.endswith(("_std", "_min", "_max"))]
         first = ("ep_ret_mean", "ep_len_mean", "eval_ret_mean", "success")
         names.sort(key=lambda name: name not in first)
+        hidden = len(names) - 9
         names = names[:9]
         if row["step"] >= self.start and self.reports >= self.due:
             self.tell_time_left(row["step"], row["time"])
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
-            tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles))
+            more = f"  ({hidden} more in progress.csv)" * (hidden > 0)
+            tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles) + more)
         self.shown = names
         self.reports += 1
         cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}",

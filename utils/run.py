@@ -19,6 +19,7 @@ the command line ends with status 130 or 143.
 """
 
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -31,6 +32,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from contextlib import ExitStack, chdir
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -174,6 +176,8 @@ class Run:
     """
 
     def __init__(self, cfg):
+        if not isinstance(cfg, RunConfig):
+            raise TypeError(f"train takes a Config, such as Config(env='CartPole-v1'), not {cfg!r}")
         given = cfg.given
         cfg = open_run(cfg)
         if cfg.wandb:
@@ -600,12 +604,21 @@ def read_config(run_dir, prefix=""):
                  if isinstance(error, OSError) else
                  f"{path} is damaged: {type(error).__name__} {error}")
         left = f"; --init-from {run_dir} still starts another run with its weights"
-        raise UsageError(prefix + wrong + left * Path(run_dir, "policy.pt").is_file()) from None
+        there = "; runs nearby: " + ", ".join(runs_in(run_dir))
+        raise UsageError(prefix + wrong + left * zipfile.is_zipfile(Path(run_dir, "policy.pt"))
+                         + there * bool(runs_in(run_dir))) from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
         settings["torch_threads"] = min(settings["torch_threads"], cores())
     return config | {"settings": settings}
+
+
+def runs_in(folder):
+    """Return the first five runs at most four levels below a folder or, without it, below runs."""
+    folder = folder if Path(folder).is_dir() else "runs"
+    found = (Path(folder).glob("*/" * depth + "config.json") for depth in range(1, 5))
+    return [str(path.parent) for path in itertools.islice(itertools.chain(*found), 5)]
 
 
 def has_rows(run_dir):

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import os
 import re
+import signal
 import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -269,12 +270,12 @@ def noted(error, note):
 
 @pytest.mark.parametrize("error,status,said", [
     (UsageError("--gamma is 7"), 2, "error: --gamma is 7\n"), (Stopped(15), 143, ""),
-    (KeyboardInterrupt(), 130, "stopped by Ctrl-C; nothing is lost\n"),
+    (KeyboardInterrupt(), 130, "stopped by Ctrl-C; nothing is lost\n"), (signal.SIGTERM, 143, ""),
     (noted(KeyboardInterrupt(), "step 8 is saved"), 130, "stopped by Ctrl-C; step 8 is saved\n"),
 ])
 def test_a_program_ends_with_one_message_and_a_status(error, status, said, capsys):
     with pytest.raises(SystemExit) as caught, program("nothing is lost"):
-        raise error
+        raise error if isinstance(error, BaseException) else signal.raise_signal(error)
     assert caught.value.code == status and capsys.readouterr() == ("", said)
 
 
@@ -314,7 +315,8 @@ def test_help_shows_a_default_of_zero_and_that_of_games(algo, games, capsys):
     assert re.search(rf"--ent-coef .{{10,100}}\(default: 0; for {games} 0.01\)", out)
 
 
-@pytest.mark.parametrize("name,value", [("compile", "False"), ("resume", 1), ("wandb", None)])
-def test_a_text_is_no_truth_value_from_python(name, value):
+@pytest.mark.parametrize("name,value,takes", [
+    ("compile", "False", "True or False"), ("resume", 1, "True or False"), ("env", None, "a text")])
+def test_a_setting_of_another_type_from_python(name, value, takes):
     said = refused(lambda: Config(**{name: value}))
-    assert said == f"--{name.replace('_', '-')} is {value!r}; it takes True or False"
+    assert said == f"--{name} is {value!r}; it takes {takes}"

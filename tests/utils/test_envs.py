@@ -39,7 +39,7 @@ from utils.tasks import BitFlip
     ("CartPole-v1", "", "--env-kwargs is .*JSON object.*line 1"),
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
-    ("LunarLander-v2", "{}", "LunarLander-v3"),
+    ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "Hopper-v4 is the same robot"),
     *((env, '{"wind": 1}', "--env-kwargs is .* raised TypeError: .* 'wind'$") for env in (
         "CartPole-v1", "ALE/Pong-v5")),
     ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs is .* raised ValueError: .*positive"),

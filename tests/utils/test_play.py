@@ -88,7 +88,9 @@ def hide(file):
 
 
 REFUSED = {
-    "missing": (shutil.rmtree, "holds no run"),
+    "missing": (shutil.rmtree, "holds no run: .*No such file or directory$"),
+    "a folder of runs": (lambda run: (run.rename("x"), shutil.copytree("x", run / "a/b")),
+                         "runs nearby: .*/run/a/b$"),
     "config cut off": (lambda run: os.truncate(run / "config.json", 40), "config.json is damaged"),
     "no policy": (lambda run: (run / "policy.pt").unlink(), "policy.pt cannot be read: No such"),
     "policy cut off": (lambda run: os.truncate(run / "policy.pt", 3000), "policy.pt is damaged"),

@@ -585,6 +585,17 @@ def test_games_bring_their_settings_except_where_others_were_given():
         assert images.cfg.lr == 1e-3 and images.cfg.epochs == 4 and images.cfg.seed == 2
 
 
+def test_train_takes_a_config():
+    with pytest.raises(TypeError, match="train takes a Config, .* not 'CartPole-v1'"):
+        run_module.Run("CartPole-v1")
+
+
+def test_an_interrupt_while_python_imports_is_no_traceback():
+    Path("gymnasium.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run([sys.executable, "-m", "algos.ppo"], text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "stopped by Ctrl-C\n")
+
+
 @pytest.mark.parametrize("env,said", [
     ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"), ("CartPole-v9", "v1"),
     ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "is called ALE/Pong-v5"),
