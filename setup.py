@@ -40,7 +40,6 @@ DOCS = [
     "ziamath",              # brings the font STIX Two Math, so that no page fetches one
 ]
 BENCH = ["sbx-rl", "sb3-contrib"]       # peers that benchmarks/speed.py times
-WANDB = ["wandb"]                       # Weights & Biases: curves of many runs in a browser
 
 TEST = [
     *ATARI, *MINATAR, *BOX2D, *VIDEO, *ROBOTICS, *DOCS,
@@ -69,6 +68,6 @@ setup(
     py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
     install_requires=CORE,
     extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,
-                    "robotics": ROBOTICS, "wandb": WANDB, "docs": DOCS,
+                    "robotics": ROBOTICS, "docs": DOCS,
                     "bench": BENCH, "test": TEST},
 )

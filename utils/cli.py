@@ -40,7 +40,7 @@ OTHERS_SAY = {
     "env": "env_id env_name", "env_kwargs": "max_episode_steps",
     "run_dir": "log_dir logdir save_dir exp_name out", "eval_every": "eval_freq",
     "init_from": "load pretrained", "report_every": "log_interval", "device": "cuda gpu",
-    "wandb": "track", "jobs": "n_jobs workers",
+    "jobs": "n_jobs workers",
 }
 
 # The ranges of settings, by name. Any other number has to be finite.

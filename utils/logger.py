@@ -19,31 +19,10 @@ import torch
 from tqdm import tqdm
 
 from utils.checkpoint import write_text
-from utils.mpi import UsageError
 
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
-
-
-def import_wandb():
-    """Return what starts Weights & Biases. UsageError: it is not installed."""
-    try:
-        from wandb import init  # a folder of that name can be imported, too, but has none
-    except ImportError:
-        raise UsageError("--wandb: Weights & Biases is not installed: "
-                         "pip install -e '.[wandb]'") from None
-    return init
-
-
-def start_wandb(run_dir, settings, stack):
-    """Make Weights & Biases copy whatever TensorBoard gets, until `stack`, an ExitStack, closes.
-
-    It keeps its own files in ./wandb. Inside the run directory, it would take its copy of the
-    event file for another one and count every report twice.
-    """
-    run = import_wandb()(name=str(run_dir), config=settings, sync_tensorboard=True)
-    stack.callback(run.finish)
 
 
 class Logger:

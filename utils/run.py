@@ -46,7 +46,7 @@ import torch
 from utils import checkpoint, mpi
 from utils.cli import check_range, check_settings, flag, nearest, program, read_command
 from utils.envs import closing_envs, evaluate, is_game, is_image, make_envs, with_version
-from utils.logger import Logger, import_wandb, merge, read_table, start_wandb
+from utils.logger import Logger, merge, read_table
 from utils.mpi import UsageError, cores, launch, together
 
 try:
@@ -63,7 +63,7 @@ HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in 
 
 SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
 # Settings that may differ on --resume.
-FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code", "wandb"}
+FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code"}
 # The files of a run, but for config.json, which names it as one.
 PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json")
@@ -84,7 +84,6 @@ class RunConfig:
     changed_code: bool = False  # --resume even if the algorithm file has changed since
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
-    wandb: bool = False  # also send metrics to Weights & Biases; needs the extra wandb
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses: faster steps, slower start; on in long runs
@@ -180,8 +179,6 @@ class Run:
             raise TypeError(f"train takes a Config, such as Config(env='CartPole-v1'), not {cfg!r}")
         given = cfg.given
         cfg = open_run(cfg)
-        if cfg.wandb:
-            import_wandb()  # refuses to start without it
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         self.cfg = cfg = compile_if_long(suit_games(cfg, given), given)
         replace(cfg, num_procs=mpi.size(), resume=False)  # refuses what the ranks cannot share
@@ -274,8 +271,6 @@ class Run:
                 mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
                         f"--torch-threads {cfg.torch_threads}"
                         + ", --compile (--no-compile leaves it out)" * cfg.compile)
-                if cfg.wandb:
-                    start_wandb(cfg.run_dir, plain_settings(cfg), stack)
                 own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
                 start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:

@@ -1,9 +1,6 @@
 """What a run writes: progress.csv, episodes.csv, TensorBoard and the console."""
 import io
-import os
-import re
 import sys
-import types
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,7 +9,6 @@ import pytest
 import torch
 
 from algos import sac
-from tests.helpers import refused, run
 from tests.toy import Config, rows, start, train
 from utils import checkpoint, logger
 
@@ -189,46 +185,6 @@ def test_bar_on_a_terminal(monkeypatch, capsys):
     train(Config())
     assert "800/800" in terminal.getvalue()
     assert "ep_ret" in capsys.readouterr().out
-
-
-def test_weights_and_biases_that_are_not_installed(monkeypatch):
-    """A folder ./wandb, where it keeps its files, can be imported as well."""
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    message = "--wandb: Weights & Biases is not installed: pip install -e '.[wandb]'"
-    assert refused(train, Config(wandb=True)) == message
-    monkeypatch.setitem(sys.modules, "wandb", types.ModuleType("wandb"))
-    assert refused(train, Config(wandb=True)) == message
-    train(Config())
-
-
-def test_weights_and_biases_copies_tensorboard(monkeypatch):
-    """Started before TensorBoard's file is opened, ended after it is closed."""
-    class Fake(types.ModuleType):
-        def init(self, **kwargs):
-            seen.update(kwargs, files_then=os.listdir("run"))
-            return types.SimpleNamespace(finish=lambda: seen.update(
-                closed=made[0].progress.file.closed))
-
-    made, seen, opened = [], {}, logger.Logger.open
-    monkeypatch.setitem(sys.modules, "wandb", Fake("wandb"))
-    monkeypatch.setattr(logger.Logger, "open", lambda self, *args, **more: (
-        made.append(self), opened(self, *args, **more))[1])
-    train(Config(wandb=True))
-    assert seen["sync_tensorboard"] is True and seen["name"] == "run" and "dir" not in seen
-    assert seen["config"]["lr"] == 1e-2 and seen["config"]["total_steps"] == 800
-    assert not any("tfevents" in name for name in seen["files_then"])
-    assert seen["closed"]
-    train(Config(run_dir="other"))
-    assert seen["name"] == "run"
-
-
-def test_weights_and_biases_offline():
-    pytest.importorskip("wandb", reason="needs the extra: pip install -e '.[wandb]'")
-    script = "from tests.toy import Config, train; train(Config(wandb=True, total_steps=500))"
-    done = run([sys.executable, "-c", script], env=os.environ | {"WANDB_MODE": "offline"})
-    assert os.listdir("wandb")
-    curve, last = re.findall(r"wandb: +ep_len_mean (\S+)$", done.stderr, re.M)
-    assert len(curve) == 5 and float(last) == 7.5, "one point for each report"
 
 
 @pytest.mark.parametrize("speed,said", [(10.0, "about 2:45 h left at this speed"), (1e6, "")])

@@ -289,13 +289,13 @@ def test_a_result_has_at_most_100_evaluations_and_the_last(run):
 
 def test_settings_of_a_result_are_those_that_decide_its_numbers(run):
     config = json.loads((run / "config.json").read_text())
-    config["settings"] |= {"eval_every": 128, "compile": True, "device": "cpu", "wandb": True}
+    config["settings"] |= {"eval_every": 128, "compile": True, "device": "cpu"}
     (run / "config.json").write_text(json.dumps(config))
     result = results.make_result(run)
     assert result["backend"] == {"compile": True, "device": "cpu"}
     assert set(result["changed"]) == {"env_kwargs", "total_steps", "rollout_steps", "epochs",
                                       "num_envs", "hidden"}
-    assert not {"eval_every", "wandb", "seed", "run_dir"} & set(result["settings"])
+    assert not {"eval_every", "seed", "run_dir"} & set(result["settings"])
 
 
 def test_a_run_that_went_on_is_collected_again(run):
