@@ -1,8 +1,11 @@
-"""What the algorithm files share. Each imports the first three, imitation (bc, gail) also demos:
+"""What the algorithm files share. All that is learning, time limits too, stands in these files.
+Each imports the first three, imitation (bc, gail) also demos:
 
-    mpi.py          optimizers and running statistics, averaged over processes
-    envs.py         make_envs, evaluate, and what each kind of environment needs
-    run.py          RunConfig and Run: directory, seeds, device, reports, save and resume
+    mpi.py          optimizers and running statistics, averaged over processes; compiled losses
+    envs.py         make_envs, evaluate, what each kind of environment needs; `Checked` refuses
+                    what an environment should not return
+    run.py          RunConfig and Run: the directory and its lock, seeds, device, threads, whether
+                    to compile, reports, save and resume
     demos.py        demonstrations of an expert, for imitation learning
 
 Two files are commands: play.py (evaluate a run, record a video or demonstrations) and sweep.py
@@ -19,11 +22,13 @@ import os
 import sys
 
 if sys.argv[:1] == ["-m"]:  # a command still imports; `program` in cli.py takes over
-    def stopped(kind, *rest):
-        print("stopped by Ctrl-C", file=sys.stderr) if kind is KeyboardInterrupt else (
-            sys.__excepthook__(kind, *rest))
+    def in_one_line(kind, *rest):
+        if kind is KeyboardInterrupt:
+            print("stopped by Ctrl-C", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, *rest)
 
-    sys.excepthook = stopped
+    sys.excepthook = in_one_line
 
 # Both are read when PyTorch is loaded. Matrix products then have the same bits with one thread as
 # with two, so a run may change their number (`Threads` in utils/run.py). Threads wait for each
