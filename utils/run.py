@@ -253,7 +253,7 @@ class Run:
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
                 before = signal.signal(number, self.on_signal)
                 stack.callback(signal.signal, number, before or signal.SIG_DFL)
-            lock = together(hold if self.root else None, cfg)
+            lock = together(claim if self.root else None, cfg)
             if self.root:
                 stack.enter_context(lock)
             resumes = cfg.resume and bool(checkpoint.resume_folders(self.run_dir))
@@ -640,8 +640,11 @@ def replaced_files(cfg, run_dir):
     return files
 
 
-def hold(cfg):
-    """Make the run directory and lock it. The lock lasts as long as the returned file is open."""
+def claim(cfg):
+    """Make the run directory, lock it, and empty it of a run that this one replaces.
+
+    The lock lasts as long as the returned file is open.
+    """
     try:
         Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
         file = open(Path(cfg.run_dir, ".lock"), "w")

@@ -220,7 +220,7 @@ def test_a_second_ctrl_c_ends_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("where", ["hold", "origin", "write_config"])
+@pytest.mark.parametrize("where", ["claim", "origin", "write_config"])
 def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(where, monkeypatch):
     """Half a directory could be neither resumed nor replaced."""
     plain = getattr(run_module, where)
