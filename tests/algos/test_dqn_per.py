@@ -106,3 +106,7 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
     monkeypatch.setattr(dqn_per, "update", noting_update)
     dqn_per.train(quick(dqn_per, update_every=4, num_envs=2))
     assert len(rated) == len(learned) == 20
+
+
+def test_a_run_that_was_killed_before_its_first_step_resumes():
+    make(dqn_per, 8).load_state_dict(make(dqn_per, 8).state_dict())
