@@ -71,8 +71,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
-    learn_alpha: bool = True  # tune alpha so that the entropy is near target_entropy
-    target_entropy: float | None = None  # in nats; default: -1 per action dimension
+    learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     policy_delay: int = 3  # critic updates per update of actor and alpha (1 to 3)
     warm_up: int = 100_000  # updates of a network before it renormalises: BatchRenorm
     critic_hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the critics
@@ -212,8 +211,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     (q1, next_q1), (q2, next_q2) = both_q1.chunk(2), both_q2.chunk(2)
     next_val = torch.min(next_q1, next_q2) - agent.alpha() * next_logp
     next_val = next_val.detach()  # Q moves towards y, not y towards Q
-    target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
-    loss = q_loss(q1, target) + q_loss(q2, target)
+    target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
+    assert q1.shape == q2.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = (q1 - target).square().mean() + (q2 - target).square().mean()
     return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
 
 
@@ -237,24 +237,6 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
     return u.tanh(), (logp_u - log_jacobian).sum(-1)
 
 
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def q_loss(q: PerSample, target: PerSample) -> Scalar:
-    """mean (Q(s, a) - y)^2"""
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return (q - target).square().mean()
-
-
 @mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
     """L(pi) = mean [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))], where a ~ pi(.|s).
@@ -266,8 +248,7 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSampl
     q1, q2 = agent.critic(batch.obs, act, train=False)
     assert q1.shape == q2.shape == logp.shape
     loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
-    logp = logp.detach()
-    return loss, {"actor_loss": loss.detach(), "logp": logp}, logp
+    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}, logp.detach()
 
 
 @mpi.compilable
@@ -280,8 +261,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. With log alpha as first factor, the derivative in log alpha is H - H_0.
-    With alpha it would be alpha (H - H_0): the sign and the zero are the same.
+    positive. The derivative in it is H - H_0; in the paper, alpha (H - H_0).
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}
@@ -373,9 +353,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.critic = TwinRenormCritic(
             self.obs_dim + self.act_dim, *cfg.critic_hidden, 1, warm_up=cfg.warm_up)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
-        self.target_entropy = cfg.target_entropy
-        if cfg.target_entropy is None:  # the authors' heuristic
-            self.target_entropy = -float(self.act_dim)
+        self.target_entropy = -float(self.act_dim)  # the authors' heuristic
 
     def alpha(self) -> Scalar:
         """The temperature, a constant to the losses of critics and actor."""
@@ -404,10 +382,8 @@ class Agent(Policy):  # which adds predict(obs)
 
 # ======================================= buffer =======================================
 class ReplayBuffer(SavedRows):  # which adds its state dict
-    """A ring of `capacity` transitions: new ones overwrite the oldest.
-
-    Random batches mix old and new ones. A network trained on similar ones in a row
-    forgets the rest.
+    """A ring of `capacity` transitions: new ones overwrite the oldest. Batches mix old
+    and new ones: a network trained on similar ones in a row forgets the rest.
     """
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):

@@ -175,34 +175,18 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q(s, a) - y)^2
 
-    Q is the return of following pi after a, so a' is not from the buffer.
+    Only terminal states are worth 0: after a time limit, V(s') replaces the rewards cut
+    off. r and s' depend on s and a, not on the policy that chose a, so transitions of
+    old policies will do. The policy to rate is pi, so a' is not from the buffer.
     """
-    cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_act = agent.actor_targ(batch.next_obs)
         next_val = agent.critic_targ(batch.next_obs, next_act)
-        target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
+        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = agent.critic(batch.obs, batch.act)
-    loss = q_loss(q, target)
-    return loss, {"critic_loss": loss.detach(), "q": q.detach()}
-
-
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def q_loss(q: PerSample, target: PerSample) -> Scalar:
-    """mean (Q(s, a) - y)^2"""
     assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return (q - target).square().mean()
+    loss = (q - target).square().mean()
+    return loss, {"critic_loss": loss.detach(), "q": q.detach()}
 
 
 @mpi.compilable
@@ -220,11 +204,7 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
 @torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """w_targ <- w_targ + tau (w - w_targ), in place.
-
-    If Q computed its own target, each step would move the target too, and errors could
-    reinforce themselves. The weights w_targ lag by about 1/tau moves.
-    """
+    """w_targ <- w_targ + tau (w - w_targ), in place. They lag by about 1/tau moves."""
     for w_targ, w in zip(target.parameters(), source.parameters()):
         w_targ.lerp_(w, tau)
 
@@ -288,10 +268,8 @@ class Agent(Policy):  # which adds predict(obs)
 
 # ======================================= buffer =======================================
 class ReplayBuffer(SavedRows):  # which adds its state dict
-    """A ring of `capacity` transitions: new ones overwrite the oldest.
-
-    Random batches mix old and new ones. A network trained on similar ones in a row
-    forgets the rest.
+    """A ring of `capacity` transitions: new ones overwrite the oldest. Batches mix old
+    and new ones: a network trained on similar ones in a row forgets the rest.
     """
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):

@@ -13,17 +13,15 @@ V(s) is the value of a state with its bonus (`soft_value`).
     actor_loss     pi maximises V(s)
     alpha_loss     alpha falls while the entropy is above its target, else it rises
 
-Unlike in TD3, pi itself is random, there is no target actor, and the actor learns in
-every update, by the lower of both critics. One step of `train`:
+There is no target actor, and the actor learns in every update. One step of `train`:
 
     interact       a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
     update         one Adam step on each loss; the target critics follow
 
-Departures from the paper. The first factor of `alpha_loss` is log alpha, as in an early
-version of the authors' code (paper: alpha). From the code, too: log sigma in [-20, 2],
-uniform actions at first. Learning rate 1e-3 (3e-4), no factor 1/2 in `critic_loss`.
+Departures from the paper. As in the authors' early code: log alpha in `alpha_loss`, log
+sigma in [-20, 2], uniform actions at first. Learning rate 1e-3 (paper: 3e-4).
 
-Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
+Healthy values. `logp` nears the number of action dimensions, `q1` stays close to `q2`.
 
 Run   python -m algos.sac --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/td3.py algos/sac.py    (next: sac_her.py, crossq.py)
@@ -72,8 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
-    learn_alpha: bool = True  # tune alpha so that the entropy is near target_entropy
-    target_entropy: float | None = None  # in nats; default: -1 per action dimension
+    learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
     torch_threads: int = 0  # two while a second core is free
 
@@ -185,14 +182,15 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
 
-    Q(s, a) leaves out the bonus in s itself, which does not depend on a.
+    Q(s, a) leaves out the bonus in s itself, which does not depend on a. Only terminal
+    states are worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
-    cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_val, _ = soft_value(agent, agent.critic_targ, batch.next_obs)
-        target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
+        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q1, q2 = agent.critic(batch.obs, batch.act)
-    loss = q_loss(q1, target) + q_loss(q2, target)
+    assert q1.shape == q2.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = (q1 - target).square().mean() + (q2 - target).square().mean()
     return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
 
 
@@ -230,24 +228,6 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
     return u.tanh(), (logp_u - log_jacobian).sum(-1)
 
 
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def q_loss(q: PerSample, target: PerSample) -> Scalar:
-    """mean (Q(s, a) - y)^2"""
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return (q - target).square().mean()
-
-
 @mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
     """L(pi) = -mean V(s), by the critics, not their targets. Also return log pi(a|s).
@@ -257,8 +237,7 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSampl
     """
     val, logp = soft_value(agent, agent.critic, batch.obs)
     loss = -val.mean()
-    logp = logp.detach()
-    return loss, {"actor_loss": loss.detach(), "logp": logp}, logp
+    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}, logp.detach()
 
 
 @mpi.compilable
@@ -271,8 +250,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. With log alpha as first factor, the derivative in log alpha is H - H_0.
-    With alpha it would be alpha (H - H_0): the sign and the zero are the same.
+    positive. The derivative in it is H - H_0; in the paper, alpha (H - H_0).
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}
@@ -280,11 +258,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
 @torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """w_targ <- w_targ + tau (w - w_targ), in place.
-
-    If Q computed its own target, each step would move the target too, and errors could
-    reinforce themselves. The weights w_targ lag by about 1/tau moves.
-    """
+    """w_targ <- w_targ + tau (w - w_targ), in place. They lag by about 1/tau moves."""
     for w_targ, w in zip(target.parameters(), source.parameters()):
         w_targ.lerp_(w, tau)
 
@@ -298,25 +272,17 @@ def relu_mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
-class Critic(nn.Module):
-    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
-        super().__init__()
-        self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
-
-    def forward(self, obs: Observations, act: Actions) -> PerSample:
-        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
-
-
 class TwinCritic(nn.Module):
     """Two critics with different initial weights."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
-        self.q1 = Critic(obs_dim, act_dim, hidden)
-        self.q2 = Critic(obs_dim, act_dim, hidden)
+        self.q1 = relu_mlp(obs_dim + act_dim, *hidden, 1)
+        self.q2 = relu_mlp(obs_dim + act_dim, *hidden, 1)
 
     def forward(self, obs: Observations, act: Actions) -> tuple[PerSample, PerSample]:
-        return self.q1(obs, act), self.q2(obs, act)
+        x = torch.cat([obs, act], dim=-1)
+        return self.q1(x).squeeze(-1), self.q2(x).squeeze(-1)  # [B, 1] -> [B]
 
 
 class Agent(Policy):  # which adds predict(obs)
@@ -333,9 +299,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.critic = TwinCritic(self.obs_dim, self.act_dim, cfg.hidden)
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
-        self.target_entropy = cfg.target_entropy
-        if cfg.target_entropy is None:  # the authors' heuristic
-            self.target_entropy = -float(self.act_dim)
+        self.target_entropy = -float(self.act_dim)  # the authors' heuristic
 
     def alpha(self) -> Scalar:
         """The temperature, a constant to the losses of critics and actor."""
@@ -364,10 +328,8 @@ class Agent(Policy):  # which adds predict(obs)
 
 # ======================================= buffer =======================================
 class ReplayBuffer(SavedRows):  # which adds its state dict
-    """A ring of `capacity` transitions: new ones overwrite the oldest.
-
-    Random batches mix old and new ones. A network trained on similar ones in a row
-    forgets the rest.
+    """A ring of `capacity` transitions: new ones overwrite the oldest. Batches mix old
+    and new ones: a network trained on similar ones in a row forgets the rest.
     """
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):

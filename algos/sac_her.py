@@ -37,7 +37,7 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 import torch
-from jaxtyping import Float32, Int64
+from jaxtyping import Float32
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
@@ -57,7 +57,6 @@ Observations = Float32[Tensor, "B obs_dim"]  # o and the goal: see with_goal
 Actions = Float32[Tensor, "B act_dim"]  # in [-1, 1]
 ActorOut = Float32[Tensor, "B k"]  # mu and log sigma side by side: k = 2 act_dim
 Scalar = Float32[Tensor, ""]
-Goals = Float32[Tensor, "B goal_dim"]
 
 
 # ======================================= config =======================================
@@ -76,8 +75,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     her_k: int = 4  # k, relabelled transitions per original one (4 or 8); 0: plain SAC
     alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
-    learn_alpha: bool = True  # tune alpha so that the entropy is near target_entropy
-    target_entropy: float | None = None  # in nats; default: -1 per action dimension
+    learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
     torch_threads: int = 0  # two while a second core is free
 
@@ -190,12 +188,12 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
     """
-    cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_val, _ = soft_value(agent, agent.critic_targ, batch.next_obs)
-        target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
+        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q1, q2 = agent.critic(batch.obs, batch.act)
-    loss = q_loss(q1, target) + q_loss(q2, target)
+    assert q1.shape == q2.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = (q1 - target).square().mean() + (q2 - target).square().mean()
     return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
 
 
@@ -225,28 +223,13 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
     return u.tanh(), (logp_u - log_jacobian).sum(-1)
 
 
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def q_loss(q: PerSample, target: PerSample) -> Scalar:
-    """mean (Q(s, a) - y)^2"""
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return (q - target).square().mean()
-
-
 @mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
     """L(pi) = -mean V(s), by the critics, not their targets. Also return log pi(a|s).
     """
     val, logp = soft_value(agent, agent.critic, batch.obs)
     loss = -val.mean()
-    logp = logp.detach()
-    return loss, {"actor_loss": loss.detach(), "logp": logp}, logp
+    return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}, logp.detach()
 
 
 @mpi.compilable
@@ -259,8 +242,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
 @torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """w_targ <- w_targ + tau (w - w_targ), in place.
-    """
+    """w_targ <- w_targ + tau (w - w_targ), in place. They lag by about 1/tau moves."""
     for w_targ, w in zip(target.parameters(), source.parameters()):
         w_targ.lerp_(w, tau)
 
@@ -274,25 +256,17 @@ def relu_mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
-class Critic(nn.Module):
-    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
-        super().__init__()
-        self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
-
-    def forward(self, obs: Observations, act: Actions) -> PerSample:
-        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
-
-
 class TwinCritic(nn.Module):
     """Two critics with different initial weights."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
-        self.q1 = Critic(obs_dim, act_dim, hidden)
-        self.q2 = Critic(obs_dim, act_dim, hidden)
+        self.q1 = relu_mlp(obs_dim + act_dim, *hidden, 1)
+        self.q2 = relu_mlp(obs_dim + act_dim, *hidden, 1)
 
     def forward(self, obs: Observations, act: Actions) -> tuple[PerSample, PerSample]:
-        return self.q1(obs, act), self.q2(obs, act)
+        x = torch.cat([obs, act], dim=-1)
+        return self.q1(x).squeeze(-1), self.q2(x).squeeze(-1)  # [B, 1] -> [B]
 
 
 def with_goal(obs: Tensor, parts: dict[str, slice]) -> Tensor:
@@ -316,9 +290,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.critic = TwinCritic(self.obs_dim, self.act_dim, cfg.hidden)
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
-        self.target_entropy = cfg.target_entropy
-        if cfg.target_entropy is None:  # the authors' heuristic
-            self.target_entropy = -float(self.act_dim)
+        self.target_entropy = -float(self.act_dim)  # the authors' heuristic
 
     def alpha(self) -> Scalar:
         """The temperature, a constant to the losses of critics and actor."""
@@ -400,48 +372,35 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement; the first ones get new goals.
 
-            g'             = m(s'_{t+j}), the goal achieved j steps later: `future_step`
-            r, terminated  = those of `reward_of_goal` for m(s'_t) and g'
+            g'            = m(s'_{t+j}), the goal achieved j steps later
+            j             uniform in {0, ..., later}; if it is 0, s'_t itself reaches g'
+            r             = compute_reward(m(s'_t), g')
+            terminated    = compute_terminated(m(s'_t), g')
 
         It is the paper's "future" strategy, the best of the four that it compares.
         """
         rows = torch.randint(self.num_stored, (batch_size,)).numpy()
-        batch = self.gather(rows)
-        later = batch.pop("later")
+        batch = {name: column.take(rows, axis=0)  # column[rows], but faster
+                 for name, column in self.columns.items()}
         num = round(self.relabelled * batch_size)
-        ahead = len(self.ep_len) * future_step(later[:num]).cpu().numpy()
-        future = self.gather((rows[:num] + ahead) % self.capacity)
-        goal = future["next_obs"][:, self.parts["achieved_goal"]]
+        later = torch.from_numpy(batch.pop("later")[:num])
+        j = (torch.rand(num) * (later + 1)).long().numpy()
+        future = (rows[:num] + len(self.ep_len) * j) % self.capacity
+        goal = self.columns["next_obs"][future, self.parts["achieved_goal"]]
         achieved = batch["next_obs"][:num, self.parts["achieved_goal"]]
-        rew, terminated = reward_of_goal(self.env, achieved, goal)
+        rew = self.env.compute_reward(achieved, goal, NO_INFO)
+        assert np.shape(rew) == (num,), "compute_reward does not accept batches"
         batch["rew"][:num] = rew
-        batch["terminated"][:num] = terminated
+        # In gymnasium-robotics, compute_terminated does not take batches.
+        batch["terminated"][:num] = [
+            self.env.compute_terminated(*pair, NO_INFO) for pair in zip(achieved, goal)]
         for name in ("obs", "next_obs"):
             batch[name][:num, self.parts["desired_goal"]] = goal
-            batch[name] = with_goal(batch[name], self.parts)
-        return Transitions(**batch)
-
-    def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
-        return {  # column.take(rows, axis=0) is column[rows], but faster
-            name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
-            for name, column in self.columns.items()}
-
-
-def future_step(later: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
-    """j, uniform in {0, ..., later}. With j = 0, the transition itself reached g'."""
-    return (torch.rand(later.shape, device=later.device) * (later + 1)).long()
-
-
-def reward_of_goal(env: gym.Env, achieved: Goals,
-                   goal: Goals) -> tuple[PerSample, PerSample]:
-    """r and `terminated`, if s' achieves `achieved` and the goal is `goal`."""
-    goals = achieved.cpu().numpy(), goal.cpu().numpy()
-    rew = torch.as_tensor(env.compute_reward(*goals, NO_INFO)).to(goal)
-    # In gymnasium-robotics compute_reward takes batches, compute_terminated does not.
-    ends = [float(env.compute_terminated(*pair, NO_INFO)) for pair in zip(*goals)]
-    terminated = torch.tensor(ends).to(goal)
-    assert rew.shape == terminated.shape, "compute_reward does not accept batches"
-    return rew, terminated
+        batch = {name: torch.from_numpy(part).to(self.device)
+                 for name, part in batch.items()}
+        obs = with_goal(batch.pop("obs"), self.parts)
+        next_obs = with_goal(batch.pop("next_obs"), self.parts)
+        return Transitions(obs=obs, next_obs=next_obs, **batch)
 
 
 if __name__ == "__main__":

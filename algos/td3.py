@@ -185,7 +185,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
     The critics start from different weights, so their errors differ, and the minimum is
     too high only where both are. More often it is too low. This bias spreads as well,
-    but the actor does not select for it: it avoids the actions that look bad.
+    but the actor does not select for it: it avoids the actions that look bad. Only
+    terminal states are worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
@@ -193,9 +194,10 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         next_act = add_clipped_noise(next_act, cfg.target_noise, cfg.noise_clip)
         next_q1, next_q2 = agent.critic_targ(batch.next_obs, next_act)
         next_val = torch.min(next_q1, next_q2)
-        target = td_target(batch.rew, batch.terminated, next_val, cfg.gamma)
+        target = batch.rew + cfg.gamma * (1 - batch.terminated) * next_val
     q1, q2 = agent.critic(batch.obs, batch.act)
-    loss = q_loss(q1, target) + q_loss(q2, target)
+    assert q1.shape == q2.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = (q1 - target).square().mean() + (q2 - target).square().mean()
     return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
 
 
@@ -209,24 +211,6 @@ def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
     return (act + noise).clamp(-1, 1)
 
 
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def q_loss(q: PerSample, target: PerSample) -> Scalar:
-    """mean (Q(s, a) - y)^2"""
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return (q - target).square().mean()
-
-
 @mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = -mean Q_1(s, pi(s)).
@@ -235,17 +219,14 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     step moves each action pi(s) to where Q_1 is higher. Q_1 only points the way, and
     Q_2 still corrects the target where Q_1 is too high.
     """
-    loss = -agent.critic.q1(batch.obs, agent.actor(batch.obs)).mean()
+    q1, _ = agent.critic(batch.obs, agent.actor(batch.obs))
+    loss = -q1.mean()
     return loss, {"actor_loss": loss.detach()}
 
 
 @torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
-    """w_targ <- w_targ + tau (w - w_targ), in place.
-
-    If Q computed its own target, each step would move the target too, and errors could
-    reinforce themselves. The weights w_targ lag by about 1/tau moves.
-    """
+    """w_targ <- w_targ + tau (w - w_targ), in place. They lag by about 1/tau moves."""
     for w_targ, w in zip(target.parameters(), source.parameters()):
         w_targ.lerp_(w, tau)
 
@@ -259,25 +240,17 @@ def relu_mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
 
 
-class Critic(nn.Module):
-    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
-        super().__init__()
-        self.net = relu_mlp(obs_dim + act_dim, *hidden, 1)
-
-    def forward(self, obs: Observations, act: Actions) -> PerSample:
-        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
-
-
 class TwinCritic(nn.Module):
     """Two critics with different initial weights."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
-        self.q1 = Critic(obs_dim, act_dim, hidden)
-        self.q2 = Critic(obs_dim, act_dim, hidden)
+        self.q1 = relu_mlp(obs_dim + act_dim, *hidden, 1)
+        self.q2 = relu_mlp(obs_dim + act_dim, *hidden, 1)
 
     def forward(self, obs: Observations, act: Actions) -> tuple[PerSample, PerSample]:
-        return self.q1(obs, act), self.q2(obs, act)
+        x = torch.cat([obs, act], dim=-1)
+        return self.q1(x).squeeze(-1), self.q2(x).squeeze(-1)  # [B, 1] -> [B]
 
 
 class Agent(Policy):  # which adds predict(obs)
@@ -308,7 +281,7 @@ class Agent(Policy):  # which adds predict(obs)
     def q_value(self, obs: np.ndarray, act: Actions) -> PerSample:
         """Q_1(s, a). --eval-every logs it beside the discounted return obtained."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
-        return self.critic.q1(obs, act.to(self.low.device)).cpu()
+        return self.critic(obs, act.to(self.low.device))[0].cpu()
 
     def random_act(self, num_envs: int) -> Tensor:
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
@@ -321,10 +294,8 @@ class Agent(Policy):  # which adds predict(obs)
 
 # ======================================= buffer =======================================
 class ReplayBuffer(SavedRows):  # which adds its state dict
-    """A ring of `capacity` transitions: new ones overwrite the oldest.
-
-    Random batches mix old and new ones. A network trained on similar ones in a row
-    forgets the rest.
+    """A ring of `capacity` transitions: new ones overwrite the oldest. Batches mix old
+    and new ones: a network trained on similar ones in a row forgets the rest.
     """
 
     def __init__(self, capacity: int, obs_dim: int, act_dim: int, device: torch.device):

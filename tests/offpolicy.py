@@ -105,9 +105,9 @@ def linear_agent(algo, critics, critic_targs, **settings):
     one = Box(-1, 1, (1,), np.float32)
     agent = make_agent(algo, space=one, obs_space=one, hidden=(), **settings)
     for net, lines in ((agent.critic, critics), (agent.critic_targ, critic_targs)):
-        nets = [net] if len(lines) == 1 else [net.q1, net.q2]
-        for critic, (of_obs, of_act, bias) in zip(nets, lines, strict=True):
-            critic.net[0] = line([of_obs, of_act], bias)
+        nets = [net.net] if len(lines) == 1 else [net.q1, net.q2]
+        for layers, (of_obs, of_act, bias) in zip(nets, lines, strict=True):
+            layers[0] = line([of_obs, of_act], bias)
     agent.critic_targ.requires_grad_(False)
     return agent
 

@@ -39,7 +39,7 @@ divided_algo = pytest.mark.parametrize("name", [name for name in ALGOS if ALGOS[
 every_kind = pytest.mark.parametrize(
     "name,kind", [(name, kind) for name, row in ALGOS.items() for kind in row.takes.split()])
 SHARED = {each.name for each in dataclasses.fields(RunConfig)} | {"total_steps"}
-SIGNED = {"target_entropy", "v_min", "v_max"}
+SIGNED = {"v_min", "v_max"}
 DRAWS = "rand", "randn", "randn_like", "randint", "randperm"
 
 

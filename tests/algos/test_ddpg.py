@@ -1,6 +1,7 @@
 """algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike."""
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from algos import ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
-from tests.helpers import bare, close, column, copies, name_of, quick, refuses_columns
+from tests.helpers import close, column, copies, name_of, quick
 from tests.offpolicy import (
     NETS,
     flat,
@@ -26,16 +27,6 @@ and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of
 
 
 # ---- Hand values
-
-@and_her
-def test_critic_loss_by_hand(algo):
-    q = torch.tensor([1.0, 3], requires_grad=True)
-    loss = algo.q_loss(q, torch.tensor([2.0, 5]))
-    assert loss.item() == 2.5
-    loss.backward()
-    assert q.grad.tolist() == [-1, -2]                              # of each half of the square's
-    refuses_columns(bare(algo).q_loss, 2)
-
 
 @and_her
 def test_targets_follow_by_hand(algo):
@@ -115,7 +106,18 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
     assert torch.equal(act, agent.random_act(20000))
 
 
-# ---- Gradients
+# ---- Targets and gradients
+
+@and_her
+def test_at_an_end_only_the_reward_counts(algo):
+    """The loss is then that of gamma = 0; elsewhere it is not."""
+    for ends in (False, True):
+        batch = replace(make_batch(algo), terminated=torch.full((32,), float(ends)))
+        losses = []
+        for gamma in (0.0, 0.9):
+            losses.append(algo.critic_loss(make_agent(algo, gamma=gamma), batch)[0])
+        assert torch.equal(*losses) == ends
+
 
 @every_algo
 def test_the_critics_targets_are_constants(algo):

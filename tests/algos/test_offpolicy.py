@@ -1,21 +1,12 @@
-"""What the off-policy files share: the target of Q, target networks, when updates are due."""
+"""What the off-policy files share: target networks, and when updates are due."""
 import pytest
 import torch
 
 from tests.algos.test_contract import build
-from tests.helpers import bare, close, refuses_columns, vec
 from tests.registry import ALGOS, config, module
 
 OFFPOLICY = [name for name in ALGOS if hasattr(module(name).Config, "start_steps")]
 every_algo = pytest.mark.parametrize("name", OFFPOLICY)
-
-
-@pytest.mark.parametrize("name", [name for name in OFFPOLICY if hasattr(module(name), "td_target")])
-def test_target_by_hand(name):
-    """A step on the way; a time limit, which is stored as that; a death; both at once: a death."""
-    rew, terminated, next_q = vec(1, 1, 1, -2), vec(0, 0, 1, 1), vec(10, -4, 10, 10)
-    close(module(name).td_target(rew, terminated, next_q, 0.5), vec(6, -1, 1, -2))
-    refuses_columns(bare(module(name)).td_target, 3, 0.9)
 
 
 @every_algo

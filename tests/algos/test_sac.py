@@ -145,7 +145,8 @@ def test_actor_loss_and_gradient_by_hand(algo):
 @and_children
 def test_temperature_by_hand(algo):
     """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
-    agent = make_agent(algo, target_entropy=-1.0)
+    agent = make_agent(algo)
+    agent.target_entropy = -1.0
     agent.log_alpha.data.fill_(math.log(0.2))
     loss, metrics = algo.alpha_loss(agent, torch.tensor([-1.0, -3]))
     close(loss, 3 * math.log(0.2))
@@ -154,14 +155,13 @@ def test_temperature_by_hand(algo):
     close(torch.autograd.grad(loss, agent.log_alpha)[0], 3.0)
 
 
-@pytest.mark.parametrize("setting,target", [(None, -2.0), (-1.4, -1.4), (0.0, 0.0)])
-def test_target_entropy_is_minus_the_dimensions_unless_given(setting, target):
+def test_target_entropy_is_minus_the_dimensions():
     """At exactly the entropy that is asked for, nothing pulls."""
-    agent, batch = make_agent(sac, target_entropy=setting), make_batch(sac)
+    agent, batch = make_agent(sac), make_batch(sac)
     optimizers = make_optimizers(agent)
     logp = update(sac, agent, optimizers, batch)["logp"]
-    close(optimizers["alpha"].grad, -(logp.mean() + target)[None])
-    at_target = torch.tensor([0.5, -0.5]) - target
+    close(optimizers["alpha"].grad, -(logp.mean() - 2)[None])
+    at_target = torch.tensor([2.5, 1.5])
     close(gradient_in(agent.log_alpha, sac.alpha_loss, agent, at_target)[2], [0.0])
 
 

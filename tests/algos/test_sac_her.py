@@ -9,7 +9,7 @@ from scipy import stats
 
 from algos import sac, sac_her
 from tests.envs import GoalCounter
-from tests.helpers import bare, quick, rows, same, script, vec
+from tests.helpers import quick, rows, same, script, vec
 from utils.envs import evaluate, goal_env, make_envs
 from utils.mpi import UsageError
 
@@ -19,29 +19,15 @@ ENDS = "tests.envs:GoalEnds-v0"
 
 # ---- By hand
 
-def test_a_future_step_by_hand(monkeypatch):
-    """With two later steps, thirds of the random numbers give the own step, the next, the last."""
-    draws = vec(0.0, 0.999, 0.0, 0.33, 0.34, 0.67, 0.999)
-    monkeypatch.setattr(torch, "rand", lambda *shape, device: draws)
-    later = torch.tensor([0, 0, 2, 2, 2, 2, 2])
-    assert sac_her.future_step(later).tolist() == [0, 0, 0, 0, 1, 2, 2]
-
-
-def test_rewards_and_ends_by_hand():
-    env = gym.make("utils.tasks:BitFlip-v0", bits=2).unwrapped
-    reached, goal = vec((0, 1), (0, 1), (1, 1)), vec((0, 1), (1, 0), (1, 0))
-    rew, terminated = sac_her.reward_of_goal(env, reached, goal)
-    assert rew.tolist() == [0, -1, -1] and terminated.tolist() == [1, 0, 0]
-    assert rew.dtype == terminated.dtype == torch.float32
-
-
-def test_functions_that_take_no_batches():
-    """A reward of all goals at once is refused; whether an end is one is asked for every pair."""
+def test_a_reward_that_takes_no_batches_is_refused():
     env = gym.Env()
     env.compute_reward = lambda *goals: np.float64(1)
     env.compute_terminated = lambda *goals: True
+    space = make_envs(quick(sac_her, COUNTER), 1).single_observation_space
+    buffer = sac_her.HindsightBuffer(9, space, 2, torch.device("cpu"), 1, env, her_k=4)
+    buffer.num_stored = 9
     with pytest.raises(AssertionError, match="does not accept batches"):
-        bare(sac_her).reward_of_goal(env, torch.zeros(3, 2), torch.zeros(3, 2))
+        buffer.sample(5)
 
 
 def test_the_networks_see_the_observation_and_the_goal():
@@ -65,8 +51,6 @@ def test_the_policy_heeds_both_and_not_what_is_achieved():
         assert torch.equal(now, best) == (name == "achieved_goal"), name
         assert np.array_equal(agent.predict(other[0]), agent.env_act(now)[0])
 
-
-# ---- The buffer
 
 # ---- The buffer
 
