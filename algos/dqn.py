@@ -161,7 +161,11 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         a'    = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         V(s') = Q_targ(s', a')
         y     = r + gamma (1 - terminated) V(s'), a constant
-        L     = mean h(Q(s, a) - y), where h is the Huber loss
+        L     = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
+
+    h is the Huber loss: a large error pulls no harder than an error of 1. Only terminal
+    states are worth 0: after a time limit, V(s') replaces the rewards cut off. r and s'
+    depend on s and a, not on the policy that chose a, so old transitions will do.
 
     If Q_targ also chooses a', V(s') is the maximum of noisy estimates. It is too high
     on average, because it favours actions whose errors are positive. In Double DQN (van
@@ -172,36 +176,16 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         next_q_targ = agent.critic_targ(batch.next_obs)
         next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
         next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
-        target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = q_of(agent.critic(batch.obs), batch.act)
-    loss = huber(q, target).mean()
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = smooth_l1_loss(q, target)  # h, averaged
     return loss, {"q_loss": loss.detach(), "q": q.detach()}
 
 
 def q_of(q: PerAction, act: Choices) -> PerSample:
     """Q(s, a) of one action per sample."""
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
-
-
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def huber(q: PerSample, target: PerSample) -> PerSample:
-    """h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2, for the errors x = Q(s, a) - y.
-
-    Its slope stays between -1 and 1: a large error pulls no harder than an error of 1.
-    """
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return smooth_l1_loss(q, target, reduction="none")
 
 
 # ======================================= agent ========================================
@@ -239,10 +223,10 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
     """Q(s, a) = b(s) + A(s, a) - mean_a A(s, a)  (Wang et al. 2016, arXiv:1511.06581).
 
     In many states all actions are worth nearly the same. b is this common part, and it
-    learns from every sample, whichever action was taken. The paper calls it V, but it
-    is the mean of Q over the actions, not the value of the best one. Without the mean
-    of A, b would not be unique: a constant added to b and taken off A would not change
-    Q. The paper has separate hidden layers for b and A; here they share all.
+    learns from every sample, whichever action was taken.
+    The paper calls b V, but it is the mean of Q, not the value of the best action.
+    Without the mean of A, a constant could move from A to b and leave Q as it is. The
+    paper has separate hidden layers for b and A; here they share all.
     """
     return base + adv - adv.mean(-1, keepdim=True)
 

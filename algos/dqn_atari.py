@@ -48,7 +48,7 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, check_memory, make_envs, nature_cnn
+from utils.envs import Policy, SavedRows, check_memory, make_envs, nature_cnn
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -163,47 +163,26 @@ def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         a'    = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         V(s') = Q_targ(s', a')
         y     = r + gamma (1 - terminated) V(s'), a constant
-        L     = mean h(Q(s, a) - y), where h is the Huber loss
+        L     = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
 
-    If Q_targ also chooses a', V(s') is the maximum of noisy estimates. It is too high
-    on average, because it favours actions whose errors are positive. In Double DQN (van
-    Hasselt et al. 2016, arXiv:1509.06461), Q chooses. Some bias remains: Q_targ is an
-    older copy of Q, so both often overrate the same action.
+    h is the Huber loss: a large error pulls no harder than an error of 1. Only terminal
+    states are worth 0: after a time limit, V(s') replaces the rewards cut off. r and s'
+    depend on s and a, not on the policy that chose a, so old transitions will do.
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_q_targ = agent.critic_targ(batch.next_obs)
         next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
         next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
-        target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = q_of(agent.critic(batch.obs), batch.act)
-    loss = huber(q, target).mean()
+    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
+    loss = smooth_l1_loss(q, target)  # h, averaged
     return loss, {"q_loss": loss.detach(), "q": q.detach()}
 
 
 def q_of(q: PerAction, act: Choices) -> PerSample:
     """Q(s, a) of one action per sample."""
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
-
-
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def huber(q: PerSample, target: PerSample) -> PerSample:
-    """h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2, for the errors x = Q(s, a) - y.
-
-    Its slope stays between -1 and 1: a large error pulls no harder than an error of 1.
-    """
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return smooth_l1_loss(q, target, reduction="none")
 
 
 # ======================================= agent ========================================
@@ -236,10 +215,7 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
     """Q(s, a) = b(s) + A(s, a) - mean_a A(s, a)  (Wang et al. 2016, arXiv:1511.06581).
 
     In many states all actions are worth nearly the same. b is this common part, and it
-    learns from every sample, whichever action was taken. The paper calls it V, but it
-    is the mean of Q over the actions, not the value of the best one. Without the mean
-    of A, b would not be unique: a constant added to b and taken off A would not change
-    Q. The paper has separate hidden layers for b and A; here they share all.
+    learns from every sample, whichever action was taken.
     """
     return base + adv - adv.mean(-1, keepdim=True)
 
@@ -272,7 +248,7 @@ class Agent(Policy):  # which adds predict(obs)
 
 
 # ======================================= buffer =======================================
-class FrameBuffer:
+class FrameBuffer(SavedRows):  # which adds its state dict
     """`capacity` frames, in a ring per environment: new ones overwrite the oldest.
 
     With f_k the frame in row k and n frames per stack, the transition in row k is
@@ -308,7 +284,8 @@ class FrameBuffer:
             "rew": np.empty(shape, np.float32),
             "terminated": np.empty(shape, np.float32),
             "live": np.zeros(shape, bool)}
-        self.num_written = np.zeros(num_envs, np.int64)  # frames, per environment
+        self.num_stored = 0  # rows that have frames
+        self.position = np.zeros(num_envs, np.int64)  # frames so far, per environment
         self.starts = np.ones(num_envs, bool)  # whether the next obs starts an episode
 
     def add(self, **transition: np.ndarray) -> None:
@@ -316,7 +293,7 @@ class FrameBuffer:
         for env in range(self.num_envs):
             if self.starts[env]:  # otherwise the frames of obs are there already
                 self.write(env, transition["obs"][env])
-            row = (self.num_written[env] - 1) % self.num_rows  # obs's newest frame
+            row = (self.position[env] - 1) % self.num_rows  # obs's newest frame
             for name in ("act", "rew", "terminated"):
                 self.columns[name][row, env] = transition[name][env]
             self.columns["live"][row, env] = True
@@ -326,17 +303,18 @@ class FrameBuffer:
     def write(self, env: int, frames: np.ndarray) -> None:
         """Append one frame, or a stack of them, to the ring of an environment."""
         for frame in frames.reshape(-1, *self.frame_shape):
-            row = self.num_written[env] % self.num_rows
+            row = int(self.position[env]) % self.num_rows
             self.columns["frame"][row, env] = frame
             # The old frame was part of the transitions in this row and in the n - 1
             # rows after it (and of that in row - 1, which is overwritten already).
             invalid = (row + np.arange(self.num_frames)) % self.num_rows
             self.columns["live"][invalid, env] = False
-            self.num_written[env] += 1
+            self.position[env] += 1
+            self.num_stored = max(self.num_stored, row + 1)
 
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random live transitions, with replacement."""
-        filled = min(int(self.num_written.max()), self.num_rows) * self.num_envs
+        filled = self.num_stored * self.num_envs
         picks = torch.randint(filled, (batch_size,)).numpy()  # row * num_envs + env
         while (dead := ~self.columns["live"].take(picks)).any():  # draw those again
             picks[dead] = torch.randint(filled, (int(dead.sum()),)).numpy()
@@ -355,18 +333,10 @@ class FrameBuffer:
             **others)
 
     def state_dict(self) -> dict:
-        """Stored rows, for checkpoints, as views: copies would double the memory."""
-        filled = min(int(self.num_written.max()), self.num_rows)
-        rows = {name: torch.from_numpy(column[:filled])
-                for name, column in self.columns.items()}
-        return {"columns": rows, "num_written": torch.from_numpy(self.num_written)}
+        return super().state_dict() | {"position": torch.from_numpy(self.position)}
 
     def load_state_dict(self, state: dict) -> None:
-        """A resumed run starts new episodes."""
-        self.num_written = state["num_written"].numpy().copy()
-        self.starts[:] = True
-        for name, column in state["columns"].items():
-            self.columns[name][: len(column)] = column.numpy()
+        super().load_state_dict(state | {"position": state["position"].numpy()})
 
 
 if __name__ == "__main__":

@@ -15,12 +15,11 @@ fully at the end. The rest is algos/dqn.py. One step of `train`:
     set_priorities    the p of the batch, by priority_of the errors that per_loss saw
     (copy)            once per `target_every` steps, Q_targ <- Q
 
-A weakness remains. A large error may be noise of the environment. Then it stays large,
-and PER replays the transition again and again for nothing.
+A weakness remains. A large error may be noise of the environment, which is replayed
+again and again for nothing. In our runs PER was not clearly better than DQN.
 
 Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
-rate by four, and clips rewards and errors to [-1, 1]. Here the Huber loss bounds only
-the gradient. In our runs PER was not clearly better than DQN (benchmarks/README.md).
+rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient.
 
 Healthy values. On CartPole `q` ends above 65, `td_error` (Q - y) between 0.5 and 5, and
 `q_loss` near 0.03: `weight` falls to about 0.1, and is lowest where errors are large.
@@ -169,21 +168,20 @@ def per_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         a'    = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         V(s') = Q_targ(s', a')
         y     = r + gamma (1 - terminated) V(s'), a constant
-        L     = mean w h(Q(s, a) - y), where h is the Huber loss
+        L     = mean w h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
 
-    If Q_targ also chooses a', V(s') is the maximum of noisy estimates. It is too high
-    on average, because it favours actions whose errors are positive. In Double DQN (van
-    Hasselt et al. 2016, arXiv:1509.06461), Q chooses. Some bias remains: Q_targ is an
-    older copy of Q, so both often overrate the same action.
+    h is the Huber loss: a large error pulls no harder than an error of 1. Only terminal
+    states are worth 0: after a time limit, V(s') replaces the rewards cut off. `double`
+    is explained in algos/dqn.py.
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_q_targ = agent.critic_targ(batch.next_obs)
         next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
         next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
-        target = td_target(batch.rew, batch.terminated, next_val, agent.cfg.gamma)
+        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = q_of(agent.critic(batch.obs), batch.act)
-    assert q.shape == batch.weight.shape
-    loss = (batch.weight * huber(q, target)).mean()
+    assert q.shape == target.shape == batch.weight.shape  # [B], never [B, 1]
+    loss = (batch.weight * smooth_l1_loss(q, target, reduction="none")).mean()
     return loss, {"q_loss": loss.detach(), "q": q.detach(),
                   "td_error": (q - target).detach()}
 
@@ -191,27 +189,6 @@ def per_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 def q_of(q: PerAction, act: Choices) -> PerSample:
     """Q(s, a) of one action per sample."""
     return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
-
-
-def td_target(rew: PerSample, terminated: PerSample, next_val: PerSample,
-              gamma: float) -> PerSample:
-    """y = r + gamma (1 - terminated) V(s').
-
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a. So we can learn
-    from transitions of old policies.
-    """
-    assert rew.shape == terminated.shape == next_val.shape
-    return rew + gamma * (1 - terminated) * next_val
-
-
-def huber(q: PerSample, target: PerSample) -> PerSample:
-    """h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2, for the errors x = Q(s, a) - y.
-
-    Its slope stays between -1 and 1: a large error pulls no harder than an error of 1.
-    """
-    assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    return smooth_l1_loss(q, target, reduction="none")
 
 
 def priority_of(error: PerSample, omega: float) -> PerSample:
@@ -259,10 +236,7 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
     """Q(s, a) = b(s) + A(s, a) - mean_a A(s, a)  (Wang et al. 2016, arXiv:1511.06581).
 
     In many states all actions are worth nearly the same. b is this common part, and it
-    learns from every sample, whichever action was taken. The paper calls it V, but it
-    is the mean of Q over the actions, not the value of the best one. Without the mean
-    of A, b would not be unique: a constant added to b and taken off A would not change
-    Q. The paper has separate hidden layers for b and A; here they share all.
+    learns from every sample, whichever action was taken.
     """
     return base + adv - adv.mean(-1, keepdim=True)
 
@@ -339,14 +313,14 @@ class PrioritizedBuffer(SavedRows):  # which adds its state dict
         from batch to batch, some bias remains.
 
         The sum of all p is divided into B equal segments, and one point is drawn from
-        each. Batches vary more than with independent draws, but i still gets B P(i)
-        draws on average. Each process draws its share of the batch from its own buffer.
+        each, so that batches vary more. On average, i still gets B P(i) draws. Each
+        process draws its share of the batch from its own buffer.
         """
         total = self.tree.nodes[1]  # the root: the sum of all p
         offset = torch.rand(batch_size, dtype=torch.float64).numpy()  # in each segment
         point = (np.arange(batch_size) + offset) / batch_size * total
         rows = self.tree.find(point)
-        prob = self.tree.get(rows) / total
+        prob = self.tree.leaves[rows] / total
         lowest = min(mpi.gather(prob.min().item()))  # over the batch of all processes
         weight = (lowest / torch.from_numpy(prob)) ** beta
         return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
@@ -360,7 +334,7 @@ class PrioritizedBuffer(SavedRows):  # which adds its state dict
         self.max_priority = max(self.max_priority, priority.max().item())
 
     def state_dict(self) -> dict:
-        priority = torch.from_numpy(self.tree.get(np.arange(self.num_stored)))
+        priority = torch.from_numpy(self.tree.leaves[: self.num_stored])
         return super().state_dict() | {
             "priority": priority, "max_priority": self.max_priority}
 
@@ -383,11 +357,8 @@ class SumTree:
     def __init__(self, size: int):
         self.depth = (size - 1).bit_length()  # log2(size), rounded up
         self.num_leaves = 2**self.depth  # at least `size`; the rest stay 0
-        self.nodes = np.zeros(2 * self.num_leaves)  # the second half are the leaves
-
-    def get(self, rows: np.ndarray) -> np.ndarray:
-        """Return the numbers in these rows."""
-        return self.nodes[self.num_leaves + rows]
+        self.nodes = np.zeros(2 * self.num_leaves)
+        self.leaves = self.nodes[self.num_leaves :]  # a view of the second half
 
     def set(self, rows: np.ndarray, values: np.ndarray) -> None:
         """Change the numbers in these rows, then recompute the sums above them."""

@@ -142,7 +142,7 @@ def test_tree_holds_sums_and_finds_the_rows_of_brute_force():
             tree.set(at, values)
             plain[at] = values
         nodes, n = tree.nodes, tree.num_leaves
-        assert np.array_equal(tree.get(np.arange(size)), plain) and not nodes[n + size:].any()
+        assert np.array_equal(tree.leaves[:size], plain) and not nodes[n + size:].any()
         assert np.array_equal(nodes[1:n], nodes[2:2 * n:2] + nodes[3:2 * n:2])
         if plain.sum() > 0:
             point = rng.uniform(size=200) * plain.sum()
@@ -172,7 +172,7 @@ def test_priorities_are_those_that_were_set_and_new_rows_have_the_highest():
             plain[rows], highest = values, max(highest, values.max())
             if reload:
                 buffer = reloaded(buffer, make(dqn_per, capacity))
-            leaves = buffer.tree.get(np.arange(capacity))
+            leaves = buffer.tree.leaves[:capacity].copy()
             assert np.array_equal(leaves, plain) and buffer.max_priority == highest
             beta = float(rng.uniform())
             batch = buffer.sample(16, beta)

@@ -15,7 +15,7 @@ def test_stacks_are_put_together_by_hand():
     """The docstring's example: an episode a to f of two steps, after one that ended with x."""
     buffer = dqn_atari.FrameBuffer(20, 1, 4, (4, 36, 36), CPU)
     x, a, b, c, d, e, f = (np.full((1, 36, 36), number, np.uint8) for number in range(7))
-    buffer.num_written[:] = 11
+    buffer.position[:] = 11
     buffer.write(0, x)
     two_steps = (([a, b, c, d], 1, [b, c, d, e], False), ([b, c, d, e], 2, [c, d, e, f], True))
     for obs, rew, next_obs, terminated in two_steps:

@@ -21,7 +21,7 @@ def filled(size, steps, num_envs=3):
 
 def leaves(buffer):
     """The priority of each row."""
-    return buffer.tree.nodes[buffer.tree.num_leaves:][:buffer.capacity]
+    return buffer.tree.leaves[:buffer.capacity]
 
 
 def rate(buffer, rng):
