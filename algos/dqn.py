@@ -3,10 +3,9 @@
 The problem. Q(s, a) is the expected discounted return of taking action a in state s and
 acting optimally from then on. With the reward r and the next state s', it equals the
 expected value of r + gamma max_a' Q(s', a') (Bellman's equation). Q-learning moves its
-estimate of Q(s, a) towards this target, which contains the same estimate. If Q is a
-neural network, this often fails. Consecutive transitions are alike, so the network fits
-the latest ones and forgets the rest. And each step also moves the target, so that
-errors can reinforce themselves.
+estimate of Q(s, a) towards this target. If Q is a neural network, this often fails.
+Consecutive transitions are alike, so the network fits the latest ones and forgets the
+rest. And each step also moves the target, so errors can reinforce themselves.
 
 The idea. A remedy for each. A replay buffer gives random batches, which mix old and new
 transitions. A target network Q_targ, an older copy of Q that is frozen between copies,
@@ -20,7 +19,7 @@ computes the target. One step of `train`:
 Departures from the paper. Double DQN (see dqn_loss) and the dueling network (dueling_q)
 came later; --no-double --no-dueling turns them off. Adam with an annealed learning rate
 replaces RMSProp. `target_every` counts environment steps, not updates. eps falls from
-the first step, not only once updates start. The settings are for CartPole.
+the first step on, not only once updates start. The settings are for CartPole.
 
 Healthy values. On CartPole `q` rises slowly and ends near 70 to 85. A discounted return
 is at most 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges. `q_loss`
@@ -203,19 +202,16 @@ class QNetwork(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.dueling = cfg.dueling
-        self.images = is_image(obs_space)
-        if self.images:
+        self.encoder = nn.Identity()
+        sizes = (*obs_space.shape, *cfg.hidden)
+        if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)
             sizes = (512,)  # its outputs
-        else:
-            sizes = (*obs_space.shape, *cfg.hidden)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Observations) -> PerAction:
-        if self.images:
-            obs = self.encoder(obs)
-        out = self.head(obs.float())
+        out = self.head(self.encoder(obs).float())
         return dueling_q(out[:, :1], out[:, 1:]) if self.dueling else out
 
 

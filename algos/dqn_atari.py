@@ -2,13 +2,11 @@
 
 The problem. DQN learns Atari games from the screen, with a replay buffer of a million
 transitions. One frame does not show motion, so an observation is a stack of the last 4
-frames, each with 84 x 84 grey pixels. A million pairs of obs and next_obs would take
-56 GB.
+frames of 84 x 84 grey pixels. A million pairs of obs and next_obs would take 56 GB.
 
 The idea. Each frame is in up to 8 of these stacks: in 4 as part of obs and in 4 as part
 of next_obs. FrameBuffer stores it once, in 7 GB, and rebuilds the stacks when it
-samples a batch. The rest is algos/dqn.py with a CNN and other settings. One step of
-`train`:
+samples a batch. The rest is algos/dqn.py with a CNN. One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (a, r, terminated) and the new frame in the buffer
@@ -206,8 +204,7 @@ class QNetwork(nn.Module):
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Observations) -> PerAction:
-        obs = self.encoder(obs)
-        out = self.head(obs.float())
+        out = self.head(self.encoder(obs).float())
         return dueling_q(out[:, :1], out[:, 1:]) if self.dueling else out
 
 

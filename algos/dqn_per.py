@@ -6,7 +6,8 @@ transitions the error Q(s, a) - y is small, so they teach little.
 The idea. Give each transition a priority p that grows with |Q(s, a) - y|, and sample in
 proportion to p. Such batches are no longer uniform samples of the buffer, which biases
 the gradient. Importance-sampling weights w correct for this, partly at first and almost
-fully at the end. The rest is algos/dqn.py. One step of `train`:
+fully at the end. A weakness remains: a large error may be noise of the environment,
+which is replayed again and again for nothing. One step of `train`:
 
     interact          act and store, as DQN does; a new transition has no error yet and
                       gets the highest p so far
@@ -15,11 +16,9 @@ fully at the end. The rest is algos/dqn.py. One step of `train`:
     set_priorities    the p of the batch, by priority_of the errors that per_loss saw
     (copy)            once per `target_every` steps, Q_targ <- Q
 
-A weakness remains. A large error may be noise of the environment, which is replayed
-again and again for nothing. In our runs PER was not clearly better than DQN.
-
 Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
-rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient.
+rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient. In
+our runs PER was not clearly better than DQN.
 
 Healthy values. On CartPole `q` ends above 65, `td_error` (Q - y) between 0.5 and 5, and
 `q_loss` near 0.03: `weight` falls to about 0.1, and is lowest where errors are large.
@@ -216,19 +215,16 @@ class QNetwork(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.dueling = cfg.dueling
-        self.images = is_image(obs_space)
-        if self.images:
+        self.encoder = nn.Identity()
+        sizes = (*obs_space.shape, *cfg.hidden)
+        if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)
             sizes = (512,)  # its outputs
-        else:
-            sizes = (*obs_space.shape, *cfg.hidden)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
         self.head = relu_mlp(*sizes, num_outputs)
 
     def forward(self, obs: Observations) -> PerAction:
-        if self.images:
-            obs = self.encoder(obs)
-        out = self.head(obs.float())
+        out = self.head(self.encoder(obs).float())
         return dueling_q(out[:, :1], out[:, 1:]) if self.dueling else out
 
 

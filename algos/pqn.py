@@ -222,18 +222,15 @@ class NormQNetwork(nn.Module):
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
-        self.images = is_image(obs_space)
-        if self.images:
+        self.encoder = nn.Identity()
+        sizes = (*obs_space.shape, *cfg.hidden)
+        if is_image(obs_space):
             self.encoder = nature_cnn(obs_space).append(nn.LayerNorm(512))
             sizes = (512,)  # its outputs
-        else:
-            sizes = (*obs_space.shape, *cfg.hidden)
         self.head = norm_mlp(*sizes, num_acts)
 
     def forward(self, obs: Observations) -> PerAction:
-        if self.images:
-            obs = self.encoder(obs)
-        return self.head(obs.float())
+        return self.head(self.encoder(obs).float())
 
 
 class Agent(Policy):  # which adds predict(obs)

@@ -217,18 +217,15 @@ class QuantileNetwork(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.shape = (num_acts, cfg.num_quantiles)
-        self.images = is_image(obs_space)
-        if self.images:
+        self.encoder = nn.Identity()
+        sizes = (*obs_space.shape, *cfg.hidden)
+        if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)
             sizes = (512,)  # its outputs
-        else:
-            sizes = (*obs_space.shape, *cfg.hidden)
         self.head = relu_mlp(*sizes, math.prod(self.shape))
 
     def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:
-        if self.images:
-            obs = self.encoder(obs)
-        return self.head(obs.float()).unflatten(-1, self.shape)
+        return self.head(self.encoder(obs).float()).unflatten(-1, self.shape)
 
 
 class Agent(Policy):  # which adds predict(obs)

@@ -6,10 +6,10 @@ almost all rewards are -1, and SAC has nothing to learn from.
 
 The idea. The arm always gets somewhere. If that had been the goal, the episode would
 have been a success. So most samples of a batch get another goal, one that their episode
-reached later, and the reward for it. SAC may learn from them: it is off-policy, and a
-goal changes only the reward and the end of the episode, not where an action leads. The
-networks take the goal as an input, so what they learn carries over to other goals. One
-step of `train`:
+reached later (strategy "future" of the paper), and the reward for it. SAC may learn
+from them: it is off-policy, and a goal changes only the reward and the end of the
+episode, not where an action leads. The networks take the goal as an input, so what they
+learn carries over to other goals. One step of `train`:
 
     interact         as in algos/sac.py, which explains all that both files share
     buffer.sample    draw a batch and relabel k / (k + 1) of it: goal, r, terminated
@@ -96,8 +96,7 @@ class Transitions:
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
         cfg = run.cfg  # with --resume, the settings of the resumed run
-        num_envs = mpi.share(cfg.num_envs)
-        envs = make_envs(cfg, num_envs)
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         critic_opt = mpi.Adam(agent.critic)
@@ -105,14 +104,14 @@ def train(cfg: Config) -> Agent:
         alpha_opt = mpi.Adam(agent.log_alpha)
         buffer = HindsightBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, agent.act_dim,
-            run.device, num_envs, goal_env(envs), cfg.her_k)
+            run.device, envs.num_envs, goal_env(envs), cfg.her_k)
         run.register(agent, critic=critic_opt, actor=actor_opt, alpha=alpha_opt,
                      buffer=buffer)
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             if step < num_start_steps(cfg):
-                act = agent.random_act(num_envs)
+                act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
@@ -131,9 +130,8 @@ def train(cfg: Config) -> Agent:
 
 def num_start_steps(cfg: Config) -> int:
     """Random actions at first: the buffer then holds actions from the whole range."""
-    if cfg.start_steps is not None:
-        return cfg.start_steps
-    return min(10_000, int(cfg.total_steps / 10))
+    default = min(10_000, int(cfg.total_steps / 10))
+    return default if cfg.start_steps is None else cfg.start_steps
 
 
 def num_updates(step: int, cfg: Config) -> int:
@@ -376,8 +374,6 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
             j             uniform in {0, ..., later}; if it is 0, s'_t itself reaches g'
             r             = compute_reward(m(s'_t), g')
             terminated    = compute_terminated(m(s'_t), g')
-
-        It is the paper's "future" strategy, the best of the four that it compares.
         """
         rows = torch.randint(self.num_stored, (batch_size,)).numpy()
         batch = {name: column.take(rows, axis=0)  # column[rows], but faster

@@ -94,8 +94,7 @@ class Transitions:
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
         cfg = run.cfg  # with --resume, the settings of the resumed run
-        num_envs = mpi.share(cfg.num_envs)
-        envs = make_envs(cfg, num_envs)
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         critic_opt = mpi.Adam(agent.critic)
@@ -107,7 +106,7 @@ def train(cfg: Config) -> Agent:
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             if step < num_start_steps(cfg):
-                act = agent.random_act(num_envs)
+                act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
@@ -126,9 +125,8 @@ def train(cfg: Config) -> Agent:
 
 def num_start_steps(cfg: Config) -> int:
     """Random actions at first: the buffer then holds actions from the whole range."""
-    if cfg.start_steps is not None:
-        return cfg.start_steps
-    return min(10_000, int(cfg.total_steps / 10))
+    default = min(10_000, int(cfg.total_steps / 10))
+    return default if cfg.start_steps is None else cfg.start_steps
 
 
 def num_updates(step: int, cfg: Config) -> int:
