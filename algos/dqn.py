@@ -220,6 +220,7 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
 
     In many states all actions are worth nearly the same. b is this common part, and it
     learns from every sample, whichever action was taken.
+
     The paper calls b V, but it is the mean of Q, not the value of the best action.
     Without the mean of A, a constant could move from A to b and leave Q as it is. The
     paper has separate hidden layers for b and A; here they share all.
