@@ -173,9 +173,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q(s, a) - y)^2
 
-    Only terminal states are worth 0: after a time limit, V(s') replaces the rewards cut
-    off. r and s' depend on s and a, not on the policy that chose a, so transitions of
-    old policies will do. The policy to rate is pi, so a' is not from the buffer.
+    Only terminal states are worth 0: after a time limit, V(s') replaces what was cut.
+    r and s' depend on s and a, not on the policy that chose a, so transitions of old
+    policies will do. The policy to rate is pi, so a' is not from the buffer.
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_act = agent.actor_targ(batch.next_obs)

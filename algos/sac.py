@@ -181,8 +181,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
 
-    Q(s, a) leaves out the bonus in s itself, which does not depend on a. Only terminal
-    states are worth 0: after a time limit, V(s') replaces the rewards cut off.
+    Only terminal states are worth 0: after a time limit, V(s') replaces what was cut.
+    Q(s, a) leaves out the bonus in s itself, which does not depend on a.
     """
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_val, _ = soft_value(agent, agent.critic_targ, batch.next_obs)

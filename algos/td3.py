@@ -181,10 +181,10 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
 
+    Only terminal states are worth 0: after a time limit, V(s') replaces what was cut.
     The critics start from different weights, so their errors differ, and the minimum is
     too high only where both are. More often it is too low. This bias spreads as well,
-    but the actor does not select for it: it avoids the actions that look bad. Only
-    terminal states are worth 0: after a time limit, V(s') replaces the rewards cut off.
+    but the actor does not select for it: it avoids the actions that look bad.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
