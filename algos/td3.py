@@ -217,8 +217,8 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     step moves each action pi(s) to where Q_1 is higher. Q_1 only points the way, and
     Q_2 still corrects the target where Q_1 is too high.
     """
-    q1, _ = agent.critic(batch.obs, agent.actor(batch.obs))
-    loss = -q1.mean()
+    act = agent.actor(batch.obs)
+    loss = -agent.critic.q1(torch.cat([batch.obs, act], dim=-1)).mean()
     return loss, {"actor_loss": loss.detach()}
 
 
