@@ -165,8 +165,7 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -187,18 +186,16 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    # R contains V: the smaller lambda is, the more this flatters V.
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -216,7 +213,8 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     val = agent.value(features)
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = policy_loss(logp, batch.adv)
-    v_loss = value_loss(val, batch.ret)
+    assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
+    v_loss = (val - batch.ret).square().mean()
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
@@ -233,18 +231,11 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """L_pi = -mean log pi(a|s) A, where A is a constant.
-
-    Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
-    action that was better than average becomes more likely, a worse one less.
-    """
+    """L_pi = -mean log pi(a|s) A, where A is a constant."""
+    # Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
+    # action that was better than average becomes more likely, a worse one less.
     assert logp.shape == adv.shape
     return -(logp * adv).mean()
-
-
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
@@ -299,9 +290,8 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
-        return self.obs_stats.normalize(obs.float())
+        obs = obs.float()
+        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

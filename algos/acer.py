@@ -87,7 +87,6 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     ent_coef: float = 0.01  # weight of the entropy bonus (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
-    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
 
 
@@ -198,8 +197,7 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout,
         rew = agent.reward_sum_stats.scale(rew)
     actor_out, q_all = agent(obs)  # of all actions
     val = state_value(actor_out, q_all).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -237,20 +235,16 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
     Q is exact, this adds no bias, because every delta then has mean zero.
     """
     delta = rew + gamma * (1 - terminated) * next_val - q
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
     trace = ratio.clamp(max=1).cpu().numpy()
-    error = np.zeros_like(delta)
-    next_error = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        error[t] = delta[t] + decay[t] * next_error
-        next_error = trace[t] * error[t]  # min(1, rho_t) E_t, for step t - 1
+    error = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(error) - 1)):  # beyond the rollout, only V is known
+        error[t] += decay[t] * (trace[t + 1] * error[t + 1])
     return torch.as_tensor(error, device=q.device) + q
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -270,7 +264,7 @@ def acer_loss(agent: Agent, batch: ReplayBatch) -> tuple[Scalar, dict]:
     log_pi = actor_out.log_softmax(-1)
     z, metrics = policy_direction(agent, batch, log_pi, q)
     pi_loss = -(z * log_pi).sum(-1).mean()
-    q_loss = value_loss(pick(q, batch.act), batch.ret)
+    q_loss = (pick(q, batch.act) - batch.ret).square().mean()
     ent = -(log_pi.exp() * log_pi).sum(-1).mean()
     loss = pi_loss + cfg.vf_coef * q_loss - cfg.ent_coef * ent
     return loss, metrics | {"q_loss": q_loss.detach(), "entropy": ent.detach()}
@@ -336,11 +330,6 @@ def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
     return g - (excess / k.square().sum(-1, keepdim=True)).clamp(min=0) * k
 
 
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()
-
-
 @torch.no_grad()
 def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
     """w_targ <- w_targ + tau (w - w_targ), in place."""
@@ -393,8 +382,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     @torch.no_grad()

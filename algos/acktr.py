@@ -47,7 +47,7 @@ from torch import Tensor, nn
 # RunningStats   normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
     v_max_kl: float = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in the mean step (0 to 0.95)
-    damping: float | None = None  # lambda, added to F; default: see KFAC.__init__
+    damping: float = 0.0  # lambda, added to F; 0: 0.1 if discrete, 0.01 if continuous
     decay: float = 0.95  # weight of the old X and S in their averages (0.9 to 0.99)
     inverse_every: int = 5  # updates between inversions of X_d and S_d (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -79,12 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     ent_coef: float = 0.0  # weight of the entropy bonus, beta in the paper (0 to 0.05)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_range(self, "damping", above=0)  # X and S may be singular
 
 
 # ===================================== data types =====================================
@@ -174,8 +169,7 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -192,18 +186,15 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -221,7 +212,8 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     val = agent.value(features)
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = policy_loss(logp, batch.adv)
-    v_loss = value_loss(val, batch.ret)
+    assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
+    v_loss = (val - batch.ret).square().mean()
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
@@ -238,18 +230,9 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """L_pi = -mean log pi(a|s) A, where A is a constant.
-
-    Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
-    action that was better than average becomes more likely, a worse one less.
-    """
+    """L_pi = -mean log pi(a|s) A, where A is a constant."""
     assert logp.shape == adv.shape
     return -(logp * adv).mean()
-
-
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
@@ -278,11 +261,9 @@ class KFAC(mpi.Optimizer):
     def __init__(self, agent: Agent):
         super().__init__(agent)
         self.cfg = agent.cfg
-        self.damping = agent.cfg.damping
         # F of a softmax nearly vanishes where pi is sure of its action, so that F^-1
         # amplifies noise more. F of a Gaussian, about 1 / sigma^2, does not vanish.
-        if self.damping is None:
-            self.damping = 0.1 if agent.discrete else 0.01
+        self.damping = agent.cfg.damping or (0.1 if agent.discrete else 0.01)
         num = len(list(agent.critic.parameters()))  # they come last
         self.policy_params = self.params[:-num]  # with images the encoder's, too
         self.critic_params = self.params[-num:]
@@ -467,8 +448,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:

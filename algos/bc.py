@@ -69,7 +69,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 1e-3  # Adam's learning rate, constant (1e-4 to 1e-3)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations by statistics of the pairs
 
     def __post_init__(self):
         super().__post_init__()
@@ -221,8 +220,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     @torch.no_grad()

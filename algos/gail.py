@@ -10,7 +10,7 @@ the expert's pairs from the policy's, and PPO maximises a reward that grows with
 environment's own rewards train nothing; `ep_ret` logs them. An iteration of `train`:
 
     collect              act for T steps in N parallel environments with pi_old
-    update_disc          `disc_epochs` times, for each random minibatch:
+    update_disc          for each random minibatch:
       disc_loss            one Adam step of D on it and on as many pairs of the expert
       imitation_reward     replaces all rewards of the rollout, by the new D
     update               as in ppo.py: `epochs` times compute_targets and ppo_loss
@@ -65,7 +65,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     demos: str = ""  # demonstrations (python -m utils.play RUN --record demos.npz)
     num_trajectories: int = 0  # number of episodes to use, from the first; 0: all
     subsample: int = 20  # keep every n-th pair of an episode, from a random offset
-    disc_epochs: int = 1  # the discriminator's passes over each rollout (1 to 5)
     disc_lr: float = 3e-5  # Adam's learning rate for D, constant (1e-5 to 3e-4)
     positive_rew: bool = True  # use -log(1 - D); off: log D, if success ends episodes
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
@@ -83,9 +82,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_grad_norm: float = 0.5  # maximum gradient norm (D: never clipped); 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths (for images, only in D)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    norm_adv: bool = True  # normalise advantages within each minibatch
 
 
 # ===================================== data types =====================================
@@ -165,16 +162,15 @@ def update_disc(agent: Agent, disc_opt: mpi.Adam, rollout: Rollout,
     act = torch.as_tensor(agent.env_act(rollout.act.flatten(0, 1)), device=obs.device)
     pairs = agent.pairs(obs, act)
     step_metrics = []  # one dict per gradient step
-    for _ in range(cfg.disc_epochs):
-        for rows in torch.randperm(len(act)).view(-1, mpi.share(cfg.minibatch_size)):
-            shown = demos.take(torch.randint(len(demos.obs), rows.shape))
-            expert = agent.pairs(shown.obs, shown.act)
-            policy = Pairs(pairs.obs[rows], pairs.act[rows])
-            loss, metrics = disc_loss(agent, expert, policy)
-            disc_opt.zero_grad()
-            loss.backward()
-            metrics["disc_grad_norm"] = disc_opt.step(cfg.disc_lr)
-            step_metrics.append(metrics)
+    for rows in torch.randperm(len(act)).view(-1, mpi.share(cfg.minibatch_size)):
+        shown = demos.take(torch.randint(len(demos.obs), rows.shape))
+        expert = agent.pairs(shown.obs, shown.act)
+        policy = Pairs(pairs.obs[rows], pairs.act[rows])
+        loss, metrics = disc_loss(agent, expert, policy)
+        disc_opt.zero_grad()
+        loss.backward()
+        metrics["disc_grad_norm"] = disc_opt.step(cfg.disc_lr)
+        step_metrics.append(metrics)
     metrics = {name: torch.stack([one[name] for one in step_metrics])
                for name in step_metrics[0]}  # the log has their means
     with torch.no_grad():
@@ -193,12 +189,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            explained = explained_variance(val, ret)
-            critic_metrics = {"val": val, "explained_variance": explained}
+            before = {"val": val, "explained_variance": explained_variance(val, ret)}
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
-        advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
-        if cfg.norm_adv:
-            advs = normalize_advantages(advs)
+        advs = normalize_advantages(adv.flatten()[indices])  # one row per minibatch
         for rows, adv in zip(indices, advs):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
                                   adv=adv, ret=ret.flatten()[rows])
@@ -209,8 +202,12 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             step_metrics.append(metrics)
     metrics = {name: torch.stack([one[name] for one in step_metrics])
                for name in step_metrics[0]}  # the log has their means
-    metrics |= policy_change(agent, obs, act, logp_old)
-    return metrics | critic_metrics | {"lr": lr}
+    with torch.no_grad():  # how far has pi moved from pi_old?
+        logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    clipped = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
+    metrics["kl"] = approx_kl(logp, logp_old).mean()
+    metrics["clip_frac"] = clipped.float().mean()
+    return metrics | before | {"lr": lr}
 
 
 # ======================================= losses =======================================
@@ -250,8 +247,7 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -268,18 +264,15 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -290,7 +283,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 
 @mpi.compilable  # with --compile
-def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
+def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
@@ -298,13 +291,13 @@ def ppo_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
         H      is the entropy of pi, which keeps it exploring
     """
     cfg = agent.cfg
-    features = agent.encoder(minibatch.obs)
+    features = agent.encoder(batch.obs)
     actor_out = agent.actor(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, minibatch.act)
-    pi_loss = clipped_policy_loss(
-        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
-    v_loss = value_loss(val, minibatch.ret)
+    logp = log_prob(actor_out, agent.log_std, batch.act)
+    pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
+    assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
+    v_loss = (val - batch.ret).square().mean()
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
@@ -334,29 +327,12 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
     return -torch.min(ratio * adv, clipped * adv).mean()
 
 
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()
-
-
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
     grows with sigma even where tanh saturates."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
-
-
-@torch.no_grad()
-def policy_change(agent: Agent, obs: Shaped[Tensor, "TN *obs"],
-                  act: Shaped[Tensor, "TN *act"], logp_old: Float32[Tensor, "TN"]
-                  ) -> dict:
-    """Compare pi with pi_old on the whole rollout."""
-    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    kl = approx_kl(logp, logp_old).mean()
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
-    return {"kl": kl, "clip_frac": clip_frac}
 
 
 def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
@@ -413,8 +389,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:

@@ -78,7 +78,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64,)  # layer widths, before (vectors) and after the LSTM
     lstm_size: int = 128  # length of h and of c (32 to 512)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
 
@@ -161,8 +160,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = recurrent_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            explained = explained_variance(val, ret)
-            critic_metrics = {"val": val, "explained_variance": explained}
+            before = {"val": val, "explained_variance": explained_variance(val, ret)}
         indices = torch.randperm(obs.shape[1]).view(-1, mpi.share(cfg.minibatch_envs))
         advs = adv[:, indices].transpose(0, 1).flatten(1)  # [T, M, n] -> [M, B]
         if cfg.norm_adv:
@@ -180,8 +178,13 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             step_metrics.append(metrics)
     metrics = {name: torch.stack([one[name] for one in step_metrics])
                for name in step_metrics[0]}  # the log has their means
-    metrics |= recurrent_change(agent, rollout, obs, logp_old)
-    return metrics | critic_metrics | {"lr": lr}
+    with torch.no_grad():  # how far has pi moved from pi_old?
+        features, _ = agent.unroll(obs, rollout.done, rollout.memory)
+        logp = log_prob(agent.actor(features), agent.log_std, act)
+    clipped = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
+    metrics["kl"] = approx_kl(logp, logp_old).mean()
+    metrics["clip_frac"] = clipped.float().mean()
+    return metrics | before | {"lr": lr}
 
 
 # ======================================= losses =======================================
@@ -195,8 +198,7 @@ def recurrent_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *
         rew = agent.reward_sum_stats.scale(rew)
     features, memories = agent.unroll(obs, rollout.done, rollout.memory)
     val = agent.value(features).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -215,18 +217,15 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -236,7 +235,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
-def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict]:
+def recurrent_ppo_loss(agent: Agent, batch: Sequences) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
@@ -244,13 +243,13 @@ def recurrent_ppo_loss(agent: Agent, minibatch: Sequences) -> tuple[Scalar, dict
         H      is the entropy of pi, which keeps it exploring
     """
     cfg = agent.cfg
-    features, _ = agent.unroll(minibatch.obs, minibatch.done, minibatch.memory)
+    features, _ = agent.unroll(batch.obs, batch.done, batch.memory)
     actor_out = agent.actor(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, minibatch.act)
-    pi_loss = clipped_policy_loss(
-        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
-    v_loss = value_loss(val, minibatch.ret)
+    logp = log_prob(actor_out, agent.log_std, batch.act)
+    pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
+    assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
+    v_loss = (val - batch.ret).square().mean()
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
@@ -280,29 +279,12 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
     return -torch.min(ratio * adv, clipped * adv).mean()
 
 
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()
-
-
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
     grows with sigma even where tanh saturates."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
-
-
-@torch.no_grad()
-def recurrent_change(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *obs"],
-                     logp_old: Float32[Tensor, "TN"]) -> dict:
-    """Compare pi with pi_old on the whole rollout."""
-    features, _ = agent.unroll(obs, rollout.done, rollout.memory)
-    logp = log_prob(agent.actor(features), agent.log_std, rollout.act.flatten(0, 1))
-    kl = approx_kl(logp, logp_old).mean()
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
-    return {"kl": kl, "clip_frac": clip_frac}
 
 
 def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
@@ -359,8 +341,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:

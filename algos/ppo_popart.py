@@ -76,7 +76,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     popart_beta: float = 0.1  # least weight of a new rollout in loc and scale (0 to 1)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations by their running statistics
     norm_adv: bool = True  # normalise advantages within each minibatch
     for_games = {  # instead of the above, for Atari games, as in OpenAI Baselines
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 2.5e-4,
@@ -154,10 +153,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            explained = explained_variance(val, ret)
-            critic_metrics = {"val": val, "explained_variance": explained}
+            before = {"val": val, "explained_variance": explained_variance(val, ret)}
             agent.adapt_critic(ret.flatten())
-            critic_metrics["val_scale"] = agent.scale()
+            before["val_scale"] = agent.scale()
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
         advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
         advs = advs / agent.scale()  # else, without norm_adv, their unit sets the step
@@ -173,8 +171,12 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             step_metrics.append(metrics)
     metrics = {name: torch.stack([one[name] for one in step_metrics])
                for name in step_metrics[0]}  # the log has their means
-    metrics |= policy_change(agent, obs, act, logp_old)
-    return metrics | critic_metrics | {"lr": lr}
+    with torch.no_grad():  # how far has pi moved from pi_old?
+        logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
+    clipped = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
+    metrics["kl"] = approx_kl(logp, logp_old).mean()
+    metrics["clip_frac"] = clipped.float().mean()
+    return metrics | before | {"lr": lr}
 
 
 # ======================================= losses =======================================
@@ -185,8 +187,7 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs
     cfg = agent.cfg
     rew = rollout.rew
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -201,24 +202,17 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
         delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
-
-    delta says how much better one step went than the critic expected. lam = 0 trusts
-    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
-    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -229,7 +223,7 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
 
 
 @mpi.compilable  # with --compile
-def popart_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
+def popart_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
@@ -237,13 +231,14 @@ def popart_loss(agent: Agent, minibatch: Minibatch) -> tuple[Scalar, dict]:
         H      is the entropy of pi, which keeps it exploring
     """
     cfg = agent.cfg
-    features = agent.encoder(minibatch.obs)
+    features = agent.encoder(batch.obs)
     actor_out = agent.actor(features)
     norm_val = agent.critic(features).squeeze(-1)  # n(s), [B, 1] -> [B]
-    logp = log_prob(actor_out, agent.log_std, minibatch.act)
-    pi_loss = clipped_policy_loss(
-        logp, minibatch.logp_old, minibatch.adv, cfg.clip_ratio)
-    v_loss = value_loss(norm_val, agent.normalize_ret(minibatch.ret))
+    logp = log_prob(actor_out, agent.log_std, batch.act)
+    pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
+    norm_ret = agent.normalize_ret(batch.ret)
+    assert norm_val.shape == norm_ret.shape  # [B] minus [B, 1] would be [B, B]
+    v_loss = (norm_val - norm_ret).square().mean()
     ent = entropy(actor_out, agent.log_std)
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
@@ -266,20 +261,11 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
         A > 0 and ratio > 1 + c    no gradient: the action is likely enough
         A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
         all other cases            the gradient of -ratio A
-
-    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
-    1 - c. The clipped term is constant there; the other one lets the ratio recover.
-    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
     """
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     return -torch.min(ratio * adv, clipped * adv).mean()
-
-
-def value_loss(val: PerSample, ret: PerSample) -> Scalar:
-    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
-    return (val - ret).square().mean()
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
@@ -288,18 +274,6 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
-
-
-@torch.no_grad()
-def policy_change(agent: Agent, obs: Shaped[Tensor, "TN *obs"],
-                  act: Shaped[Tensor, "TN *act"], logp_old: Float32[Tensor, "TN"]
-                  ) -> dict:
-    """Compare pi with pi_old on the whole rollout."""
-    logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    kl = approx_kl(logp, logp_old).mean()
-    ratio = (logp - logp_old).exp()
-    clip_frac = ((ratio - 1).abs() > agent.cfg.clip_ratio).float().mean()
-    return {"kl": kl, "clip_frac": clip_frac}
 
 
 def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
@@ -352,8 +326,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:

@@ -17,7 +17,7 @@ change pi, and less far in sensitive ones. An iteration of `train`:
         surrogate_and_kl     S and KL, and the gradient g of S
         conjugate_gradient   the natural gradient x, by products with the Fisher matrix
         line_search          shorten the step along x until S > 0 and KL <= max_kl
-      critic_value_loss    `v_steps` Adam steps of the critic
+      value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
 Departures. GAE, damping, normalised observations and rewards, `step_fraction` (ours);
@@ -78,7 +78,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
-    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
 
 
@@ -160,19 +159,17 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
     with torch.no_grad():
         features = agent.encoder(obs)  # the encoder of images belongs to the policy
     returns = ret.flatten()
-    step_metrics = []  # one dict per gradient step
+    v_losses, grad_norms = [], []
     for i in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss, critic_metrics = critic_value_loss(agent, features[rows], returns[rows])
+        loss = value_loss(agent.value(features[rows]), returns[rows])
         critic_opt.zero_grad()
         loss.backward()
-        lr = cfg.v_lr * (1 - i / cfg.v_steps)
-        critic_metrics["critic_grad_norm"] = critic_opt.step(lr)
-        step_metrics.append(critic_metrics)
-    for name in step_metrics[0]:
-        metrics[name] = torch.stack([one[name] for one in step_metrics])
-    explained = explained_variance(val, ret)
-    return metrics | {"val": val, "explained_variance": explained}
+        v_losses.append(loss.detach())
+        grad_norms.append(critic_opt.step(cfg.v_lr * (1 - i / cfg.v_steps)))
+    return metrics | {
+        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
+        "val": val, "explained_variance": explained_variance(val, ret)}
 
 
 def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
@@ -214,8 +211,7 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -230,24 +226,17 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
         delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
-
-    delta says how much better one step went than the critic expected. lam = 0 trusts
-    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
-    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
@@ -362,15 +351,8 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
 
 
-@mpi.compilable
-def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
-                      ret: PerSample) -> tuple[Scalar, dict]:
-    """mean (V(s) - R)^2. `features` are what the encoder made of the observations."""
-    v_loss = value_loss(agent.value(features), ret)
-    return v_loss, {"v_loss": v_loss.detach()}
-
-
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    """L_V = mean (V(s) - R)^2"""
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
     return (val - ret).square().mean()
 
@@ -421,8 +403,6 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
         return self.obs_stats.normalize(obs.float())
 
     def policy_parameters(self) -> list[nn.Parameter]:

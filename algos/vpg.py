@@ -16,8 +16,8 @@ An iteration of `train`:
     collect              act for T steps in N parallel environments
     update
       compute_targets      advantages A and returns R, by the current critic
-      vpg_policy_loss      one Adam step of the policy on the whole rollout
-      critic_value_loss    `v_steps` Adam steps of the critic
+      policy_loss          one Adam step of the policy on the whole rollout
+      value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
 Rollouts start and end in the middle of episodes; V replaces the rewards beyond. As in
@@ -53,7 +53,6 @@ from utils.run import Run, RunConfig, main
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
@@ -86,13 +85,6 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
     next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
     terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
     done: PerStep  # 1 if the episode ended, also by a time limit
-
-
-@dataclass(frozen=True)
-class Batch:  # a whole rollout: B = TN samples
-    obs: Inputs  # s, normalised
-    act: Shaped[Tensor, "B *act"]  # a
-    adv: PerSample  # A: how much better a was than the policy's average action in s
 
 
 # ======================================= train ========================================
@@ -145,8 +137,11 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
     val, adv, ret = compute_targets(agent, rollout, obs)
 
     # One step: then the policy is another one, and the data are no longer its own.
-    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten())
-    loss, metrics = vpg_policy_loss(agent, batch)
+    actor_out = agent.actor(agent.encoder(obs))
+    logp = log_prob(actor_out, agent.log_std, rollout.act.flatten(0, 1))
+    loss = policy_loss(logp, adv.flatten())
+    ent = entropy(actor_out, agent.log_std)  # only logged
+    metrics = {"pi_loss": loss.detach(), "entropy": ent.detach()}
     policy_opt.zero_grad()
     loss.backward()
     metrics["policy_grad_norm"] = policy_opt.step(lr)
@@ -155,18 +150,17 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
     with torch.no_grad():
         features = agent.encoder(obs)  # the encoder of images belongs to the policy
     returns = ret.flatten()
-    step_metrics = []  # one dict per gradient step
+    v_losses, grad_norms = [], []
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss, critic_metrics = critic_value_loss(agent, features[rows], returns[rows])
+        loss = value_loss(agent.value(features[rows]), returns[rows])
         critic_opt.zero_grad()
         loss.backward()
-        critic_metrics["critic_grad_norm"] = critic_opt.step(cfg.v_lr)
-        step_metrics.append(critic_metrics)
-    for name in step_metrics[0]:
-        metrics[name] = torch.stack([one[name] for one in step_metrics])
-    explained = explained_variance(val, ret)
-    return metrics | {"val": val, "explained_variance": explained, "lr": lr}
+        v_losses.append(loss.detach())
+        grad_norms.append(critic_opt.step(cfg.v_lr))
+    return metrics | {
+        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
+        "val": val, "explained_variance": explained_variance(val, ret), "lr": lr}
 
 
 # ======================================= losses =======================================
@@ -179,8 +173,7 @@ def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = torch.zeros_like(val)
-    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
+    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
@@ -201,29 +194,17 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
-    decay = gamma * lam * (1 - done)
-    delta, decay = delta.cpu().numpy(), decay.cpu().numpy()  # a loop in NumPy is faster
-    adv = np.zeros_like(delta)
-    next_adv = np.zeros_like(delta[0])  # beyond the rollout, only V is known
-    for t in reversed(range(len(delta))):
-        adv[t] = next_adv = delta[t] + decay[t] * next_adv
+    decay = (gamma * lam * (1 - done)).cpu().numpy()
+    adv = delta.cpu().numpy()  # a loop in NumPy is faster
+    for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
+        adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
 
 
 def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse.
-    R contains V: the smaller lambda is, the more this flatters V."""
+    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
+    # R contains V: the smaller lambda is, the more this flatters V.
     return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-
-
-@mpi.compilable  # with --compile
-def vpg_policy_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
-    """`policy_loss` of the whole rollout. The entropy is only logged."""
-    actor_out = agent.actor(agent.encoder(batch.obs))
-    logp = log_prob(actor_out, agent.log_std, batch.act)
-    pi_loss = policy_loss(logp, batch.adv)
-    ent = entropy(actor_out, agent.log_std)
-    return pi_loss, {"pi_loss": pi_loss.detach(), "entropy": ent.detach()}
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None,
@@ -236,11 +217,9 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
-    """L_pi = -mean log pi(a|s) A, where A is a constant.
-
-    Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
-    action that was better than average becomes more likely, a worse one less.
-    """
+    """L_pi = -mean log pi(a|s) A, where A is a constant."""
+    # Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
+    # action that was better than average becomes more likely, a worse one less.
     assert logp.shape == adv.shape
     return -(logp * adv).mean()
 
@@ -253,15 +232,8 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
 
 
-@mpi.compilable
-def critic_value_loss(agent: Agent, features: Float32[Tensor, "B k"],
-                      ret: PerSample) -> tuple[Scalar, dict]:
-    """mean (V(s) - R)^2. `features` are what the encoder made of the observations."""
-    v_loss = value_loss(agent.value(features), ret)
-    return v_loss, {"v_loss": v_loss.detach()}
-
-
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
+    """L_V = mean (V(s) - R)^2"""
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
     return (val - ret).square().mean()
 
@@ -310,9 +282,8 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        if not self.cfg.norm_obs:
-            return obs.float()
-        return self.obs_stats.normalize(obs.float())
+        obs = obs.float()
+        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters but the critic's. An image encoder belongs to the policy."""

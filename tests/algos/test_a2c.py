@@ -47,7 +47,14 @@ def test_policy_loss_by_hand(algo):
     close(loss, (3 - 2 + 1) / 3)
     close(by_logp, -vec(3, -1, 2) / 3)  # what did better than expected becomes likelier
     refuses_columns(bare(algo).policy_loss, 2)
-    refuses_columns(bare(algo).value_loss, 2)
+
+
+@and_child
+def test_the_loss_refuses_a_column_of_returns(algo):
+    plain = bare(algo)
+    batch = plain.Batch(torch.zeros(4, 3), torch.zeros(4, 2), torch.zeros(4), torch.zeros(4, 1))
+    with pytest.raises(AssertionError):
+        plain.a2c_loss(make_agent(algo), batch)
 
 
 @and_child

@@ -16,7 +16,7 @@ from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, targe
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
-tiny_agent = partial(onpolicy.tiny_agent, acktr, hidden=(), norm_obs=False)
+tiny_agent = partial(onpolicy.tiny_agent, acktr, hidden=())
 FREE = {"lr": 1e9, "momentum": 0.0, "damping": 1e-6, "decay": 1.0}    # nothing but the trust region
 
 

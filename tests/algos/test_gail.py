@@ -112,12 +112,13 @@ def row_numbers(pairs, every):
 @every_kind
 def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch):
     """The expert's are drawn from the whole file, which is longer than the rollout's 24 steps."""
-    agent, calls = make_agent(kind, minibatch_size=8, disc_epochs=20), []
+    agent, calls = make_agent(kind, minibatch_size=8), []
     plain = gail.disc_loss
     monkeypatch.setattr(gail, "disc_loss",
                         lambda agent, *pairs: calls.append(pairs) or plain(agent, *pairs))
     rollout, demos = make_rollout(agent), make_demos(kind, count=40)
-    gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
+    for _ in range(20):
+        gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
     sees = gail.Pairs(demos.obs if agent.images else (demos.obs - 3) / 2,
                       2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
                       if kind == "box" else torch.eye(4)[demos.act])
@@ -155,7 +156,7 @@ def test_the_reward_is_that_of_the_trained_discriminator_at_every_step(kind):
 @pytest.mark.parametrize("disc_lr", [1e-4, 1e-2])
 def test_the_discriminator_has_a_learning_rate_of_its_own(disc_lr):
     """Adam's first step is that long."""
-    agent = make_agent(disc_lr=disc_lr, disc_epochs=1)
+    agent = make_agent(disc_lr=disc_lr)
     before = parameters(agent.disc)
     gail.update_disc(agent, mpi.Adam(agent.disc), make_rollout(agent), make_demos())
     close((parameters(agent.disc) - before).abs().max(), disc_lr, rtol=0.02)
@@ -228,7 +229,7 @@ def test_it_learns_what_the_expert_does_though_it_is_paid_for_the_opposite(box):
     write_demos(lengths=40 * (1,), obs=obs, act=np.float32(act)[:, None] if box else act, **kwargs)
     agent = gail.train(gail.Config(
         **kwargs, demos="demos.npz", subsample=1, total_steps=8192, rollout_steps=256, num_envs=8,
-        minibatch_size=64, epochs=4, lr=5e-3, gamma=0.5, hidden=(32,), disc_lr=1e-2, disc_epochs=4,
+        minibatch_size=64, epochs=4, lr=5e-3, gamma=0.5, hidden=(32,), disc_lr=1e-2,
         device="cpu", run_dir="run"))
     acts = [float(np.squeeze(agent.predict(np.float32([seen])))) for seen in (-1, 1)]
     assert np.allclose(acts, [3, 1], atol=0.5 if box else 0)

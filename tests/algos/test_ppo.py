@@ -104,10 +104,16 @@ def test_approx_kl_by_hand():
 # ---- [B] against [B, 1]
 
 def test_a_loss_refuses_a_column_for_a_batch():
-    refuses_columns(bare(ppo).value_loss, 2)
     refuses_columns(bare(ppo).clipped_policy_loss, 3, 0.2)
     with pytest.raises(TypeCheckError):
-        ppo.value_loss(torch.zeros(4), torch.zeros(4, 1))
+        ppo.clipped_policy_loss(torch.zeros(4), torch.zeros(4), torch.zeros(4, 1), 0.2)
+    for algo, loss in ((ppo, "ppo_loss"), (ppo_popart, "popart_loss")):
+        plain = bare(algo)
+        agent = plain.Agent(*SPACES["box"], plain.Config())
+        with pytest.raises(AssertionError):
+            getattr(plain, loss)(agent, plain.Minibatch(
+                obs=torch.zeros(4, 3), act=torch.zeros(4, 2), logp_old=torch.zeros(4),
+                adv=torch.zeros(4), ret=torch.zeros(4, 1)))
 
 
 # ---- What the loss is given

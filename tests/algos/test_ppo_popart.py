@@ -37,7 +37,7 @@ def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3):
 
 def new_agent(**settings):
     """Return an agent for observations of two numbers, as it is at first."""
-    return ppo_popart.Agent(BOX, BOX, make_config(ppo_popart, norm_obs=False, **settings))
+    return ppo_popart.Agent(BOX, BOX, make_config(ppo_popart, **settings))
 
 
 def linear_agent(weights=(1.0, 2.0), bias=0.5, beta=0.1, loc=2.0, scale=3.0):

@@ -30,7 +30,7 @@ from tests.onpolicy import (
 from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
-tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=(), norm_obs=False)
+tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=())
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 

@@ -12,6 +12,7 @@ from tests.helpers import close, vec
 from tests.onpolicy import (
     SPACES,
     Descent,
+    distribution,
     learn,
     make_agent,
     make_optimizers,
@@ -97,17 +98,17 @@ def test_the_estimate_has_the_gradient_as_its_mean_whatever_the_baseline(val):
 
 @every_kind
 def test_the_policys_loss_is_given_the_advantages_of_the_critic_that_was(kind, monkeypatch):
-    agent, calls, plain = make_agent(vpg, kind), [], vpg.vpg_policy_loss
+    agent, calls, plain = make_agent(vpg, kind), [], vpg.policy_loss
     rollout = make_rollout(vpg, agent)
     adv, _ = targets(vpg, agent, rollout)
-    monkeypatch.setattr(vpg, "vpg_policy_loss",
-                        lambda agent, batch: calls.append(batch) or plain(agent, batch))
+    acted = distribution(agent, rollout.obs.flatten(0, 1))
+    expected = acted.log_prob(rollout.act.flatten(0, 1)).detach()
+    monkeypatch.setattr(vpg, "policy_loss", lambda *args: calls.append(args) or plain(*args))
     learn(vpg, agent, rollout, lr=1e-2)
-    (batch,) = calls
-    close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
-    assert torch.equal(batch.act, rollout.act.flatten(0, 1))
-    close(batch.adv, adv, rtol=1e-4, atol=1e-5)
-    assert not batch.adv.requires_grad
+    (logp, given), = calls
+    close(logp.detach(), expected, rtol=1e-4, atol=1e-5)
+    close(given, adv, rtol=1e-4, atol=1e-5)
+    assert not given.requires_grad
 
 
 def test_learning_rates():
