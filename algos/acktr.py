@@ -161,8 +161,7 @@ def update(agent: Agent, optimizer: KFAC, rollout: Rollout, lr: float) -> dict:
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
-                    ) -> tuple[PerStep, PerStep, PerStep]:
+def compute_targets(agent: Agent, rollout: Rollout, obs: Inputs) -> tuple[PerStep, ...]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
@@ -236,8 +235,7 @@ def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
-    grows with sigma even where tanh saturates."""
+    """H = -E[log pi(a|s)], mean over the batch."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
@@ -264,9 +262,8 @@ class KFAC(mpi.Optimizer):
         # F of a softmax nearly vanishes where pi is sure of its action, so that F^-1
         # amplifies noise more. F of a Gaussian, about 1 / sigma^2, does not vanish.
         self.damping = agent.cfg.damping or (0.1 if agent.discrete else 0.01)
-        num = len(list(agent.critic.parameters()))  # they come last
-        self.policy_params = self.params[:-num]  # with images the encoder's, too
-        self.critic_params = self.params[-num:]
+        self.critic_params = list(agent.critic.parameters())  # the last of `params`
+        self.policy_params = self.params[:-len(self.critic_params)]  # and the encoder's
         self.layers = [each for each in agent.modules() if hasattr(each, "weight")]
         self.fishers = nn.ModuleList(LayerFisher(each.weight) for each in self.layers)
         self.k = torch.zeros(())  # updates so far

@@ -179,8 +179,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
-                    ) -> tuple[PerStep, PerStep, PerStep]:
+def compute_targets(agent: Agent, rollout: Rollout, obs: Inputs) -> tuple[PerStep, ...]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
@@ -277,8 +276,8 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
-    grows with sigma even where tanh saturates."""
+    """H = -E[log pi(a|s)], mean over the batch."""
+    # If continuous, before tanh: it grows with sigma even where tanh saturates.
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()

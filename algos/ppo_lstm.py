@@ -280,8 +280,7 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
-    grows with sigma even where tanh saturates."""
+    """H = -E[log pi(a|s)], mean over the batch."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()

@@ -181,8 +181,7 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
-                    ) -> tuple[PerStep, PerStep, PerStep]:
+def compute_targets(agent: Agent, rollout: Rollout, obs: Inputs) -> tuple[PerStep, ...]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
@@ -236,7 +235,7 @@ def popart_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     norm_val = agent.critic(features).squeeze(-1)  # n(s), [B, 1] -> [B]
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
-    norm_ret = agent.normalize_ret(batch.ret)
+    norm_ret = (batch.ret - agent.loc) / agent.scale()
     assert norm_val.shape == norm_ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (norm_val - norm_ret).square().mean()
     ent = entropy(actor_out, agent.log_std)
@@ -269,8 +268,7 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
-    grows with sigma even where tanh saturates."""
+    """H = -E[log pi(a|s)], mean over the batch."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
@@ -334,9 +332,6 @@ class Agent(Policy):  # which adds predict(obs)
 
     def scale(self) -> Tensor:
         return (self.square - self.loc**2).clamp(min=1e-12).sqrt()  # at least 1e-6
-
-    def normalize_ret(self, ret: PerSample) -> PerSample:
-        return (ret - self.loc) / self.scale()
 
     @torch.no_grad()
     def adapt_critic(self, ret: PerSample) -> None:

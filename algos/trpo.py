@@ -203,8 +203,7 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
-                    ) -> tuple[PerStep, PerStep, PerStep]:
+def compute_targets(agent: Agent, rollout: Rollout, obs: Inputs) -> tuple[PerStep, ...]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
@@ -344,8 +343,7 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch; continuous: before tanh, so that it
-    grows with sigma even where tanh saturates."""
+    """H = -E[log pi(a|s)], mean over the batch."""
     if log_std is None:
         return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
     return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
