@@ -197,7 +197,8 @@ def compute_q_targets(agent: Agent, rollout: ReplayRollout,
         rew = agent.reward_sum_stats.scale(rew)
     actor_out, q_all = agent(obs)  # of all actions
     val = state_value(actor_out, q_all).view_as(rew)
-    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])

@@ -179,14 +179,16 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_targets(agent: Agent, rollout: Rollout, obs: Inputs) -> tuple[PerStep, ...]:
+def compute_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "TN *obs"]
+                    ) -> tuple[PerStep, PerStep, PerStep]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
     val = agent.value(agent.encoder(obs)).view_as(rew)
-    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])

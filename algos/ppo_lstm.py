@@ -198,7 +198,8 @@ def recurrent_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *
         rew = agent.reward_sum_stats.scale(rew)
     features, memories = agent.unroll(obs, rollout.done, rollout.memory)
     val = agent.value(features).view_as(rew)
-    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])

@@ -157,7 +157,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
 def compute_targets(agent: Agent, rollout: Rollout) -> PerStep:
     """The lambda-returns G of all steps, by the current Q."""
     val = agent.critic(rollout.obs.flatten(0, 1)).amax(-1).view_as(rollout.rew)
-    next_val = val.roll(-1, 0)  # within an episode, s' is the s of the next step
+    next_val = torch.zeros_like(val)
+    next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_val[ends] = agent.critic(rollout.next_obs[ends]).amax(-1)
