@@ -62,7 +62,7 @@ Scalar = Float32[Tensor, ""]
 @dataclass(frozen=True)
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
     total_steps: float = 1e6  # environment steps, rounded up to whole rollouts
-    num_envs: int = 16  # N, parallel environments (8 to 64)
+    num_envs: int = 16  # N, parallel environments (8 to 40)
     report_every: int = 4000  # environment steps between rows of the log
     rollout_steps: int = 160  # T x N, samples per rollout; N has to divide it
     lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)

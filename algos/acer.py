@@ -7,7 +7,7 @@ The idea. Keep rollouts in a buffer and learn from them again. Let mu be the ear
 policy that collected one. Weighted by the ratio rho(a) = pi(a|s) / mu(a|s), a mean over
 actions from mu becomes one over actions from pi. But ratios can be huge, products of
 ratios even more so, and then a few samples dominate the mean. So ACER limits ratios,
-and how fast pi moves away from its own running average. An iteration of `train`:
+and pi's steps away from its own running average. An iteration of `train`:
 
     collect, keep_policy   act for T steps in N environments; keep log mu(a|s)
     update                 on this rollout, then on `replay_ratio` random ones:
@@ -22,7 +22,8 @@ the probabilities, so our max_slope does not compare with its delta. The number 
 replays is fixed, not drawn from a Poisson distribution. Actions are discrete.
 
 Healthy values. On CartPole `projected` is 0 to 0.03, `kl_avg` below 0.3,
-`replayed_explained_variance` 0.2 to 0.9 and `replayed_ratio` 0.99 to 1.01.
+`replayed_explained_variance` 0.2 to 0.9 and `replayed_ratio` 0.99 to 1.01 (far from 1,
+mu is not that of the data).
 
 Run   python -m algos.acer --total-steps 1e5
 Diff  diff algos/a2c.py algos/acer.py
@@ -94,7 +95,7 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
 @dataclass(frozen=True)
 class Rollout:  # T steps in each of N environments; nothing is normalised
     obs: Shaped[Tensor, "T N *obs"]  # s
-    act: Shaped[Tensor, "T N *act"]  # a, before tanh if continuous
+    act: Shaped[Tensor, "T N *act"]  # a
     rew: PerStep  # r
     next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
     terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
@@ -280,9 +281,9 @@ def policy_direction(agent: Agent, batch: ReplayBatch, log_pi: PerAction,
         k    = grad KL(avg || pi) = pi - avg, which leads away from avg
         z    is g, but leads away from avg only slowly: see `project`
 
-    A noisy estimate can ruin pi in one step, but a lower learning rate would slow all
-    steps. So ACER limits only steps away from avg, the average policy. It lags about
-    1/tau updates behind pi, so that even a slow drift counts.
+    A few noisy estimates can ruin pi, but a lower learning rate would slow all steps. So
+    ACER limits only those away from avg, the average policy, by the slope of KL(avg ||
+    pi) along z. avg lags about 1/tau updates behind pi, so even a slow drift counts.
     """
     cfg = agent.cfg
     ratio = (log_pi - batch.log_mu).exp()  # rho of every action

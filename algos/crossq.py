@@ -259,7 +259,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. The derivative in it is H - H_0; in the paper, alpha (H - H_0).
+    positive. The derivative in it is H - H_0; of the paper's loss it has the same sign.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

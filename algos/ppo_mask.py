@@ -163,8 +163,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
-            metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
-            step_metrics.append(metrics)
+            grad_norm = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
+            step_metrics.append(metrics | {"grad_norm": grad_norm})
     metrics = {name: torch.stack([one[name] for one in step_metrics])
                for name in step_metrics[0]}  # the log has their means
     with torch.no_grad():  # how far has pi moved from pi_old?

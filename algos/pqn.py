@@ -146,8 +146,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
             loss, metrics = pqn_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
-            metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
-            step_metrics.append(metrics)
+            grad_norm = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
+            step_metrics.append(metrics | {"grad_norm": grad_norm})
     return {name: torch.stack([one[name] for one in step_metrics])
             for name in step_metrics[0]}  # the log has their means
 

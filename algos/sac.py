@@ -13,16 +13,18 @@ V(s) is the value of a state with its bonus (`soft_value`).
     actor_loss     pi maximises V(s)
     alpha_loss     alpha falls while the entropy is above its target, else it rises
 
-There is no target actor, and the actor learns in every update. One step of `train`:
+Unlike in TD3, there is no target actor, and the actor learns in every update. One step
+of `train`:
 
-    interact       a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
+    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
     update         one Adam step on each loss; the target critics follow
 
 Departures from the paper. As in the authors' early code: log alpha in `alpha_loss`, log
 sigma in [-20, 2], uniform actions at first. Learning rate 1e-3 (paper: 3e-4), no factor
 1/2 in `critic_loss`.
 
-Healthy values. `logp` nears the number of action dimensions, `q1` stays close to `q2`.
+Healthy values. `q1` stays close to `q2`. With learn_alpha, `logp` nears the number of
+action dimensions.
 
 Run   python -m algos.sac --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/td3.py algos/sac.py    (next: sac_her.py, crossq.py)
@@ -249,7 +251,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. The derivative in it is H - H_0; in the paper, alpha (H - H_0).
+    positive. The derivative in it is H - H_0; of the paper's loss it has the same sign.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

@@ -19,9 +19,9 @@ critics do not chase their own changes. One step of `train`:
     update        one Adam step of Q_1 and Q_2 on critic_loss; every `policy_delay`-th
                   time one of pi on actor_loss, and the target networks follow
 
-Departures from the paper, as in the authors' later code (github.com/sfujim/TD3): layers
-of 256 units (paper: 400, 300), batches of 256 (100), actions clipped to [-1, 1], noise
-in units of half the action range, no updates during the random actions at the start.
+Departures from the paper. As in the authors' later code (github.com/sfujim/TD3): layers
+of 256 units (paper: 400, 300), batches of 256 (100), no updates during the random
+actions at the start. Ours: Q takes actions in [-1, 1], the unit of all noise.
 
 Healthy values. `q1` and `q2` stay close together. With --eval-every, `eval_q` is near
 `eval_discounted`, the discounted return that then followed; DDPG's is far above.

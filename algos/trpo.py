@@ -192,7 +192,7 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     # At the maximum of g^T d subject to d^T D d / 2 = max_kl, the gradients of both, g
     # and D d, are parallel. So d = m x, where D x = g, and m^2 x^T D x / 2 = max_kl.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
-    m = fraction * (2 * agent.max_kl / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
+    m = fraction * (2 * agent.kl_limit / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     # All this holds for small d, and m x may not be small. So measure S and KL.
     step, metrics = line_search(agent, batch, m * x)
     metrics |= {"step_size": m, "step_fraction": fraction, "gain_expected": g @ step,
@@ -337,7 +337,7 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
     for k in range(agent.cfg.backtracks):
         vector_to_parameters(start + 0.8**k * step, params)  # overwrites the weights
         gain, kl = mpi.average(torch.stack(surrogate_and_kl(agent, batch)))
-        if gain > 0 and kl <= agent.max_kl:
+        if gain > 0 and kl <= agent.kl_limit:
             return 0.8**k * step, {"gain": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
     failed = {"gain": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
@@ -375,12 +375,12 @@ class Agent(Policy):  # which adds predict(obs)
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
         self.log_std = None
-        self.max_kl = cfg.max_kl
+        self.kl_limit = cfg.max_kl
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
             num_outputs = math.prod(act_space.shape)  # one mean per dimension
-            self.max_kl *= num_outputs  # KL is a sum over the dimensions
+            self.kl_limit *= num_outputs  # KL is a sum over the dimensions
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))

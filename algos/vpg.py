@@ -53,7 +53,6 @@ from utils.run import Run, RunConfig, main
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 
