@@ -49,13 +49,16 @@ def played(agent, rollout):
 def loss_of(expert_logit, policy_logit):
     """Call `disc_loss` with these logits."""
     agent = SimpleNamespace(disc_logit=lambda pairs: pairs)
-    return bare(gail).disc_loss(agent, expert_logit, policy_logit)[0]
+    loss, loss_of.metrics = bare(gail).disc_loss(agent, expert_logit, policy_logit)
+    return loss
 
 
 def test_discriminator_loss_by_hand():
     """D is 3/4 and 1/4 on the expert's pairs; 1/2, 4/5 and 1/2 on the policy's."""
     loss, by_expert, by_policy = gradients(
         loss_of, vec(math.log(3), -math.log(3)), vec(0, math.log(4), 0))
+    close(loss_of.metrics["d_expert"], 1 / 2)
+    close(loss_of.metrics["d_policy"], 3 / 5)
     close(loss, (math.log(4 / 3) + math.log(4)) / 2 + (2 * math.log(2) + math.log(5)) / 3)
     close(by_expert, vec(-1 / 8, -3 / 8))                       # (D - 1) / 2
     close(by_policy, vec(1 / 6, 4 / 15, 1 / 6))                 # D / 3
