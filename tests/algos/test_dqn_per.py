@@ -1,4 +1,6 @@
 """algos/dqn_per.py, where it is not algos/dqn.py: the tree, the priorities, the weights."""
+from dataclasses import replace
+
 import numpy as np
 import torch
 from scipy import stats
@@ -89,7 +91,8 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
         return sample(buffer, batch_size, beta)
 
     def noting_update(agent, optimizer, batch, lr):
-        error = dqn_per.per_loss(agent, batch)[1]["td_error"]
+        plain = replace(batch, weight=torch.ones_like(batch.weight))   # it rates unweighted errors
+        error = dqn_per.per_loss(agent, plain)[1]["td_error"]
         learned.append([batch.rows, (error.abs() + 1e-6) ** agent.cfg.omega])
         return update(agent, optimizer, batch, lr)
 

@@ -18,7 +18,7 @@ from tests.helpers import PATIENCE, saved, snapshot, steps
 from utils import checkpoint
 from utils.cli import program
 from utils.mpi import UsageError
-from utils.run import parse
+from utils.run import parse, replaced_files
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
@@ -135,6 +135,8 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
     assert "--overwrite is True, but False in run" in refusal(*RESUME, "--overwrite")
     assert "Pendulum" in refusal("--env", "Pendulm-v1", "--run-dir", "run", "--overwrite")
     before = (run / "episodes.csv").read_text()
+    # A kill meanwhile leaves what can be overwritten.
+    assert replaced_files(ppo.Config(overwrite=True), run)[-1].name == "config.json"
     again = (*FLAGS, "--run-dir", "run", "--total-steps", "64", "--seed", "5", "--overwrite")
     ppo.train(parse(ppo.Config, ppo.__doc__, again))
     now = {path.name for path in run.iterdir()}

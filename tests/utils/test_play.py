@@ -268,10 +268,13 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
     agent = ppo.train(cfg)
     for name, size in (("run.mp4", (shape[0] + shape[0] % 2, shape[1] + shape[1] % 2)),
                        ("run.gif", shape[:2])):
-        play.write_video(agent, cfg, play.make_film(cfg), name, seed=1)
+        film = play.make_film(cfg)
+        _, length = play.write_video(agent, cfg, film, name, seed=1)
         shown = frames(name)
         assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
         assert abs(shown.mean() - 200) < 5
+    seconds = imageio.get_reader(name).get_meta_data()["duration"] * len(shown) / 1000
+    assert seconds == pytest.approx(length / film.fps, rel=0.15)
     assert capfd.readouterr().err == ""
 
 

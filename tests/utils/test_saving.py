@@ -91,14 +91,19 @@ def test_a_run_killed_before_its_first_checkpoint_begins_anew(monkeypatch, kille
     assert read_config("warm")["init_from"] == {"run": "other", "step": 800}
 
 
-def test_best_policy():
-    agent = torch.nn.Linear(3, 2)
+def test_best_policy(monkeypatch):
+    agent, written, save_file = torch.nn.Linear(3, 2), [], checkpoint.save_file
+    monkeypatch.setattr(checkpoint, "save_file", lambda path, payload: (
+        written.append(Path(path).name), save_file(path, payload)))
     with start(Config(), agent) as log:
         log.advance(100)
         assert not Path("run/best.pt").exists()
         for ret, spread in ((-5.0, 0.0), (7.0, 1.0), (6.0, 9.0), (5.0, 0.0)):
             torch.nn.init.constant_(agent.weight, ret)
+            log.saved = -1e9
             log.advance(100, eval_ret=[ret - spread, ret + spread])  # the mean decides
+        # A checkpoint never knows of a better policy than best.pt, whenever a kill comes.
+        assert written[-7:-4] == ["best.pt", "policy.pt", "rank0.pt"]
         log.saved = -1e9
         log.advance(100)
     with start(Config(resume=True), agent) as log:
