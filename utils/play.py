@@ -150,6 +150,9 @@ class Film(gym.vector.VectorWrapper):
             self.frames += 1  # it is not shown, and drawing takes long
             return
         frame = shown[0][0, 0] if shown else np.asarray(self.env.render()[0])
+        if frame.dtype.kind == "f" and frame.size and 0 <= frame.min() <= frame.max() <= 1:
+            large = max(1, 160 // len(frame))  # MinAtar's has 10 x 10 pixels
+            frame = np.uint8(255 * frame).repeat(large, 0).repeat(large, 1)
         if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
             raise UsageError(f"render() returned {frame.dtype} {list(frame.shape)}, which is no "
                              "RGB image of uint8 [H, W, 3]")

@@ -219,7 +219,7 @@ class Odd(Ends):
 gym.register("OddFrames-v0", Odd, disable_env_checker=True)
 
 
-@pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.zeros((8, 8, 3)),
+@pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.full((8, 8, 3), 2.0),
                                    np.zeros((8, 8, 4), np.uint8)])
 def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch, frame):
     ppo.train(ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL))
@@ -276,6 +276,13 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
     seconds = imageio.get_reader(name).get_meta_data()["duration"] * len(shown) / 1000
     assert seconds == pytest.approx(length / film.fps, rel=0.15)
     assert capfd.readouterr().err == ""
+
+
+def test_a_picture_of_floats_is_drawn_as_bytes_and_large(monkeypatch):
+    monkeypatch.setattr(Odd, "frame", np.full((10, 10, 3), 0.6))
+    cfg = ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL)
+    play.write_video(ppo.train(cfg), cfg, play.make_film(cfg), "run.gif", seed=1)
+    assert frames("run.gif").shape[1:] == (160, 160, 3) and (frames("run.gif") == 153).all()
 
 
 def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
