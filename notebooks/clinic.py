@@ -34,7 +34,7 @@ BUGS = {
         'steps.append({"obs": obs,', 'steps.append({"obs": next_obs,'),)),
     "B": Bug("ppo", ((
         "    val = agent.value(features)\n", "    val = agent.critic(features)\n"), (
-        "    assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]\n", ""))),
+        "    assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]\n", ""))),
     "C": Bug("ddpg", ((
         '''    critic_opt.zero_grad()
     loss.backward()

@@ -282,7 +282,6 @@ def test_frame_ring_saves_its_filled_rows_alone_and_samples_copies(frames):
 
 
 def test_frame_ring_has_the_rows_of_the_environment_that_wrote_most():
-    """Episodes begin with four frames, and those of the first environment have three steps."""
     buffer = dqn_atari.FrameBuffer(200, 2, 4, (4, 36, 40), CPU)
     stacks, none = np.zeros((2, 4, 36, 40), np.uint8), np.zeros(2)
     for step in range(12):

@@ -135,7 +135,6 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
     assert "--overwrite is True, but False in run" in refusal(*RESUME, "--overwrite")
     assert "Pendulum" in refusal("--env", "Pendulm-v1", "--run-dir", "run", "--overwrite")
     before = (run / "episodes.csv").read_text()
-    # A kill meanwhile leaves what can be overwritten.
     assert replaced_files(ppo.Config(overwrite=True), run)[-1].name == "config.json"
     again = (*FLAGS, "--run-dir", "run", "--total-steps", "64", "--seed", "5", "--overwrite")
     ppo.train(parse(ppo.Config, ppo.__doc__, again))

@@ -102,7 +102,6 @@ def test_best_policy(monkeypatch):
             torch.nn.init.constant_(agent.weight, ret)
             log.saved = -1e9
             log.advance(100, eval_ret=[ret - spread, ret + spread])  # the mean decides
-        # A checkpoint never knows of a better policy than best.pt, whenever a kill comes.
         assert written[-7:-4] == ["best.pt", "policy.pt", "rank0.pt"]
         log.saved = -1e9
         log.advance(100)
