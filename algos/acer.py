@@ -281,9 +281,9 @@ def policy_direction(agent: Agent, batch: ReplayBatch, log_pi: PerAction,
         k    = grad KL(avg || pi) = pi - avg, which leads away from avg
         z    is g, but leads away from avg only slowly: see `project`
 
-    A few noisy estimates can ruin pi, but a lower learning rate would slow all steps. So
-    ACER limits only those away from avg, the average policy, by the slope of KL(avg ||
-    pi) along z. avg lags about 1/tau updates behind pi, so even a slow drift counts.
+    A few noisy estimates can ruin pi, but a lower learning rate would slow all steps.
+    So ACER limits only those away from avg, the average policy, by the slope of KL(avg
+    || pi) along z. avg lags about 1/tau updates behind pi: even a slow drift counts.
     """
     cfg = agent.cfg
     ratio = (log_pi - batch.log_mu).exp()  # rho of every action
