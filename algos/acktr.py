@@ -47,7 +47,7 @@ from torch import Tensor, nn
 # RunningStats   normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
-from utils.run import Run, RunConfig, main
+from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
     v_max_kl: float = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in the mean step (0 to 0.95)
-    damping: float = 0.0  # lambda, added to F; 0: 0.1 if discrete, 0.01 if continuous
+    damping: float | None = None  # lambda, added to F; default: see KFAC.__init__
     decay: float = 0.95  # weight of the old X and S in their averages (0.9 to 0.99)
     inverse_every: int = 5  # updates between inversions of X_d and S_d (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -80,6 +80,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_range(self, "damping", above=0)  # X and S may be singular
 
 
 # ===================================== data types =====================================
