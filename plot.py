@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.cli import nearest, program, read_command
+from utils.cli import as_text, nearest, program, read_command
 from utils.mpi import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -109,11 +109,12 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     files = {name: columns for columns in (progress, episodes) for name in columns}
     name = y if y in files else f"{y}_mean"
     if name not in files:
-        raise ValueError(f"no column {y}, but {', '.join(nearest(y, files) or [*files][:4])}")
+        like = [name for name in files if y in name] or nearest(y, files) or files
+        raise ValueError(f"no column {y}, but {', '.join(like)}")
     step, value = files[name]["step"], files[name][name]
     there = np.isfinite(value)          # a report may lack some quantities
     if not there.any():
-        raise ValueError(f"no row has a value of {name}; --y draws others, such as eval_ret")
+        raise ValueError(f"no row has a value of {name}; --y draws others: see progress.csv")
     reports, ends, returns = progress["step"], episodes["step"], episodes["ep_ret"][-100:]
     axis = {"steps": lambda step: step,
             "episodes": lambda step: np.searchsorted(ends, step, side="right").astype(float),
@@ -183,10 +184,7 @@ def differing(runs: list[RunData], of_algo: list[RunData], leave: set[str]) -> d
 
 def spell(run: RunData, name: str) -> str:
     """Return the value of a setting as text: 64-64 for a list, 1000 for 1000.0."""
-    value = run.settings.get(name, "default")
-    if isinstance(value, (list, tuple)):
-        return "-".join(map(str, value))
-    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+    return as_text(run.settings.get(name, "default"), "-")
 
 
 def natural(text: str) -> list[str | float]:

@@ -18,7 +18,7 @@ which is replayed again and again for nothing. One step of `train`:
 
 Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
 rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient. In
-our runs PER was not clearly better than DQN.
+our runs PER was not clearly better than DQN (benchmarks/README.md).
 
 Healthy values. On CartPole `q` ends above 65, `td_error` (Q - y) between 0.5 and 5, and
 `q_loss` near 0.03: `weight` falls to about 0.1, and is lowest where errors are large.

@@ -215,7 +215,7 @@ def nearest(name, known):
 
 def as_text(value, gap=" "):
     """Return the same text for the same value however it was typed, such as 1e-4 and 0.0001."""
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return gap.join(map(as_text, value))
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 

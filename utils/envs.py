@@ -103,8 +103,8 @@ def with_version(cfg):
         if whole:
             return cfg
     new = replace(cfg, env=f"{cfg.env}-v{newest}")
-    say_once(f"environment: {new.env}, the newest version")
     object.__setattr__(new, "given", cfg.given)  # `replace` cannot know it
+    say_once(f"environment: {new.env}, the newest version")
     return new
 
 

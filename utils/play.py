@@ -130,7 +130,7 @@ class Film(gym.vector.VectorWrapper):
         self.fps = 15 if screen else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
         self.writer = self.bar = None
 
-    def open(self, file: Path, seconds: float | None, steps: int) -> None:
+    def open(self, file: Path, seconds: float | None, steps: int | None) -> None:
         import imageio.v2 as imageio  # an extra
 
         self.bar = tqdm(total=steps, desc=file.name, unit=" steps", disable=None, leave=False)

@@ -268,9 +268,10 @@ class Run:
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
+                compiles = ("--compile (--no-compile leaves it out)"
+                            if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
                 mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
-                        f"--torch-threads {cfg.torch_threads}"
-                        + ", --compile (--no-compile leaves it out)" * cfg.compile)
+                        f"--torch-threads {cfg.torch_threads}" + f", {compiles}" * cfg.compile)
                 own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
                 start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:
@@ -599,9 +600,10 @@ def read_config(run_dir, prefix=""):
                  if isinstance(error, OSError) else
                  f"{path} is damaged: {type(error).__name__} {error}")
         left = f"; --init-from {run_dir} still starts another run with its weights"
-        there = "; runs nearby: " + ", ".join(runs_in(run_dir))
-        raise UsageError(prefix + wrong + left * zipfile.is_zipfile(Path(run_dir, "policy.pt"))
-                         + there * bool(runs_in(run_dir))) from None
+        left *= zipfile.is_zipfile(Path(run_dir, "policy.pt"))
+        nearby = ", ".join(runs_in(run_dir))
+        raise UsageError(prefix + wrong + left + f"; runs nearby: {nearby}" * bool(nearby)
+                         ) from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
@@ -612,7 +614,7 @@ def read_config(run_dir, prefix=""):
 def runs_in(folder):
     """Return the first five runs at most four levels below a folder or, without it, below runs."""
     folder = folder if Path(folder).is_dir() else "runs"
-    found = (Path(folder).glob("*/" * depth + "config.json") for depth in range(1, 5))
+    found = (Path(folder).glob("*/" * depth + "policy.pt") for depth in range(1, 5))
     return [str(path.parent) for path in itertools.islice(itertools.chain(*found), 5)]
 
 

@@ -22,7 +22,6 @@ from docs.algorithm import ROOT, algorithms  # noqa: E402
 from docs.build import build, copy_figure  # noqa: E402
 from utils.results import read_suite  # noqa: E402
 
-LARGEST = 10e6                                  # bytes of the whole site
 
 
 class Page(HTMLParser):
@@ -184,12 +183,11 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_whole_site_is_small_and_linked(whole):
+def test_the_whole_site_is_linked(whole):
     pages = read(whole)
     assert {f"algos/{name}.html" for name in algorithms()} <= pages.keys()
     assert sum(name.startswith("notebooks/") for name in pages) == 7
     assert list(broken(whole, pages)) == []
-    assert sum(path.stat().st_size for path in whole.rglob("*") if path.is_file()) < LARGEST
 
 
 def test_figures_keep_their_text_and_lose_digits(tmp_path):

@@ -409,7 +409,7 @@ def test_no_picture_of_another_command_is_overwritten(capsys):
 
 @pytest.mark.parametrize("name, text, said", [
     ("episodes.csv", "step,time,env,ep_ret,ep_len\n", "no row has a value of ep_ret"),
-    ("episodes.csv", "step,time,env,length\n1,2,0,1\n", "no column ep_ret, but step, "),
+    ("episodes.csv", "step,time,env,length\n1,2,0,1\n", "no column ep_ret, but step, time, "),
     ("config.json", '{"architectures": ["BertModel"]}', "KeyError"),
     ("config.json", '{"algo": "ppo", "settings": {"env"', "JSONDecodeError"),
     ("episodes.csv", None, "FileNotFoundError")])

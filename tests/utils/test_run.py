@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, dqn, dqn_atari, dqn_per, ppo, sac
+from algos import a2c, dqn, dqn_atari, dqn_per, ppo, sac, vpg
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -39,7 +39,7 @@ from tests.helpers import (
     wait_for,
 )
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import mpi, play, results, run as run_module
+from utils import envs, mpi, play, results, run as run_module
 from utils.mpi import UsageError
 from utils.run import Stopped, open_run, parse, read_config, rounded, summary
 
@@ -405,12 +405,14 @@ def test_directory_by_default():
 
 @pytest.mark.parametrize("env,folder", [("CartPole", "CartPole-v1"), ("ALE/Pong", "ALE-Pong-v5"),
                                         ("tests.envs:Ends", "tests.envs-Ends-v0")])
-def test_an_environment_without_version_is_its_newest(env, folder):
+def test_an_environment_without_version_is_its_newest(env, folder, capsys, monkeypatch):
     """Its runs lie in one folder with those that name the version, and resume like them."""
+    monkeypatch.setattr(envs, "say_once", print)
     cfg = Config(env=env, run_dir="", total_steps=800)
     with run_module.Run(cfg) as run:
         assert Path(run.cfg.run_dir) == Path("runs", folder, "toy/seed1")
     assert open_run(run.cfg) == run.cfg
+    assert f"environment: {run.cfg.env}, the newest version\n" in capsys.readouterr().out
     if env == "CartPole":
         toy_train(Config(env=env, run_dir="", total_steps=100))
         assert open_run(replace(cfg, resume=True)).env == "CartPole-v1"
@@ -631,7 +633,6 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
 
 
 @pytest.mark.parametrize("order, expected", [("import algos.ppo, torch", "3000 AVX2,STRICT"),
-                                             ("import utils.play", "3000 AVX2,STRICT"),
                                              ("import torch, algos.ppo", "None None")])
 def test_pytorch_is_told_how_to_use_threads_unless_it_came_first(order, expected):
     names = ("GOMP_SPINCOUNT", "MKL_CBWR")
@@ -752,6 +753,14 @@ def test_a_long_run_does_not_compile_by_itself_beside_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("CXX", "c++")
     assert not run_module.compile_if_long(sac.Config(), frozenset()).compile
+
+
+def test_a_run_says_whether_it_compiles(capsys):
+    for algo, told in ((ppo, "--compile (--no-compile "), (vpg, "nothing to --compile\n")):
+        with run_module.Run(algo.Config("CartPole-v1", run_dir=told[:3], compile=True)) as run:
+            run.register(torch.nn.Linear(1, 1))
+            run.restore()
+        assert f"--torch-threads 1, {told}" in capsys.readouterr().out
 
 
 def test_nothing_is_compiled_after_a_signal():
