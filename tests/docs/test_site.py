@@ -23,7 +23,6 @@ from docs.build import build, copy_figure  # noqa: E402
 from utils.results import read_suite  # noqa: E402
 
 
-
 class Page(HTMLParser):
     """The ids of a page, its links, and what a browser loads for it."""
 
