@@ -77,8 +77,7 @@ def write_sources(source: Path, only: list[str], notebooks: bool) -> None:
         if path == "README.md":     # its pictures are large, and the site shows more
             text = re.sub(r"^!\[.*\n", "", text, flags=re.M)
         write(source / place, relinked(text, path, place, notebooks), only, notebooks)
-    shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures",
-                    copy_function=copy_figure)
+    shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures")
     if notebooks:
         write_notebooks(source / "notebooks")
     write(source / "explorer.md", explorer(only), only, notebooks)
@@ -117,16 +116,6 @@ def site_of(path: str, notebooks: bool) -> str:
     if path.startswith("notebooks/") and path.endswith(".ipynb"):
         return path if notebooks else ""
     return DOCUMENTS.get(path, "index.md" if path == "notebooks/README.md" else "")
-
-
-def copy_figure(path: str, target: str) -> None:
-    """Copy a figure. Points of an SVG's lines keep two decimals, to keep the site small."""
-    if not path.endswith(".svg"):
-        shutil.copy(path, target)
-        return
-    text = Path(path).read_text(encoding="utf-8")
-    text = re.sub(r' d="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
-    Path(target).write_text(text, encoding="utf-8")
 
 
 def write_notebooks(folder: Path) -> None:

@@ -660,12 +660,9 @@ def claim(cfg):
         raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
     except OSError:
         pass  # some network file systems have no locks
-    try:  # another run may have used the directory since `open_run` looked
-        for path in [] if cfg.resume else replaced_files(cfg, Path(cfg.run_dir)):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    except BaseException:
-        file.close()
-        raise
+    # Another run may have used the directory since `open_run` looked.
+    for path in [] if cfg.resume else replaced_files(cfg, Path(cfg.run_dir)):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     return file
 
 

@@ -19,7 +19,7 @@ if not shutil.which("git"):
     pytest.skip("no git, which finds new lines", allow_module_level=True)
 
 from docs.algorithm import ROOT, algorithms  # noqa: E402
-from docs.build import build, copy_figure  # noqa: E402
+from docs.build import build  # noqa: E402
 from utils.results import read_suite  # noqa: E402
 
 
@@ -187,10 +187,3 @@ def test_the_whole_site_is_linked(whole):
     assert {f"algos/{name}.html" for name in algorithms()} <= pages.keys()
     assert sum(name.startswith("notebooks/") for name in pages) == 7
     assert list(broken(whole, pages)) == []
-
-
-def test_figures_keep_their_text_and_lose_digits(tmp_path):
-    (tmp_path / "a.svg").write_text('<path d="M1.23456 7.5"/><text x="2.34567">0.125</text>')
-    copy_figure(str(tmp_path / "a.svg"), str(tmp_path / "b.svg"))
-    assert (tmp_path / "b.svg").read_text() == (
-        '<path d="M1.23 7.5"/><text x="2.34567">0.125</text>')

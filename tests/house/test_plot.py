@@ -439,6 +439,7 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
                            "error: no run to plot; folders given: nowhere empty"),
     (["runs", "--smooth", "7"], "--smooth: invalid choice: "),
     (["runs", "--out", "curves.gpj"], "--out curves.gpj cannot be written"),
+    (["runs", "--y", "ret"], "no column ret, but ep_ret"),
     (["runs", "--rows", "nums"], "error: --rows nums: no such setting; there are algo env lr"),
     (["runs", "--compare", "ppo", "sac"], "ppo sac: no panel has finished runs of both; ppo"),
 ])

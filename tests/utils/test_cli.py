@@ -286,7 +286,7 @@ def test_a_refusal_from_python_is_a_value_error_that_prints_nothing(capfd):
 
 
 def test_a_refusal_is_printed_by_rank_0_alone_and_every_rank_leaves(capsys, monkeypatch):
-    left = []
+    left, before = [], signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(mpi, "_size", 2)
     monkeypatch.setattr(mpi, "leave", lambda *args: left.append(args))
     for rank in (0, 1):
@@ -295,6 +295,7 @@ def test_a_refusal_is_printed_by_rank_0_alone_and_every_rank_leaves(capsys, monk
             raise UsageError("--gamma is 7")
     assert capsys.readouterr().err == "error: --gamma is 7\n"
     assert left == 2 * [("error: --gamma is 7", 2)]
+    assert signal.getsignal(signal.SIGTERM) is before           # which ends a rank that waits, too
 
 
 def test_a_setting_of_another_name_from_python():

@@ -91,7 +91,10 @@ REFUSED = {
     "missing": (shutil.rmtree, "holds no run: .*No such file or directory$"),
     "a folder of runs": (lambda run: (run.rename("x"), shutil.copytree("x", run / "a/b")),
                          "runs nearby: .*/run/a/b$"),
-    "config cut off": (lambda run: os.truncate(run / "config.json", 40), "config.json is damaged"),
+    "config cut off": (lambda run: os.truncate(run / "config.json", 40),
+                       "config.json is damaged: .* --init-from"),
+    "both cut off": (lambda run: [os.truncate(run / name, 40) for name in (
+        "config.json", "policy.pt")], "config.json is damaged: [^;]*$"),
     "no policy": (lambda run: (run / "policy.pt").unlink(), "policy.pt cannot be read: No such"),
     "policy cut off": (lambda run: os.truncate(run / "policy.pt", 3000), "policy.pt is damaged"),
     "no such setting": (lambda run: rewrite(run, gama=1), "no setting gama; did you mean gamma"),
@@ -279,9 +282,12 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
 
 
 def test_a_picture_of_floats_is_drawn_as_bytes_and_large(monkeypatch):
+    """A terminal shows how many steps have been drawn."""
     monkeypatch.setattr(Odd, "frame", np.full((10, 10, 3), 0.6))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     cfg = ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL)
-    play.write_video(ppo.train(cfg), cfg, play.make_film(cfg), "run.gif", seed=1)
+    film = play.make_film(cfg)
+    assert play.write_video(ppo.train(cfg), cfg, film, "run.gif", seed=1)[1] == film.bar.n > 0
     assert frames("run.gif").shape[1:] == (160, 160, 3) and (frames("run.gif") == 153).all()
 
 
