@@ -47,7 +47,7 @@ from torch import Tensor, nn
 #               and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -152,7 +152,8 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
     optimizer.zero_grad()
     loss.backward()
     metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
-    return metrics | {"val": val, "explained_variance": explained_variance(val, ret)}
+    residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+    return metrics | {"val": val, "explained_variance": 1 - residual}
 
 
 # ======================================= losses =======================================
@@ -192,12 +193,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
         adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    # R contains V: the smaller lambda is, the more this flatters V.
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 @mpi.compilable  # with --compile
@@ -248,14 +243,6 @@ def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
@@ -275,8 +262,8 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.actor = mlp(*sizes, num_outputs)
-        self.critic = mlp(*sizes, 1)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
+        self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))

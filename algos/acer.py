@@ -47,14 +47,7 @@ from torch import Tensor, nn
 #               and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import (
-    Policy,
-    check_memory,
-    is_image,
-    make_envs,
-    nature_cnn,
-    stack_steps,
-)
+from utils.envs import Policy, check_memory, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -184,7 +177,8 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
     loss.backward()
     metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
     polyak_update(agent.policy_avg, agent.policy(), agent.cfg.tau)
-    return metrics | {"q": q, "explained_variance": explained_variance(q, ret)}
+    residual = (ret - q).var(correction=0) / (ret.var(correction=0) + 1e-8)
+    return metrics | {"q": q, "explained_variance": 1 - residual}
 
 
 # ======================================= losses =======================================
@@ -243,11 +237,6 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
     for t in reversed(range(len(error) - 1)):  # beyond the rollout, only V is known
         error[t] += decay[t] * (trace[t + 1] * error[t + 1])
     return torch.as_tensor(error, device=q.device) + q
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 @mpi.compilable  # with --compile
@@ -340,14 +329,6 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, average policy, critic and running statistics: all that acting needs."""
 
@@ -358,8 +339,8 @@ class Agent(Policy):  # which adds predict(obs)
         num_outputs = int(act_space.n)  # one logit and one Q per action
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.actor = mlp(*sizes, num_outputs)
-        self.critic = mlp(*sizes, num_outputs)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
+        self.critic = mlp([*sizes, num_outputs], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))

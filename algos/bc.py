@@ -46,7 +46,7 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import Policy, is_image, make_envs, nature_cnn
+from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
@@ -186,14 +186,6 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor and running statistics: all that acting needs."""
 
@@ -213,7 +205,7 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.actor = mlp(*sizes, num_outputs)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.obs_stats = mpi.RunningStats(obs_space.shape)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, nature_cnn
+from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, mlp, nature_cnn
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -201,14 +201,6 @@ def priority_of(error: PerSample, omega: float) -> PerSample:
 
 
 # ======================================= agent ========================================
-def relu_mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with ReLU between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
-
-
 class QNetwork(nn.Module):
     """Observations [B, ...] -> Q(s, a) for each of k actions, [B, k]."""
 
@@ -221,7 +213,7 @@ class QNetwork(nn.Module):
             self.encoder = nature_cnn(obs_space)
             sizes = (512,)  # its outputs
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
-        self.head = relu_mlp(*sizes, num_outputs)
+        self.head = mlp([*sizes, num_outputs], nn.ReLU)
 
     def forward(self, obs: Observations) -> PerAction:
         out = self.head(self.encoder(obs).float())

@@ -48,7 +48,7 @@ from torch.nn.functional import one_hot, softplus
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -189,7 +189,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            before = {"val": val, "explained_variance": explained_variance(val, ret)}
+            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - residual}
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
         advs = normalize_advantages(adv.flatten()[indices])  # one row per minibatch
         for rows, adv in zip(indices, advs):
@@ -272,11 +273,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     return torch.as_tensor(adv, device=val.device)
 
 
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-
-
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     """A <- (A - mean A) / (std A + 1e-8), for each of M minibatches."""
     _, mean, var = mpi.moments(adv.T)  # [M], over all processes (float64, ddof 0)
@@ -342,14 +338,6 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic, discriminator and running statistics."""
 
@@ -369,8 +357,8 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.actor = mlp(*sizes, num_outputs)
-        self.critic = mlp(*sizes, 1)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
+        self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -380,7 +368,7 @@ class Agent(Policy):  # which adds predict(obs)
         num_features = 512 if self.images else obs_space.shape[0]
         self.disc = nn.ModuleDict({  # shares no weights; PyTorch's initial ones
             "encoder": nature_cnn(obs_space) if self.images else nn.Identity(),
-            "net": mlp(num_features + num_outputs, *cfg.hidden, 1)})
+            "net": mlp([num_features + num_outputs, *cfg.hidden, 1], nn.Tanh)})
         self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 #               and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -160,7 +160,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = recurrent_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            before = {"val": val, "explained_variance": explained_variance(val, ret)}
+            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - residual}
         indices = torch.randperm(obs.shape[1]).view(-1, mpi.share(cfg.minibatch_envs))
         advs = adv[:, indices].transpose(0, 1).flatten(1)  # [T, M, n] -> [M, B]
         if cfg.norm_adv:
@@ -223,11 +224,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
         adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
@@ -294,14 +290,6 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic, LSTM and running statistics, and the memory of `act`."""
 
@@ -321,10 +309,10 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
         self.encoder = nature_cnn(obs_space) if self.images else (
-            nn.Sequential(mlp(*sizes), nn.Tanh()))
+            nn.Sequential(mlp(sizes, nn.Tanh), nn.Tanh()))
         self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # PyTorch's initial weights
-        self.actor = mlp(cfg.lstm_size, *cfg.hidden, num_outputs)
-        self.critic = mlp(cfg.lstm_size, *cfg.hidden, 1)
+        self.actor = mlp([cfg.lstm_size, *cfg.hidden, num_outputs], nn.Tanh)
+        self.critic = mlp([cfg.lstm_size, *cfg.hidden, 1], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))

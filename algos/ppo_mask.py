@@ -48,7 +48,7 @@ from torch import Tensor, nn
 #               and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import Policy, make_envs, stack_steps
+from utils.envs import Policy, make_envs, mlp, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -152,7 +152,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            before = {"val": val, "explained_variance": explained_variance(val, ret)}
+            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - residual}
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
         advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
         if cfg.norm_adv:
@@ -208,11 +209,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
         adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
@@ -292,20 +288,12 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class MaskedActor(nn.Module):
     """Observations with their masks -> logits, [B, k]."""
 
     def __init__(self, *sizes: int):
         super().__init__()
-        self.net = mlp(*sizes)
+        self.net = mlp(sizes, nn.Tanh)
         self.parts = [sizes[0], sizes[-1]]  # numbers in `observation`, in `action_mask`
 
     def forward(self, inputs: Inputs) -> ActorOut:
@@ -330,7 +318,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.encoder = nn.Identity()  # of images, in ppo.py
         sizes = (self.obs_dim, *cfg.hidden)
         self.actor = MaskedActor(*sizes, num_acts)
-        self.critic = mlp(*sizes, 1)
+        self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))

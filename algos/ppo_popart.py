@@ -46,7 +46,7 @@ from torch import Tensor, nn
 #               and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -153,7 +153,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            before = {"val": val, "explained_variance": explained_variance(val, ret)}
+            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - residual}
             agent.adapt_critic(ret.flatten())
             before["val_scale"] = agent.scale()
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
@@ -210,11 +211,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
         adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
@@ -283,14 +279,6 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
@@ -310,8 +298,8 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.actor = mlp(*sizes, num_outputs)
-        self.critic = mlp(*sizes, 1)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
+        self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, nature_cnn
+from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, mlp, nature_cnn
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
@@ -203,14 +203,6 @@ def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
 
 
 # ======================================= agent ========================================
-def relu_mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with ReLU between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
-
-
 class QuantileNetwork(nn.Module):
     """Observations [B, ...] -> theta_i(s, a) for k actions, [B, k, n]."""
 
@@ -222,7 +214,7 @@ class QuantileNetwork(nn.Module):
         if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)
             sizes = (512,)  # its outputs
-        self.head = relu_mlp(*sizes, math.prod(self.shape))
+        self.head = mlp([*sizes, math.prod(self.shape)], nn.ReLU)
 
     def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:
         return self.head(self.encoder(obs).float()).unflatten(-1, self.shape)

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 # mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
 #            the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, make_envs
+from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -230,21 +230,13 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
 
 
 # ======================================= agent ========================================
-def relu_mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with ReLU between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])  # no ReLU after the last layer
-
-
 class TwinCritic(nn.Module):
     """Two critics with different initial weights."""
 
     def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...]):
         super().__init__()
-        self.q1 = relu_mlp(obs_dim + act_dim, *hidden, 1)
-        self.q2 = relu_mlp(obs_dim + act_dim, *hidden, 1)
+        self.q1 = mlp([obs_dim + act_dim, *hidden, 1], nn.ReLU)
+        self.q2 = mlp([obs_dim + act_dim, *hidden, 1], nn.ReLU)
 
     def forward(self, obs: Observations, act: Actions) -> tuple[PerSample, PerSample]:
         x = torch.cat([obs, act], dim=-1)
@@ -261,7 +253,8 @@ class Agent(Policy):  # which adds predict(obs)
         self.act_dim = math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
-        self.actor = relu_mlp(self.obs_dim, *cfg.hidden, self.act_dim).append(nn.Tanh())
+        sizes = [self.obs_dim, *cfg.hidden, self.act_dim]
+        self.actor = mlp(sizes, nn.ReLU).append(nn.Tanh())
         self.critic = TwinCritic(self.obs_dim, self.act_dim, cfg.hidden)
         self.actor_targ = copy.deepcopy(self.actor).requires_grad_(False)
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)

@@ -49,7 +49,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 #               returns the gradient's norm
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -167,9 +167,10 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
         loss.backward()
         v_losses.append(loss.detach())
         grad_norms.append(critic_opt.step(cfg.v_lr * (1 - i / cfg.v_steps)))
+    residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
     return metrics | {
         "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
-        "val": val, "explained_variance": explained_variance(val, ret)}
+        "val": val, "explained_variance": 1 - residual}
 
 
 def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
@@ -234,11 +235,6 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     for t in reversed(range(len(adv) - 1)):  # beyond the rollout, only V is known
         adv[t] += decay[t] * adv[t + 1]
     return torch.as_tensor(adv, device=val.device)
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1: V predicts R up to a constant. 0: no better than a constant. < 0: worse."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 @torch.no_grad()
@@ -358,14 +354,6 @@ def value_loss(val: PerSample, ret: PerSample) -> Scalar:
 
 
 # ======================================= agent ========================================
-def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers of these sizes with tanh between them."""
-    layers = []
-    for inputs, outputs in zip(sizes, sizes[1:]):
-        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])  # no tanh after the last layer
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
@@ -387,8 +375,8 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.actor = mlp(*sizes, num_outputs)
-        self.critic = mlp(*sizes, 1)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
+        self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))

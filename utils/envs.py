@@ -543,6 +543,14 @@ def is_image(space: gym.Space) -> bool:
     return obs_kind(space) == "image"
 
 
+def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
+    """Return linear layers of these sizes, with the activation between them, not after the last."""
+    layers = []
+    for inputs, outputs in zip(sizes, sizes[1:]):
+        layers += [nn.Linear(inputs, outputs), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
 def nature_cnn(space: gym.Space) -> nn.Sequential:
     """Return a network from images of this space, uint8 [B, C, H, W] or [B, H, W, C], to [B, 512].
 
