@@ -11,7 +11,7 @@ they share. An iteration of `train`:
     collect            act for T steps in N parallel environments
     update
       compute_targets    advantages A and returns R, by the current critic
-      a2c_loss           one RMSProp step on the whole rollout
+      a2c_loss           minimised by one RMSProp step on the whole rollout
     update_stats       running statistics that normalise observations and rewards
 
 Departures from the paper. A2C is synchronous; the threads of the paper's A3C don't wait
@@ -45,7 +45,7 @@ from torch import Tensor, nn
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.RMSProp   `step` averages the gradient over processes, clips it, moves the weights
 #               and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
@@ -152,8 +152,8 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) ->
     optimizer.zero_grad()
     loss.backward()
     metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
-    residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-    return metrics | {"val": val, "explained_variance": 1 - residual}
+    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+    return metrics | {"val": val, "explained_variance": 1 - unexplained}
 
 
 # ======================================= losses =======================================
@@ -222,7 +222,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -270,7 +270,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 

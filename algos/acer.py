@@ -45,7 +45,7 @@ from torch import Tensor, nn
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.RMSProp   `step` averages the gradient over processes, clips it, moves the weights
 #               and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, check_memory, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
@@ -177,8 +177,8 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
     loss.backward()
     metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
     polyak_update(agent.policy_avg, agent.policy(), agent.cfg.tau)
-    residual = (ret - q).var(correction=0) / (ret.var(correction=0) + 1e-8)
-    return metrics | {"q": q, "explained_variance": 1 - residual}
+    unexplained = (ret - q).var(correction=0) / (ret.var(correction=0) + 1e-8)
+    return metrics | {"q": q, "explained_variance": 1 - unexplained}
 
 
 # ======================================= losses =======================================
@@ -348,7 +348,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         self.policy_avg = copy.deepcopy(self.policy()).requires_grad_(False)  # avg
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 

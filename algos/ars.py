@@ -158,7 +158,7 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         self.actor = nn.Linear(obs_space.shape[0], int(num_outputs))
         nn.utils.vector_to_parameters(0 * self.weights, self.actor.parameters())
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
 
     @property
     def weights(self) -> Float32[Tensor, "weights"]:

@@ -181,7 +181,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -206,7 +206,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""

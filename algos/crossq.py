@@ -76,7 +76,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     warm_up: int = 100_000  # updates of a network before it renormalises: BatchRenorm
     critic_hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the critics
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the actor
-    torch_threads: int = 0  # two while a second core is free
+    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
     def __post_init__(self):
         if self.num_procs != 1 or mpi.size() > 1:
@@ -259,7 +259,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. The derivative in it is H - H_0; of the paper's loss it has the same sign.
+    positive. Its gradient, H - H_0, is that of the paper's loss divided by alpha.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

@@ -72,7 +72,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     act_noise: float = 0.1  # std of the noise for exploration (0.05 to 0.3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # two while a second core is free
+    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================

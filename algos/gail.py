@@ -45,7 +45,7 @@ from torch.nn.functional import one_hot, softplus
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
 #               and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
@@ -189,13 +189,13 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            before = {"val": val, "explained_variance": 1 - residual}
+            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - unexplained}
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
         advs = normalize_advantages(adv.flatten()[indices])  # one row per minibatch
-        for rows, adv in zip(indices, advs):
+        for rows, normalized in zip(indices, advs):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
-                                  adv=adv, ret=ret.flatten()[rows])
+                                  adv=normalized, ret=ret.flatten()[rows])
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
@@ -205,9 +205,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
                for name in step_metrics[0]}  # the log has their means
     with torch.no_grad():  # how far has pi moved from pi_old?
         logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    clipped = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
+    outside = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
     metrics["kl"] = approx_kl(logp, logp_old).mean()
-    metrics["clip_frac"] = clipped.float().mean()
+    metrics["clip_frac"] = outside.float().mean()  # whichever sign A has
     return metrics | before | {"lr": lr}
 
 
@@ -306,7 +306,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -369,7 +369,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.disc = nn.ModuleDict({  # shares no weights; PyTorch's initial ones
             "encoder": nature_cnn(obs_space) if self.images else nn.Identity(),
             "net": mlp([num_features + num_outputs, *cfg.hidden, 1], nn.Tanh)})
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 

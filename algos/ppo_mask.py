@@ -46,7 +46,7 @@ from torch import Tensor, nn
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
 #               and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, make_envs, mlp, stack_steps
 from utils.run import Run, RunConfig, main
@@ -152,15 +152,15 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            before = {"val": val, "explained_variance": 1 - residual}
+            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - unexplained}
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
         advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
         if cfg.norm_adv:
             advs = normalize_advantages(advs)
-        for rows, adv in zip(indices, advs):
+        for rows, normalized in zip(indices, advs):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
-                                  adv=adv, ret=ret.flatten()[rows])
+                                  adv=normalized, ret=ret.flatten()[rows])
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
@@ -170,9 +170,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
                for name in step_metrics[0]}  # the log has their means
     with torch.no_grad():  # how far has pi moved from pi_old?
         logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    clipped = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
+    outside = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
     metrics["kl"] = approx_kl(logp, logp_old).mean()
-    metrics["clip_frac"] = clipped.float().mean()
+    metrics["clip_frac"] = outside.float().mean()  # whichever sign A has
     return metrics | before | {"lr": lr}
 
 
@@ -256,7 +256,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 

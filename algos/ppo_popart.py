@@ -153,8 +153,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
     for epoch in range(cfg.epochs):
         val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
         if epoch == 0:  # before the critic has learned from this rollout
-            residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            before = {"val": val, "explained_variance": 1 - residual}
+            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+            before = {"val": val, "explained_variance": 1 - unexplained}
             agent.adapt_critic(ret.flatten())
             before["val_scale"] = agent.scale()
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
@@ -162,9 +162,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         advs = advs / agent.scale()  # else, without norm_adv, their unit sets the step
         if cfg.norm_adv:
             advs = normalize_advantages(advs)
-        for rows, adv in zip(indices, advs):
+        for rows, normalized in zip(indices, advs):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
-                                  adv=adv, ret=ret.flatten()[rows])
+                                  adv=normalized, ret=ret.flatten()[rows])
             loss, metrics = popart_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
@@ -174,9 +174,9 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
                for name in step_metrics[0]}  # the log has their means
     with torch.no_grad():  # how far has pi moved from pi_old?
         logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    clipped = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
+    outside = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
     metrics["kl"] = approx_kl(logp, logp_old).mean()
-    metrics["clip_frac"] = clipped.float().mean()
+    metrics["clip_frac"] = outside.float().mean()  # whichever sign A has
     return metrics | before | {"lr": lr}
 
 
@@ -247,7 +247,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -306,7 +306,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.zeros_(self.critic[-1].weight)  # V = 0 at first, in any unit of rewards
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         for name, start in {"num_rollouts": 0.0, "loc": 0.0, "square": 1.0}.items():
             self.register_buffer(name, torch.tensor(start, dtype=torch.float64))
 

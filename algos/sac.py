@@ -75,7 +75,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # two while a second core is free
+    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================
@@ -251,7 +251,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. The derivative in it is H - H_0; of the paper's loss it has the same sign.
+    positive. Its gradient, H - H_0, is that of the paper's loss divided by alpha.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

@@ -77,7 +77,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # two while a second core is free
+    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================

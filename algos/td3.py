@@ -75,7 +75,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     noise_clip: float = 0.5  # bound on the noise on the target's action (0.3 to 0.5)
     policy_delay: int = 2  # critic updates per actor update (1 to 3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # two while a second core is free
+    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================

@@ -4,7 +4,7 @@ The problem. VPG's learning rate limits how far the weights move. But of two ste
 equal length, one may barely change the policy pi and the other ruin it.
 
 The idea. Limit the change of the policy itself: maximise S, an estimate of the gain in
-return, subject to KL <= max_kl, the divergence between the old policy, pi_old, and pi.
+return, subject to a limit on KL, the divergence between the old policy, pi_old, and pi.
 For a small step d of the weights, S is about g^T d and KL about d^T F d / 2. The best d
 is along x = F^-1 g, the natural gradient, which goes far in directions that barely
 change pi, and less far in sensitive ones. An iteration of `train`:
@@ -16,12 +16,12 @@ change pi, and less far in sensitive ones. An iteration of `train`:
       policy_step
         surrogate_and_kl     S and KL, and the gradient g of S
         conjugate_gradient   the natural gradient x, by products with the Fisher matrix
-        line_search          shorten the step along x until S > 0 and KL <= max_kl
+        line_search          shorten the step along x until S > 0 and KL <= kl_limit
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
 Departures. GAE, damping, normalised observations and rewards, `step_fraction` (ours);
-max_kl for each dimension of an action (paper: for all), 2,048 samples (50,000 or more).
+kl_limit is max_kl for each dimension of an action; 2,048 samples (paper: 50,000+).
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -47,7 +47,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step` averages the gradient over processes, moves the weights and
 #               returns the gradient's norm
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
@@ -144,7 +144,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
     """Take one step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
-    # Before the critic learns: a V fitted to R would depend on the action.
+    # Before the critic learns: later, V would know how these actions turned out.
     val, adv, ret = compute_targets(agent, rollout, obs)
 
     with torch.no_grad():  # pi_old, fixed while pi moves away from it
@@ -167,14 +167,14 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
         loss.backward()
         v_losses.append(loss.detach())
         grad_norms.append(critic_opt.step(cfg.v_lr * (1 - i / cfg.v_steps)))
-    residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
     return metrics | {
         "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
-        "val": val, "explained_variance": 1 - residual}
+        "val": val, "explained_variance": 1 - unexplained}
 
 
 def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
-    """Move the policy along the natural gradient, a fraction of what max_kl allows."""
+    """Move the policy along the natural gradient, at most as far as kl_limit allows."""
     cfg = agent.cfg
     params = agent.policy_parameters()
     gain, kl = surrogate_and_kl(agent, batch)
@@ -190,8 +190,8 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     def product(v: Vector) -> Vector:  # D v
         return mpi.average(flat_grad(v @ kl_grad, params)) + cfg.damping * v
 
-    # At the maximum of g^T d subject to d^T D d / 2 = max_kl, the gradients of both, g
-    # and D d, are parallel. So d = m x, where D x = g, and m^2 x^T D x / 2 = max_kl.
+    # At the maximum of g^T d subject to d^T D d / 2 = kl_limit, the gradients of both,
+    # g and D d, are parallel. So d = m x, where D x = g; m^2 x^T D x / 2 is kl_limit.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
     m = fraction * (2 * agent.kl_limit / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     # All this holds for small d, and m x may not be small. So measure S and KL.
@@ -274,7 +274,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -324,7 +324,7 @@ def conjugate_gradient(product: Callable[[Vector], Vector], g: Vector,
 
 @torch.no_grad()
 def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]:
-    """Take the longest of step, 0.8 step, 0.64 step, ... with S > 0 and KL <= max_kl.
+    """Take the longest of step, 0.8 step, 0.64 step, ... with S > 0 and KL <= kl_limit.
 
     Return it, and metrics. If the first `backtracks` of them fail, take no step.
     """
@@ -383,7 +383,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 

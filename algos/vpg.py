@@ -45,7 +45,7 @@ from torch import Tensor, nn
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step` averages the gradient over processes, moves the weights and
 #               returns the gradient's norm
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): no mean
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
@@ -133,7 +133,7 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
     """Take one step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
-    # Before the critic learns: a V fitted to R would depend on the action.
+    # Before the critic learns: later, V would know how these actions turned out.
     val, adv, ret = compute_targets(agent, rollout, obs)
 
     # One step: then the policy is another one, and the data are no longer its own.
@@ -159,10 +159,10 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
         v_losses.append(loss.detach())
         grad_norms.append(critic_opt.step(cfg.v_lr))
     # The share of R's variance that V leaves; R contains V, which flatters V.
-    residual = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
     return metrics | {
         "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
-        "val": val, "explained_variance": 1 - residual, "lr": lr}
+        "val": val, "explained_variance": 1 - unexplained, "lr": lr}
 
 
 # ======================================= losses =======================================
@@ -209,7 +209,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # before tanh, whose term has no gradient
+    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
@@ -263,7 +263,7 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 

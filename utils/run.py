@@ -87,7 +87,7 @@ class RunConfig:
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses: faster steps, slower start; on in long runs
-    torch_threads: int = 1  # PyTorch threads per process; 0: two while a second core is free
+    torch_threads: int = 1  # PyTorch threads per process; 0: two if a second core is free
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
     for_games: ClassVar[dict] = {}  # defaults for ALE/... and MinAtar/...

@@ -206,7 +206,7 @@ SMALL = {"env": "Pendulum-v1", "env_kwargs": '{"max_episode_steps": 20}', "num_e
          "rollout_steps": 64, "minibatch_size": 32, "epochs": 2, "hidden": (8,), "run_dir": "run"}
 KEPT = Path("run/algo.py")
 PPO = Path(ppo.__file__)
-TANH, RELU = "nn.Tanh()", "nn.ReLU()"
+TANH, RELU = "nn.Tanh)", "nn.ReLU)"
 
 
 def train(**settings):
@@ -239,7 +239,7 @@ def test_a_config_of_a_notebook_has_no_file(monkeypatch):
 def test_only_code_counts_as_changed(edit):
     train()
     for old, new, changed in [
-            ("# no tanh after", "# none after", False), ("\n\n\ndef", "\n\ndef", False),
+            ("# pi hardly depends on s", "# no comment", False), ("\n\n\ndef", "\n\ndef", False),
             (TANH, RELU, True), (RELU, TANH, False), ("gain=0.01", "gain=0.02", True)]:
         edit(old, new)
         assert checkpoint.has_changed(ppo.Config, "run") == changed, old
@@ -251,7 +251,7 @@ def test_only_code_counts_as_changed(edit):
 
 def test_play_warns_if_the_code_has_changed(edit):
     train()
-    edit("# no tanh after", "# none after")
+    edit("# pi hardly depends on s", "# no comment")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         play.load_agent("run")
@@ -264,7 +264,7 @@ def test_play_warns_if_the_code_has_changed(edit):
 
 def test_resume_refuses_changed_code(edit):
     train()
-    edit("# no tanh after", "# none after")
+    edit("# pi hardly depends on s", "# no comment")
     train(total_steps=192, resume=True)
     edit(TANH, RELU)
     again = ppo.Config(resume=True, run_dir="run", total_steps=256)
