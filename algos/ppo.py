@@ -9,7 +9,7 @@ close to pi_old, mean(ratio A) measures how much better pi is. Far away it does 
 because the states still come from pi_old. So PPO clips the ratio: a sample whose
 probability has moved far enough in the profitable direction no longer pushes. Other
 samples may still move it, since all share one network, but one rollout is now good for
-hundreds of gradient steps. An iteration of `train`:
+many gradient steps. An iteration of `train`:
 
     collect              act for T steps in N parallel environments with pi_old
     update               `epochs` times:
@@ -18,9 +18,9 @@ hundreds of gradient steps. An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
-A and R anew. From OpenAI Baselines (Huang et al. 2022) come norm_obs, scale_rew,
-norm_adv, max_grad_norm and orthogonal initial weights. Only norm_obs clearly helped
-(benchmarks/decisions.md, ablation).
+A and R anew, but for games. From OpenAI Baselines (Huang et al. 2022) come norm_obs,
+scale_rew, norm_adv, max_grad_norm and orthogonal initial weights. Only norm_obs clearly
+helped (benchmarks/decisions.md, ablation).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
@@ -78,9 +78,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
+    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
     for_games = {  # instead of the above, for Atari games, as in OpenAI Baselines
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 2.5e-4,
-        "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False}
+        "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False, "recompute_adv": False}
 
 
 # ===================================== data types =====================================
@@ -152,7 +153,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
     step_metrics = []  # one dict per gradient step
     for epoch in range(cfg.epochs):
-        val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
+        if epoch == 0 or cfg.recompute_adv:  # by the current critic
+            val, adv, ret = compute_targets(agent, rollout, obs)
         if epoch == 0:  # before the critic has learned from this rollout
             # The share of R's variance that V leaves; R contains V, which flatters V.
             unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)

@@ -77,9 +77,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_adv: bool = True  # normalise advantages within each minibatch
+    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
     for_games = {  # instead of the above, for Atari games, as in OpenAI Baselines
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 2.5e-4,
-        "clip_ratio": 0.1, "ent_coef": 0.01}
+        "clip_ratio": 0.1, "ent_coef": 0.01, "recompute_adv": False}
 
 
 # ===================================== data types =====================================
@@ -151,7 +152,8 @@ def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> di
         logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
     step_metrics = []  # one dict per gradient step
     for epoch in range(cfg.epochs):
-        val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
+        if epoch == 0 or cfg.recompute_adv:  # by the current critic
+            val, adv, ret = compute_targets(agent, rollout, obs)
         if epoch == 0:  # before the critic has learned from this rollout
             unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
             before = {"val": val, "explained_variance": 1 - unexplained}

@@ -6,7 +6,7 @@ import pytest
 from benchmarks import speed
 
 
-@pytest.mark.parametrize("num_procs", [1, 2])
+@pytest.mark.parametrize("num_procs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_real_run_is_counted_and_its_parts_are_the_whole(num_procs):
     args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=False,
                               num_procs=num_procs)

@@ -4,9 +4,11 @@ import importlib
 import inspect
 import os
 import re
+import runpy
 import signal
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 import pytest
@@ -20,18 +22,21 @@ from utils.mpi import UsageError
 from utils.run import Stopped, parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
-PROGRAMS = {f"python -m {name}": ["-m", name]
-            for name in ("algos.ppo", "utils.play", "utils.sweep")} | {
-    "python plot.py": [ROOT / "plot.py"]}
+PROGRAMS = {f"python -m {name}": name for name in ("algos.ppo", "utils.play", "utils.sweep")} | {
+    "python plot.py": str(ROOT / "plot.py")}
 
 
 # ---- --help
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 @pytest.mark.parametrize("prog", PROGRAMS)
-def test_help_says_how_the_program_is_called(prog):
-    text = run([sys.executable, *PROGRAMS[prog], "--help"],
-               env=os.environ | {"COLUMNS": "80"}).stdout
-    check_help(text, prog)
+def test_help_says_how_the_program_is_called(prog, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", [PROGRAMS[prog], "--help"])
+    start = runpy.run_path if prog.endswith(".py") else partial(runpy.run_module, alter_sys=True)
+    with pytest.raises(SystemExit):
+        start(PROGRAMS[prog], run_name="__main__")
+    check_help(capsys.readouterr().out, prog)
 
 
 @pytest.mark.parametrize("algo", ALGOS, ids=name_of)

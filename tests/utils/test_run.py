@@ -711,7 +711,7 @@ def test_threads_count_the_time_of_others_on_their_own_cores(monkeypatch):
     assert threads.used_by_others() - threads.used == 600 / os.sysconf("SC_CLK_TCK") - 1
 
 
-@pytest.mark.parametrize("algo", ["sac", "td3"])
+@pytest.mark.parametrize("algo", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
 def test_the_number_of_threads_does_not_change_numbers(algo, dynamo_env):
     program = f"""
 import utils, torch
