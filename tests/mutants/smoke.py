@@ -32,7 +32,6 @@ SMALL = {"num_envs": 2, "rollout_steps": 64, "batch_size": 64, "minibatch_size":
 
 
 # ---- The plugin
-
 def pytest_addoption(parser):
     parser.addoption("--of", default="", help="module with the planted bug")
 
@@ -89,7 +88,9 @@ def run_algo(name):
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,
                     "env_kwargs": '{"max_episode_steps": 30}', "demos": f"{env}.npz"} | SMALL
         if "demos" in known:
-            write_demos(settings)
+            from tests.helpers import write_demos  # not before the tests' import hook
+
+            write_demos(settings["demos"], env, settings["env_kwargs"], lengths=(20, 30))
         try:
             algo.train(algo.Config(**{k: v for k, v in settings.items() if k in known}))
         except mpi.UsageError:  # it takes only other actions or observations
@@ -97,18 +98,6 @@ def run_algo(name):
         ran.append(env)
     if not ran:
         raise RuntimeError(f"{name} takes none of the environments")
-
-
-def write_demos(settings):
-    """Write episodes of an untrained policy."""
-    from utils.demos import record_demos
-    from utils.envs import make_envs
-
-    ppo = plain("ppo")
-    cfg = ppo.Config(env=settings["env"], env_kwargs=settings["env_kwargs"])
-    envs = make_envs(cfg, 1)
-    agent = ppo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    record_demos(agent, cfg, settings["demos"], episodes=4, seed=1)
 
 
 def run_mpi():

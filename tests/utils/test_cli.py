@@ -36,7 +36,9 @@ def test_help_says_how_the_program_is_called(prog, monkeypatch, capsys):
     start = runpy.run_path if prog.endswith(".py") else partial(runpy.run_module, alter_sys=True)
     with pytest.raises(SystemExit):
         start(PROGRAMS[prog], run_name="__main__")
-    check_help(capsys.readouterr().out, prog)
+    text = capsys.readouterr().out
+    assert f"usage: {prog} [-h]" in text and str(ROOT) not in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("algo", ALGOS, ids=name_of)
@@ -68,11 +70,6 @@ def test_the_package_lists_the_algorithms():
     assert len(lines) + 1 == len(ALGOS) and max(map(len, lines)) < 90
     with pytest.raises(UsageError, match="there is no algos/x.py, only a2c, [a-z0-9_, ]*vpg$"):
         play.find_module("x", "x")
-
-
-def check_help(text, prog):
-    assert f"usage: {prog} [-h]" in text and str(ROOT) not in text
-    assert max(map(len, text.splitlines())) <= 100
 
 
 @dataclass
