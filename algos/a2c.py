@@ -18,7 +18,7 @@ Departures from the paper. A2C is synchronous; the threads of the paper's A3C do
 for each other. GAE replaces the paper's n-step returns, which are lam = 1. There is an
 entropy bonus for Atari alone. norm_obs, scale_rew and max_grad_norm as in OpenAI
 Baselines. tanh squashes actions; sigma is the same in all states. RMSProp, with g the
-gradient of a weight w, is PyTorch's by default, which learns more (benchmarks/):
+gradient of a weight w, is PyTorch's by default, which learns more (decisions.md):
 
     w <- w - lr g / (sqrt(m) + eps),  m <- 0.99 m + 0.01 g^2,  m = 0 at first
     w <- w - lr g / sqrt(m + eps)     with --rmsprop tf, TensorFlow's; m = 1 at first
@@ -43,8 +43,8 @@ from torch import Tensor, nn
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.RMSProp   `step` averages the gradient over processes, clips it, moves the weights
-#               and returns the gradient's norm before clipping
+# mpi.RMSProp   `step(lr)` averages the gradient over processes, clips it, moves the
+#               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps

@@ -41,7 +41,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
 # load_demos    the raw pairs of --demos; Demos has .obs, .act, .to(device), .take(rows)
-# mpi.Adam      `step` averages the gradient over processes, moves the weights and
+# mpi.Adam      `step(lr)` averages the gradient over processes, moves the weights and
 #               returns the gradient's norm
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi

@@ -43,8 +43,8 @@ from torch.nn.functional import smooth_l1_loss
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
 # mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
-#            the gradient's norm
+# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
+#            returns the gradient's norm
 from utils import mpi
 from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp, nature_cnn
 from utils.run import Run, RunConfig, main
@@ -223,7 +223,7 @@ class Agent(Policy):  # which adds predict(obs)
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
-        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        argmax_a Q(s, a). A greedy agent may never notice that it underrates an action.
         """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:

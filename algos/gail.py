@@ -43,8 +43,8 @@ from torch.nn.functional import one_hot, softplus
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
-#               and returns the gradient's norm before clipping
+# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
+#               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.demos import Demos, load_demos

@@ -42,8 +42,8 @@ from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-# mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
-#               and returns the gradient's norm before clipping
+# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
+#               weights and returns the gradient's norm before clipping
 from utils import mpi
 from utils.envs import Policy, make_envs
 from utils.run import Run, RunConfig, check_range, main

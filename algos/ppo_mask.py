@@ -44,8 +44,8 @@ from torch import Tensor, nn
 #               first obs; infos["final_obs"] has the last obs of the old one. It joins
 #               the parts of a Dict; obs_space.parts has a slice for each
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Adam      `step` averages the gradient over processes, clips it, moves the weights
-#               and returns the gradient's norm before clipping
+# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
+#               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
 from utils import mpi
 from utils.envs import Policy, make_envs, mlp, stack_steps

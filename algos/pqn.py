@@ -38,8 +38,8 @@ from torch import Tensor, nn
 #              first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps  T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.share    this process's part of a total; everything if there is a single process
-# mpi.Adam     `step` averages the gradient over processes, clips it, moves the weights
-#              and returns the gradient's norm before clipping
+# mpi.Adam     `step(lr)` averages the gradient over processes, clips it, moves the
+#              weights and returns the gradient's norm before clipping
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
@@ -246,7 +246,7 @@ class Agent(Policy):  # which adds predict(obs)
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
-        argmax_a Q(s, a). Always greedy, it may never find out that it underrates one.
+        argmax_a Q(s, a). A greedy agent may never notice that it underrates an action.
         """
         best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
         if deterministic:

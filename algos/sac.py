@@ -45,8 +45,8 @@ from torch.nn.functional import softplus
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
 # mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
-#            the gradient's norm
+# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
+#            returns the gradient's norm
 from utils import mpi
 from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp
 from utils.run import Run, RunConfig, main

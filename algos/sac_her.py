@@ -45,8 +45,8 @@ from torch.nn.functional import softplus
 #            first obs; infos["final_obs"] has the last obs of the old one
 # goal_env   one environment without wrappers, for its compute_reward
 # mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step` averages the gradient over processes, moves the weights and returns
-#            the gradient's norm
+# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
+#            returns the gradient's norm
 from utils import mpi
 from utils.envs import NO_INFO, Policy, SavedRows, check_memory, goal_env, make_envs, mlp
 from utils.run import Run, RunConfig, main
