@@ -69,7 +69,9 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
         lives = "; to the learner, a lost life ends an episode, but not in the log" * lives_end
         say_once(f"Atari: sticky actions {sticky:g}{lives}")
-    envs = EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end)
+    acts = [act.name for act in envs.unwrapped.ale.get_action_set()] if lives_end else []
+    fire = acts.index("FIRE") if "FIRE" in acts else None
+    envs = EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end, fire=fire)
     MADE.get().add(envs)
     return envs
 
@@ -381,13 +383,16 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
 
     clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
     lives_end       tell the learner that a lost life is terminal, while the game goes on
+    fire            the action that then begins the next life, whatever the learner wants, as in
+                    OpenAI Baselines: in some games it serves the ball
     """
 
     def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False,
-                 lives_end: bool = False):
+                 lives_end: bool = False, fire: int | None = None):
         super().__init__(env)
         self.clip_rewards = clip_rewards
         self.lives_end = lives_end
+        self.fire = fire
         self.vector_steps = 0
         self.ended = []
 
@@ -395,9 +400,12 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         obs, infos = super().reset(**kwargs)
         self.check_finite(obs, "an observation")
         self.lives = infos.get("lives")
+        self.begins = np.zeros(self.num_envs, bool)  # with the next action, a life
         return obs, infos
 
     def step(self, actions):
+        if self.lives_end and self.fire is not None:
+            actions = np.where(self.begins, self.fire, actions)
         obs, rew, terminated, truncated, infos = super().step(actions)
         self.vector_steps += 1
         self.check_finite(obs, "an observation")
@@ -412,7 +420,7 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             rew = np.clip(rew, -1, 1)
         if self.lives_end:
             lost = (infos["lives"] < self.lives) & ~(terminated | truncated)
-            self.lives = infos["lives"]
+            self.lives, self.begins = infos["lives"], lost
             if lost.any():
                 final_obs = infos.setdefault("final_obs", obs.copy())
                 final_obs[lost] = obs[lost]

@@ -199,8 +199,7 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind)
 
 @without_memory
 def test_explained_variance_of_returns_that_do_not_vary(name, monkeypatch):
-    algo = ALGOS[name]
-    agent = make_agent(algo)
+    algo, agent = ALGOS[name], make_agent(ALGOS[name])
     monkeypatch.setattr(algo, "compute_targets",
                         lambda agent, rollout, obs: [torch.zeros_like(rollout.rew)] * 3)
     _, metrics = learn(algo, agent, make_rollout(algo, agent), lr=1e-2)

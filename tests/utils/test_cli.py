@@ -37,8 +37,7 @@ def test_help_says_how_the_program_is_called(prog, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         start(PROGRAMS[prog], run_name="__main__")
     text = capsys.readouterr().out
-    assert f"usage: {prog} [-h]" in text and str(ROOT) not in text
-    assert max(map(len, text.splitlines())) <= 100
+    assert text.startswith(f"usage: {prog} [-h]") and str(ROOT) not in text
 
 
 @pytest.mark.parametrize("algo", ALGOS, ids=name_of)

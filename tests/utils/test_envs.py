@@ -654,12 +654,15 @@ def test_predict_takes_arrays_that_pytorch_does_not(change):
 # ---- games
 
 def play_breakout(steps, **kwargs):
-    """Return what each of `steps` random steps of two games returned, and the recorded episodes."""
+    """Return what `steps` steps of two games returned, and the episodes. FIRE begins each life."""
+    serves = "episodic_life" in kwargs  # otherwise we do
     kwargs = json.dumps({"repeat_action_probability": 0, "num_threads": 1, **kwargs})
     games = make_envs(Config(env="ALE/Breakout-v5", env_kwargs=kwargs), 2)
-    games.reset(seed=1)
-    rng = np.random.default_rng(1)
-    seen = [games.step(rng.integers(4, size=2)) for _ in range(steps)]
+    lives, rng, seen = [5, games.reset(seed=1)[1]["lives"]], np.random.default_rng(1), []
+    for _ in range(steps):
+        act = rng.integers(4, size=2)
+        seen.append(games.step(act if serves else np.where(lives[-1] < lives[-2], 1, act)))
+        lives.append(seen[-1][-1]["lives"])
     episodes = games.pop_episodes()
     games.close()
     return seen, episodes
@@ -669,8 +672,7 @@ def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
     games, episodes = play_breakout(250)
     lives, same_episodes = play_breakout(250, episodic_life=True)
     assert episodes == same_episodes and len(episodes) > 0
-    left = np.array([5, 5])
-    lost = 0
+    left, lost = np.array([5, 5]), 0
     for (obs, rew, end, cut, infos), (obs_2, rew_2, end_2, cut_2, infos_2) in zip(games, lives):
         assert np.array_equal(obs, obs_2) and np.array_equal(rew, rew_2)
         assert np.array_equal(end_2, end | (infos["lives"] < left)) and not (cut | cut_2).any()
