@@ -195,6 +195,16 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind)
     assert torch.equal(agent.act(obs, deterministic=True), policy.mode)
 
 
+@pytest.mark.parametrize("name, net, layers", [
+    ("ppo", "actor", "LTLTL"), ("ppo_lstm", "encoder", "LTLT"), ("ppo_lstm", "actor", "LTLTL"),
+    ("gail", "disc", "LTLTL")])
+def test_tanh_is_where_it_belongs(name, net, layers):
+    parts = getattr(make_agent(ALGOS[name], hidden=(5, 4)), net).modules()
+    linear, tanh = torch.nn.Linear, torch.nn.Tanh
+    kinds = ["T" if type(part) is tanh else "L" for part in parts if type(part) in (linear, tanh)]
+    assert "".join(kinds) == layers
+
+
 # ---- What an update changes
 
 @without_memory

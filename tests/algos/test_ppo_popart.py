@@ -142,9 +142,11 @@ def test_the_first_value_is_0_and_after_one_rollout_the_mean(kind):
 # ---- What the loss is given
 
 @every_kind
-def test_targets_and_advantages_are_in_units_of_the_new_scale(kind):
+@pytest.mark.parametrize("anew", [True, False])
+def test_targets_and_advantages_are_in_units_of_the_new_scale(kind, anew):
     """In every epoch: of V in units of reward, and of statistics that know these targets."""
-    agent, spy = make_agent(kind, epochs=3, norm_adv=False, gamma=0.9, lam=0.8), Spy()
+    agent, spy = make_agent(kind, epochs=3, norm_adv=False, gamma=0.9, lam=0.8,
+                            recompute_adv=anew), Spy()
     rollout, before = make_rollout(agent), copy.deepcopy(agent)
     _, ret = targets(before, rollout)
     u = 1 / 6                                   # the sixth rollout
@@ -155,7 +157,7 @@ def test_targets_and_advantages_are_in_units_of_the_new_scale(kind):
     assert len(spy.calls) == 3
     for call in spy.calls:
         order = rows_of(call, agent, rollout)
-        adv, ret = targets(call.agent, rollout)  # from the critic at the start of the epoch
+        adv, ret = targets(call.agent if anew else before, rollout)  # at the start of the epoch
         close(call.adv, (adv / scale)[order], rtol=1e-4, atol=1e-5)
         close(call.ret, ret[order], rtol=1e-4, atol=1e-5)
         close(call.agent.loc, loc)

@@ -208,16 +208,6 @@ def test_how_long_it_will_take_is_told_by_the_speed_of_learning(speed, start, sa
     assert told.get(1000, said).startswith(said)
 
 
-def test_the_console_tells_how_many_columns_it_leaves_out(tmp_path, capsys):
-    with ExitStack() as stack:
-        log = logger.Logger()
-        log.open(tmp_path, 0, 1e3, stack)
-        row = {"step": 5, "time": 1.0, "steps_per_second": 5.0}
-        log.write(row | dict.fromkeys("abcdefghijk", 1.0), [])
-    title = capsys.readouterr().out.splitlines()[0]
-    assert title.split() == "step steps/s a b c d e f g h i (2 more in progress.csv)".split()
-
-
 @pytest.mark.parametrize("settings,said", [({"start_steps": 300}, 300), ({}, 40), (None, 0)])
 def test_a_run_says_when_learning_starts(settings, said, capsys):
     """`start_steps`, or what the file makes of None."""

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, dqn, dqn_atari, dqn_per, ppo, sac, vpg
+from algos import a2c, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, vpg
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE,
@@ -563,17 +563,14 @@ def test_every_command_works():
     assert saved("run")[0] == 8192 and said(out)["done"].startswith("8,192 of 8,192")
 
 
-@pytest.mark.parametrize("ret,text", [
-    (4467.23, "4467.2"), (-1.6583, "-1.66"), (0.0123, "0.0123"), (0, "0.00"), (10, "10.0")])
-def test_small_returns_have_digits_too(ret, text):
-    assert rounded(ret) == text
-
-
 def test_atari_and_minatar_bring_settings_of_their_own():
     for env, own in (("ALE/Pong-v5", a2c.Config.for_atari), ("MinAtar/Breakout-v1", {})):
         assert run_module.for_game(a2c.Config(env=env)) == own
     both = type("Config", (ppo.Config,), {"for_atari": {"lr": 1.0}})(env="ALE/Pong-v5")
-    assert run_module.for_game(both) == ppo.Config.for_games | {"lr": 1.0}
+    of_both = {"rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 1.0,
+               "clip_ratio": 0.1, "ent_coef": 0.01, "recompute_adv": False}
+    assert run_module.for_game(both) == of_both | {"scale_rew": False}
+    assert ppo_popart.Config.for_games == of_both | {"lr": 2.5e-4}
 
 
 def test_games_bring_their_settings_except_where_others_were_given():
