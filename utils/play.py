@@ -268,14 +268,14 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
 
     steps    its length, if that is known, for the progress bar
 
-    Return (return, number of steps).
+    Return (return, number of steps), or (0, 0) if it was cut after so many seconds.
     """
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         made = Path(folder, Path(file).name)
         try:
             film.open(made, seconds, steps)
             returns, lengths = evaluate(agent, cfg, 1, seed, deterministic,
-                                        max_steps=max_steps, envs=film)
+                                        lambda: film.frames >= film.left, max_steps, film)
             film.close()
             os.replace(made, file)
         except OSError as error:  # the rest of the message is FFmpeg's command
@@ -335,7 +335,8 @@ def main(play: Play) -> np.ndarray:
         print(f"drawing an episode of about {lengths[0]:,} steps", flush=True)
         ret, length = write_video(agent, cfg, film, video, seed, not play.stochastic,
                                   play.seconds, play.max_steps, int(lengths[0]))
-        print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
+        print(f"{play.video}: an episode with return {ret:.2f} in {length} steps" if length else
+              f"{play.video}: the first {play.seconds:g} seconds of an episode")
     return returns
 
 

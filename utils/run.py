@@ -145,7 +145,8 @@ def suit_games(cfg, given):
     if is_game(cfg.env, "ALE/") and other.exists() and other != file:
         mpi.say(f"algos.{other.stem} is made for Atari: it stores each frame once")
     if mine:
-        words = [f"{flag(name)} {value}" for name, value in mine.items()]
+        words = [f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
+                 for name, value in mine.items()]
         mpi.say(f"settings for games, unless given: {' '.join(words)}")
     return replace(cfg, **mine)
 
