@@ -21,6 +21,7 @@ from tests.helpers import PATIENCE, close, mpiexec
 from utils import mpi
 from utils.run import Run, RunConfig, choose_device
 
+SLOW = pytest.mark.slow
 TWO_CORES = pytest.mark.skipif(mpi.cores() < 2, reason="--num-procs 2 is refused on one core")
 
 # What an algorithm file looks like to `mpi`; `--mode` says how it goes wrong.
@@ -648,7 +649,7 @@ def test_a_refusal_by_all_ranks_is_one_line_and_status_2(tmp_path):
 
 @pytest.mark.parametrize("mode, expected, last_words", [
     ("nan", 1, ["rank 1 of 2: Traceback", "FloatingPointError: pi_loss is nan"]),
-    ("damaged file", 2, ["rank 1 of 2: error: rank1.pt is damaged"]),
+    pytest.param("damaged file", 2, ["rank 1 of 2: error: rank1.pt is damaged"], marks=SLOW),
     ("killed", 9, []),
 ])
 def test_one_rank_dies_and_takes_the_other_with_it(tmp_path, mode, expected, last_words):
@@ -660,7 +661,7 @@ def test_one_rank_dies_and_takes_the_other_with_it(tmp_path, mode, expected, las
 
 @TWO_CORES
 @pytest.mark.parametrize("send, number, expected", [
-    (os.killpg, signal.SIGINT, 130),    # Ctrl-C goes to everybody in the terminal
+    pytest.param(os.killpg, signal.SIGINT, 130, marks=SLOW),  # Ctrl-C: to all in the terminal
     (os.kill, signal.SIGTERM, 143),     # `kill PID` to the one process that the user started
 ])
 def test_a_signal_leaves_every_rank_the_time_to_save(tmp_path, send, number, expected):
