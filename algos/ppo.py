@@ -18,9 +18,10 @@ many gradient steps. An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
-A and R anew, but for games. From OpenAI Baselines (Huang et al. 2022) come norm_obs,
-scale_rew, norm_adv, max_grad_norm and orthogonal initial weights. Only norm_obs clearly
-helped (benchmarks/decisions.md, ablation).
+A and R anew, by a critic that has learned; for games, whose critic may by then know the
+rollout by heart, only the first. From OpenAI Baselines (Huang et al. 2022) come
+norm_obs, scale_rew, norm_adv, max_grad_norm and orthogonal initial weights. Only
+norm_obs clearly helped (benchmarks/decisions.md, ablation).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
@@ -44,7 +45,7 @@ from torch import Tensor, nn
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
 #               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): mean 0
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): with mean 0
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
@@ -253,7 +254,7 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
     """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
     if log_std is None:  # discrete
         return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh would add a term of a alone
+    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
     return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 

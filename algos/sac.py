@@ -251,7 +251,7 @@ def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
 
     The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
     actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. Its gradient, H - H_0, is that of the paper's loss divided by alpha.
+    positive. The derivative in it, H - H_0, is that of the paper's loss in alpha.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

@@ -404,7 +404,7 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         return obs, infos
 
     def step(self, actions):
-        if self.lives_end and self.fire is not None:
+        if self.fire is not None:
             actions = np.where(self.begins, self.fire, actions)
         obs, rew, terminated, truncated, infos = super().step(actions)
         self.vector_steps += 1

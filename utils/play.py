@@ -146,7 +146,7 @@ class Film(gym.vector.VectorWrapper):
         self.frames = 0
 
     def draw(self, shown: tuple | None) -> None:
-        if self.writer and (self.frames >= self.left or self.frames % self.every):
+        if self.writer and self.frames % self.every:
             self.frames += 1  # it is not shown, and drawing takes long
             return
         frame = shown[0][0, 0] if shown else np.asarray(self.env.render()[0])

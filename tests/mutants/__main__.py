@@ -26,17 +26,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.mutants.catalogue import (
-    ROOT,
-    TESTS,
-    Planting,
-    file_of,
-    planted,
-    plantings,
-    read,
-    sample,
-    test_file,
-)
+from tests.mutants import catalogue
+from tests.mutants.catalogue import ROOT, TESTS, Planting, file_of, planted, plantings, read, sample
 
 COPIED = ("algos", "utils", "tests")                            # other folders are linked
 CHECKS = "AssertionError|KeyError|ValueError|FloatingPointError"  # of ours
@@ -99,7 +90,7 @@ def start_tests(module, tree):
         for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
-        files = [test_file(name, tree) for name in TESTS[module]]
+        files = [catalogue.test_file(name, tree) for name in TESTS[module]]
         status = sys.modules["pytest"].main(
             ["-p", "tests.mutants.smoke", "--of", module, "-n", "0", "-x", "-q", "-rfE", "--tb=no",
              "-m", "not slow and not notebooks", "--assert=plain", "--basetemp=scratch",

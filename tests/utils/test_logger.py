@@ -176,6 +176,9 @@ def test_the_table_shows_the_last_known_value(log, capsys):
     assert table[3][2:] == ["5", "9", "7", "1"] and table[4][2:] == ["5", "9", "7", "3"]
     assert [row["ep_ret_mean"] for row in rows()] == ["", "5.0", ""]
     assert [row["loss"] for row in rows()] == ["1.0", "", "3.0"]
+    log.advance(100, **dict.fromkeys("abcdefgh", 1.0))
+    title = capsys.readouterr().out.splitlines()[-2]
+    assert title.endswith(" e  (3 more in progress.csv)")
 
 
 def test_bar_on_a_terminal(monkeypatch, capsys):

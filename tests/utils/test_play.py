@@ -195,7 +195,7 @@ def test_a_video_shows_the_first_evaluated_episode(trained, env, capsys):
                                                    "CartPole-v1": (400, 600, 3)}[env]
 
 
-def test_gif_is_small_and_of_the_first_seconds(trained):
+def test_gif_is_small_and_of_the_first_seconds(trained, capsys):
     """Pendulum has 30 frames per second of 500 pixels, which is too much for a GIF."""
     play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video="run.gif", seconds=1.0))
     shown = frames("run.gif")
@@ -204,6 +204,7 @@ def test_gif_is_small_and_of_the_first_seconds(trained):
     assert 0.005 < red[0].mean() < 0.1 and 0.005 < red[-1].mean() < 0.1
     assert (red[0] != red[-1]).mean() > 0.005                               # it has moved
     assert os.path.getsize("run.gif") < 100_000
+    assert capsys.readouterr().out.endswith("run.gif: the first 1 seconds of an episode\n")
 
 
 class Odd(Ends):

@@ -573,10 +573,11 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert ppo_popart.Config.for_games == of_both | {"lr": 2.5e-4}
 
 
-def test_games_bring_their_settings_except_where_others_were_given():
+def test_games_bring_their_settings_except_where_others_were_given(capsys):
     plain = ppo.Config(env="MinAtar/Breakout-v1", lr=3e-4, run_dir="images")
     with run_module.Run(plain) as images:
         assert images.cfg.lr == 3e-4 and images.cfg.epochs == 4 and images.cfg.clip_ratio == 0.1
+    assert " --ent-coef 0.01 --no-scale-rew --no-recompute-adv\n" in capsys.readouterr().out
     with run_module.Run(ppo.Config(env="CartPole-v1", run_dir="vectors")) as vectors:
         assert vectors.cfg.epochs == 10 and vectors.cfg.lr == 3e-4
     other = replace(plain, seed=2, lr=1e-3, run_dir="other")  # which passes all settings on
