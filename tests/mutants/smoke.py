@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(config, items):
     if of in ALGOS:
         items[:] = [item for item in items if of in (named(item) or own(item) or {of})]
     items[:] = [item for item in items if not any(word in item.name for word in LEFT_OUT)]
-    items.sort(key=lambda item: any(word in item.name for word in SLOW))
+    items.sort(key=lambda item: item.path.stem != "test_mpi" and any(w in item.name for w in SLOW))
 
 
 def named(item):

@@ -200,6 +200,8 @@ def test_a_gradient_is_of_its_own_call_alone(compiling):
         before, expected = params(net), gradient_of(net, x)
         take_step(optimizer, square_loss, net, x, lr=0.1)
         torch.testing.assert_close(params(net), before - 0.1 * expected)
+        grads = torch.cat([param.grad.flatten() for param in net.parameters()])
+        torch.testing.assert_close(grads, expected)             # views of the optimizer's
 
 
 def test_metrics_are_those_of_the_loss_and_hold_no_graph(compiling):
