@@ -345,7 +345,7 @@ class LayerFisher(nn.Module):
 
     def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
         """Hook: keep x [B, P, num_inputs + 1], in the order of `weight.flatten(1)`."""
-        x = inputs[0].detach()
+        x = inputs[0].detach().float()
         if isinstance(layer, nn.Conv2d):
             x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
                                      layer.padding, layer.stride).transpose(1, 2)
@@ -356,7 +356,7 @@ class LayerFisher(nn.Module):
 
     def on_backward(self, grad_out: Tensor) -> None:
         """Hook: keep e [B, P, m]. `grad_out` is [B, m] or [B, m, height, width]."""
-        self.e = grad_out.reshape(*grad_out.shape[:2], -1).transpose(1, 2)
+        self.e = grad_out.float().reshape(*grad_out.shape[:2], -1).transpose(1, 2)
 
     def update(self, w: float) -> None:
         """X <- (1 - w) X + w sum x x^T / B,  S <- (1 - w) S + w sum e e^T / (B P).

@@ -575,7 +575,17 @@ def nature_cnn(space: gym.Space) -> nn.Sequential:
             nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
             nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
     num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
-    return nn.Sequential(ImageToFloat(), *conv, nn.Linear(num_features, 512), nn.ReLU())
+    return ImageEncoder(ImageToFloat(), *conv, nn.Linear(num_features, 512), nn.ReLU())
+
+
+class ImageEncoder(nn.Sequential):
+    """The layers of `nature_cnn`, in bfloat16 with --bf16. Weights and outputs are float32."""
+
+    bf16 = False  # `Run.register` sets it
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
+            return super().forward(images).float()
 
 
 class ImageToFloat(nn.Module):

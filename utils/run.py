@@ -87,6 +87,7 @@ class RunConfig:
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     compile: bool = False  # torch.compile losses: faster steps, slower start; on in long runs
+    bf16: bool = False  # images: networks in bfloat16, which some processors have; faster there
     torch_threads: int = 1  # PyTorch threads per process; 0: two if a second core is free
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     given: ClassVar[frozenset] = frozenset()  # the names of settings that the caller gave
@@ -144,6 +145,8 @@ def suit_games(cfg, given):
     other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
     if is_game(cfg.env, "ALE/") and other.exists() and other != file:
         mpi.say(f"algos.{other.stem} is made for Atari: it stores each frame once")
+    if "hidden" in given:
+        mpi.say("--hidden is not used: it is for vectors, and a game is seen as images")
     if mine:
         words = [f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
                  for name, value in mine.items()]
@@ -235,6 +238,11 @@ class Run:
         self.agent = agent
         self.state = {"agent": agent, **state}
         broadcast(agent)
+        encoders = [part for part in agent.modules() if hasattr(part, "bf16")]  # ImageEncoder
+        for part in encoders:
+            part.bf16 = self.cfg.bf16
+        if self.cfg.bf16 and not encoders:
+            mpi.say("--bf16 is not used: it is for images")
 
     def restore(self) -> int:
         """Open the run directory, load what the run continues from, and return its step.

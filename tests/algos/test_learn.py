@@ -89,7 +89,8 @@ OWN = {"trpo": {"total_steps": 4096, "rollout_steps": 256, "max_kl": 0.05},
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, row in ALGOS.items() if "image" in row.takes
                                   and name != "gail"])          # it would take minutes
-def test_pixels(name):
+@pytest.mark.parametrize("bf16", [False, True])
+def test_pixels(name, bf16):
     """Four times as good as by chance, in seconds."""
     algo = module(name)
     known = {each.name for each in dataclasses.fields(algo.Config)}
@@ -100,7 +101,7 @@ def test_pixels(name):
         seen = [(env.reset(seed=k)[0], env.quarter) for k in range(400)]
         obs, act = map(np.array, zip(*seen))
         write_demos(env="tests.envs:Bright-v0", lengths=[1] * 400, obs=obs, act=act)
-    cfg = algo.Config(env="tests.envs:Bright-v0", **settings)
+    cfg = algo.Config(env="tests.envs:Bright-v0", bf16=bf16, **settings)
     assert evaluate(algo.train(cfg), cfg, 100, seed=1)[0].mean() >= 0.9
 
 

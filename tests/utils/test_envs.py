@@ -716,7 +716,10 @@ def test_minatar_has_bytes_and_its_channels_last(game, channels):
     for layer in encoder[1:]:
         features = layer(features)
     assert torch.allclose(encoder(torch.as_tensor(obs)), features, atol=1e-6)
-    assert features.shape == (2, 512)
+    encoder.bf16 = True
+    short = encoder(torch.as_tensor(obs))
+    assert short.shape == (2, 512) and short.dtype == torch.float32
+    assert 1e-5 < (short - features).abs().max() < 0.02 * features.abs().max()
 
 
 def test_demonstrations_of_lives_are_games():

@@ -788,8 +788,19 @@ def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
     (dqn, "MinAtar/Breakout-v1", False), (dqn_per, "ALE/Pong-v5", True),
     (dqn, "CartPole-v1", False), (dqn_atari, "ALE/Pong-v5", False), (ppo, "ALE/Pong-v5", False)])
 def test_dqn_on_an_atari_game_names_its_relative(algo, env, hinted, capsys):
-    with run_module.Run(algo.Config(env=env, compile=False)):
-        assert ("algos.dqn_atari is made for Atari" in capsys.readouterr().out) == hinted
+    wide = {"hidden": (8,)} if algo in (dqn, dqn_per) else {}
+    with run_module.Run(algo.Config(env=env, compile=False, **wide)):
+        out = capsys.readouterr().out
+        assert ("algos.dqn_atari is made for Atari" in out) == hinted
+        assert ("--hidden is not used" in out) == bool(wide and "/" in env)
+
+
+@pytest.mark.parametrize("env,images", [("tests.envs:Bright-v0", True), ("CartPole-v1", False)])
+def test_bf16_is_for_images(env, images, capsys):
+    agent = ppo.train(ppo.Config(env=env, bf16=True, total_steps=64, rollout_steps=64,
+                                 minibatch_size=64, epochs=1, device="cpu", run_dir="run"))
+    assert ("--bf16 is not used" not in capsys.readouterr().out) == images
+    assert getattr(agent.encoder, "bf16", False) == images
 
 
 def test_a_resume_looks_at_the_runs_own_environment_alone(monkeypatch):
