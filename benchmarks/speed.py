@@ -70,6 +70,7 @@ CASES = {
 TABLE_PEERS = ("a2c", "ppo", "ppo_lstm", "trpo", "dqn", "ddpg", "td3", "sac")
 TABLE_ONLY = {"dqn_atari": {"start_steps": 500, "buffer_size": 20_000},
               "sac_her": {"start_steps": 1000}}
+FLAGS = ("compile", "bf16")  # of ours, on or off; a long run compiles by itself
 PARTS = ("start", "environment", "acting", "learning", "rest")
 
 
@@ -161,7 +162,7 @@ def child(library: str, args: argparse.Namespace) -> None:
         module = importlib.import_module(f"algos.{args.algo}")
         seconds = clock_parts(module)
         given = {"torch_threads": args.threads} if args.threads else {}
-        given |= {"compile": True} if args.compile else {}  # a long run does so by itself
+        given |= {name: True for name in FLAGS if getattr(args, name)}
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
@@ -179,7 +180,8 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
                "--num-envs", str(args.num_envs), "--threads", str(threads), "--steps", str(steps)]
     if library == "plainrl":
-        command += ["--compile"] * args.compile + ["--num-procs", str(args.num_procs)]
+        command += [f"--{name}" for name in FLAGS if getattr(args, name)]
+        command += ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
             from utils.mpi import find_mpiexec
 
@@ -218,7 +220,7 @@ def compare(args: argparse.Namespace) -> None:
         print(f"pair {pair + 1}: {args.peer} {peer:.1f} s, plainrl {ours:.1f} s, "
               f"ratio {ratios[-1]:.2f}; ours: {in_percent(parts, ours)}", flush=True)
     print(f"{args.algo}, num_envs {args.num_envs}, num_procs {args.num_procs}, "
-          f"compile {args.compile}, {counts}: median ratio "
+          f"compile {args.compile}, bf16 {args.bf16}, {counts}: median ratio "
           f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
 
 
@@ -254,7 +256,7 @@ def table(args: argparse.Namespace) -> None:
           + " |\n|---|---|---:|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
     for algo, (env, num_envs, steps) in CASES.items():
         case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile,
-                                  num_procs=1, peer="sb3")
+                                  bf16=args.bf16, num_procs=1, peer="sb3")
         steps = steps // 4 if args.quick else steps
         if algo.startswith(("ppo", "trpo")):
             steps = -(-steps // 2048) * 2048  # whole rollouts
@@ -323,7 +325,8 @@ if __name__ == "__main__":
                         help="cores and threads of each; 0: as each library chooses by itself")
     parser.add_argument("--peer", choices=("sb3", "sbx"), default="sb3",
                         help="stable-baselines3, or SBX: pip install -e '.[bench]'")
-    parser.add_argument("--compile", action="store_true", help="run ours with --compile")
+    for name in FLAGS:
+        parser.add_argument(f"--{name}", action="store_true", help=f"run ours with --{name}")
     parser.add_argument("--num-procs", type=int, default=1, help="processes of ours (1 to 2)")
     parser.add_argument("--table", action="store_true", help="a row per algorithm file")
     parser.add_argument("--quick", action="store_true",

@@ -5,7 +5,8 @@
 
 Each environment needs one more part to work than the one before. The right
 values and the right actions, discrete and continuous, are known. The first
-probe that fails says where to look. The exit status is 1 if one fails. The idea
+probe that fails says where to look. The exit status is 1 if one fails. The
+settings that an algorithm needs for this are in tests/registry.py. The idea
 comes from Andy Jones, "Debugging RL, Without the Agonizing Pain".
 """
 import argparse
@@ -18,6 +19,7 @@ import tempfile
 import torch
 
 from tests.envs import Probe
+from tests.registry import ALGOS
 from utils import run, sweep
 from utils.cli import program
 from utils.envs import forget
@@ -127,7 +129,9 @@ def parse(argv):
                         help="settings of the algorithm: numbers, True or False")
     args = parser.parse_args(argv)
     algo = find_module(args.algo, f"--algo {args.algo}")
-    return args.algo, algo, {"seed": args.seed} | dict(read_set(algo, pair) for pair in args.set)
+    own = ALGOS[args.algo].probed if args.algo in ALGOS else {}
+    given = {"seed": args.seed} | dict(read_set(algo, pair) for pair in args.set)
+    return args.algo, algo, own | given
 
 
 def read_set(algo, pair):

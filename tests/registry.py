@@ -45,14 +45,14 @@ ALGOS = {
         "total_steps": 5120, "std_init": 0.3}),
     "trpo": Row("vpg", probed={
         "max_kl": 0.05, "v_lr": 1e-2, "v_steps": 20, "rollout_steps": 256, "minibatch_size": 256,
-        "total_steps": 6144}),
+        "total_steps": 6144, "std_init": 0.3}),
     "a2c": Row("vpg", probed={
         "lr": 1e-2, "rollout_steps": 64, "rmsprop": "torch", "rmsprop_eps": 1e-3,
         "total_steps": 10240, "report_every": 2560}),
     "acer": Row("a2c", "discrete image", {"buffer_size": 72, "replay_ratio": 2}),
     "acktr": Row("a2c", probed={
-        "rollout_steps": 128, "max_kl": 0.003, "v_max_kl": 0.03, "total_steps": 10240,
-        "report_every": 2560}),
+        "lr": 0.25, "rollout_steps": 128, "max_kl": 0.003, "v_max_kl": 0.03, "momentum": 0.0,
+        "std_init": 0.3, "total_steps": 10240, "report_every": 2560}),
     "ppo": Row("a2c"),
     "ppo_popart": Row("ppo"),
     "ppo_lstm": Row("ppo"),
@@ -66,7 +66,8 @@ ALGOS = {
     "dqn_atari": Row("dqn", "image"),
     "dqn_per": Row("dqn", "discrete image"),
     "c51": Row("dqn", "discrete image", {"num_atoms": 7}),
-    "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7}),
+    "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7},
+                  probed={"total_steps": 3000}),
     "pqn": Row("dqn", "discrete image"),
     "ddpg": Row("", "box"),
     "td3": Row("ddpg", "box"),

@@ -734,8 +734,10 @@ def refusing_bad_env(cfg):
     Silences only the deprecation notices of -v4 environments, which the published figures use.
     """
     warnings.filterwarnings("ignore", message=".*is out of date", category=DeprecationWarning)
-    import mujoco  # takes a tenth of a second
-
+    try:
+        import mujoco  # takes a tenth of a second
+    except RuntimeError as error:  # it does not know the MUJOCO_GL that is set
+        raise UsageError(f"MuJoCo: {error}") from None
     mujoco.set_mju_user_warning(print_mujoco_warning)  # also ends MUJOCO_LOG.TXT
     wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
     robotics = cfg.env.removeprefix("gymnasium_robotics:").startswith(ROBOTICS)

@@ -9,7 +9,7 @@ from benchmarks import speed
 @pytest.mark.parametrize("num_procs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_real_run_is_counted_and_its_parts_are_the_whole(num_procs):
     args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=False,
-                              num_procs=num_procs)
+                              bf16=False, num_procs=num_procs)
     took, counts, parts = speed.timed("plainrl", args, 1, 400)
     assert counts == {"env": 480, "optimizer": 3}  # three whole rollouts, one gradient step each
     assert set(parts) == set(speed.PARTS) and min(parts.values()) > 0
@@ -23,6 +23,6 @@ def test_a_comparison_of_unequal_work_is_refused(monkeypatch, command):
     monkeypatch.setattr(speed, "timed", lambda library, *_: (1.0, counts[library], parts))
     monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 1, 2048)})
     args = argparse.Namespace(algo="ppo", num_envs=1, threads=1, pairs=1, steps=8, quick=True,
-                              compile=False, num_procs=1, peer="sb3")
+                              compile=False, bf16=False, num_procs=1, peer="sb3")
     with pytest.raises(SystemExit, match="ppo: numbers of steps differ: .*4.*5"):
         command(args)

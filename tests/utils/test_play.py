@@ -375,7 +375,7 @@ def test_mujoco_is_drawn_without_a_display():
     assert frames("run.mp4")[0].std() > 10
     failed = command_line("run", "--video", "other.mp4", MUJOCO_GL="nonsense")
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
-    assert "MUJOCO_GL: nonsense" in failed.stderr and "libegl1" in failed.stderr
+    assert "MUJOCO_GL: nonsense" in failed.stderr
     assert sorted(os.listdir()) == ["run", "run.mp4"]
 
 
