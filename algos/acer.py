@@ -47,7 +47,8 @@ from torch import Tensor, nn
 #               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): with mean 0
 from utils import mpi
-from utils.envs import Policy, check_memory, is_image, make_envs, mlp, nature_cnn, stack_steps
+from utils.envs import (
+    Policy, check_memory, is_image, make_envs, mlp, nature_cnn, stack_steps)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

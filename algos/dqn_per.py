@@ -45,7 +45,8 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, is_image, make_envs, mlp, nature_cnn
+from utils.envs import (
+    Policy, SavedRows, check_memory, is_image, make_envs, mlp, nature_cnn)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

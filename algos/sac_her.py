@@ -48,7 +48,8 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import NO_INFO, Policy, SavedRows, check_memory, goal_env, make_envs, mlp
+from utils.envs import (
+    NO_INFO, Policy, SavedRows, check_memory, goal_env, make_envs, mlp)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

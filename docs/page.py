@@ -7,15 +7,7 @@ from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
 
 from docs import healthy, prose
-from docs.algorithm import (
-    LETTERS,
-    Algorithm,
-    Bug,
-    algorithms,
-    children,
-    ideas,
-    spell_letters,
-)
+from docs.algorithm import LETTERS, Algorithm, Bug, algorithms, children, ideas, spell_letters
 from docs.mathml import equation
 
 FENCE = "`" * 6

@@ -10,29 +10,10 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from algos import a2c, acktr, vpg
 from tests.helpers import (
-    LOG_2PI,
-    Nowhere,
-    bare,
-    close,
-    gradients,
-    name_of,
-    refuses_columns,
-    same,
-    steps,
-    vec,
-)
+    LOG_2PI, Nowhere, bare, close, gradients, name_of, refuses_columns, same, steps, vec)
 from tests.onpolicy import (
-    SPACES,
-    Descent,
-    learn_with,
-    make_agent,
-    make_optimizers,
-    make_rollout,
-    pairs,
-    parameters,
-    targets,
-    tiny_agent,
-)
+    SPACES, Descent, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
+    targets, tiny_agent)
 from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)

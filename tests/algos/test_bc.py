@@ -9,17 +9,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from algos import bc
-from tests.helpers import (
-    BOX,
-    LOG_2PI,
-    VECTOR,
-    close,
-    copies,
-    refused,
-    same,
-    vec,
-    write_demos,
-)
+from tests.helpers import BOX, LOG_2PI, VECTOR, close, copies, refused, same, vec, write_demos
 from tests.onpolicy import parameters
 from utils import mpi
 from utils.demos import Demos

@@ -11,16 +11,8 @@ from algos import ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
 from tests.helpers import close, column, copies, name_of, quick
 from tests.offpolicy import (
-    NETS,
-    flat,
-    gradient_in,
-    linear_agent,
-    make_agent,
-    make_batch,
-    make_optimizers,
-    noise_is,
-    update,
-)
+    NETS, flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers, noise_is,
+    update)
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
 and_her = pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her], ids=name_of)

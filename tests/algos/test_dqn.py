@@ -11,13 +11,8 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
 from tests.helpers import VECTOR, Nowhere, bare, close, name_of, rows, vec
 from tests.offpolicy import (
-    dqn_agent as make_agent,
-    dqn_batch as make_batch,
-    dqn_loss as loss_of,
-    dqn_quick as quick,
-    flat,
-    gradient_in,
-)
+    dqn_agent as make_agent, dqn_batch as make_batch, dqn_loss as loss_of, dqn_quick as quick, flat,
+    gradient_in)
 from utils import mpi
 
 every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)

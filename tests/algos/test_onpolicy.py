@@ -12,22 +12,8 @@ from torch.distributions import Categorical, Independent, Normal
 from algos import a2c, ppo, ppo_popart, vpg
 from tests.helpers import close, copies, gradients, moved, vec
 from tests.onpolicy import (
-    DISCRETE,
-    IMAGES,
-    ONPOLICY as ALGOS,
-    SPACES,
-    Descent,
-    distribution,
-    gae,
-    learn,
-    make_agent,
-    make_config as config,
-    make_rollout,
-    parameters,
-    reward_sums,
-    scales_rewards,
-    targets,
-)
+    DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, gae, learn, make_agent,
+    make_config as config, make_rollout, parameters, reward_sums, scales_rewards, targets)
 from utils import mpi
 
 every_algo = pytest.mark.parametrize("name", ALGOS)

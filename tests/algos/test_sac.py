@@ -12,14 +12,7 @@ from algos import crossq, sac, sac_her
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, column, name_of
 from tests.offpolicy import (
-    gradient_in,
-    linear_agent,
-    make_agent,
-    make_batch,
-    make_optimizers,
-    noise_is,
-    update,
-)
+    gradient_in, linear_agent, make_agent, make_batch, make_optimizers, noise_is, update)
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
 and_children = pytest.mark.parametrize("algo", [sac, sac_her, crossq], ids=name_of)

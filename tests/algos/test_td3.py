@@ -10,15 +10,7 @@ from algos import td3
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, column
 from tests.offpolicy import (
-    flat,
-    gradient_in,
-    linear_agent,
-    make_agent,
-    make_batch,
-    make_optimizers,
-    noise_is,
-    update,
-)
+    flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers, noise_is, update)
 
 S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
 REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])

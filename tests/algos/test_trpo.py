@@ -17,16 +17,8 @@ from algos import trpo
 from tests import onpolicy
 from tests.helpers import Nowhere, bare, close, gradients, vec
 from tests.onpolicy import (
-    SPACES,
-    Still,
-    distribution,
-    make_agent,
-    make_optimizers,
-    make_rollout,
-    pairs,
-    parameters,
-    targets,
-)
+    SPACES, Still, distribution, make_agent, make_optimizers, make_rollout, pairs, parameters,
+    targets)
 from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)

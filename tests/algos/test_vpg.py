@@ -10,16 +10,8 @@ import torch
 from algos import vpg
 from tests.helpers import close, vec
 from tests.onpolicy import (
-    SPACES,
-    Descent,
-    distribution,
-    learn,
-    make_agent,
-    make_optimizers,
-    make_rollout,
-    parameters,
-    targets,
-)
+    SPACES, Descent, distribution, learn, make_agent, make_optimizers, make_rollout, parameters,
+    targets)
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 

@@ -24,20 +24,8 @@ import torch
 from algos import a2c, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, vpg
 from tests.envs import Ends
 from tests.helpers import (
-    PATIENCE,
-    ROOT,
-    assert_same_run,
-    command,
-    mpirun,
-    refused,
-    rows,
-    run,
-    same,
-    saved,
-    snapshot,
-    steps,
-    wait_for,
-)
+    PATIENCE, ROOT, assert_same_run, command, mpirun, refused, rows, run, same, saved, snapshot,
+    steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
 from utils import envs, mpi, play, results, run as run_module
 from utils.mpi import UsageError
