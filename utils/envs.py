@@ -589,7 +589,7 @@ class ImageEncoder(nn.Sequential):
 
 
 class ImageToFloat(nn.Module):
-    """Images, uint8 [B, C, H, W] or [B, H, W, C] -> float32 in [0, 1], [B, C, H, W].
+    """Images, uint8 [B, C, H, W] or [B, H, W, C] -> floats in [0, 1], [B, C, H, W].
 
     The colours of a pixel lie side by side in memory: a gradient then takes 0.8 of the time.
     """
@@ -597,7 +597,9 @@ class ImageToFloat(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         if channels_last(images.shape[1:]):
             images = images.movedim(-1, 1)
-        return images.contiguous(memory_format=torch.channels_last).float() / 255
+        images = images.contiguous(memory_format=torch.channels_last)
+        bf16 = torch.is_autocast_enabled(images.device.type)  # which would convert float32 again
+        return images.to(torch.bfloat16 if bf16 else torch.float32).div_(255)
 
 
 def stack_steps(steps: list[dict], device: torch.device) -> dict[str, torch.Tensor]:
