@@ -9,10 +9,11 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from algos import bc
-from tests.helpers import BOX, LOG_2PI, VECTOR, close, copies, refused, same, vec, write_demos
+from tests.helpers import BOX, LOG_2PI, VECTOR, close, copies, refused, rows, same, vec, write_demos
 from tests.onpolicy import parameters
 from utils import mpi
-from utils.demos import Demos
+from utils.demos import Demos, load_demos
+from utils.envs import make_envs
 
 QUICK = {"demos": "demos.npz", "subsample": 1, "hidden": (8,), "batch_size": 8, "check_every": 10,
          "total_steps": 40, "run_dir": "run", "device": "cpu"}
@@ -202,6 +203,10 @@ def test_init_from_brings_weights_and_statistics():
     write_demos("others.npz", lengths=(30,), obs=np.float32(5 + np.random.randn(30, 4)))
     second = bc.train(config(demos="others.npz", init_from="run", run_dir="other", lr=1e-9))
     close(second.obs_stats.mean, first.obs_stats.mean)
+    cfg = second.cfg
+    _, held_out = bc.split(load_demos(cfg, make_envs(cfg, 1)), cfg.held_out, cfg.seed)
+    loss, _ = bc.bc_loss(second, bc.prepare(second, held_out))
+    assert float(rows("other")[-1]["best_loss"]) == pytest.approx(loss.item(), rel=1e-4)
     close(parameters(second), parameters(first), atol=1e-5)
 
 

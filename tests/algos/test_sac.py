@@ -12,7 +12,7 @@ from algos import crossq, sac, sac_her
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, column, name_of
 from tests.offpolicy import (
-    gradient_in, linear_agent, make_agent, make_batch, make_optimizers, noise_is, update)
+    flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers, noise_is, update)
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
 and_children = pytest.mark.parametrize("algo", [sac, sac_her, crossq], ids=name_of)
@@ -171,6 +171,16 @@ def test_a_fixed_temperature_stays():
     assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
     assert agent.log_alpha == 5 and optimizers["alpha"].steps == 0
     close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
+
+
+@and_her
+@pytest.mark.parametrize("learn_alpha", [True, False])
+def test_target_critics_follow_whether_alpha_is_learned_or_not(algo, learn_alpha):
+    agent = make_agent(algo, alpha=0.2, learn_alpha=learn_alpha)
+    before = flat(agent.critic_targ)
+    update(algo, agent, make_optimizers(agent), make_batch(algo))
+    close(flat(agent.critic_targ), torch.lerp(before, flat(agent.critic), agent.cfg.tau))
+    assert not torch.equal(flat(agent.critic_targ), before)
 
 
 def test_a_fixed_temperature_is_not_that_of_another_run():

@@ -722,6 +722,17 @@ def test_minatar_has_bytes_and_its_channels_last(game, channels):
     assert 1e-5 < (short - features).abs().max() < 0.02 * features.abs().max()
 
 
+def test_a_game_may_be_predicted_as_it_comes():
+    """MinAtar's own observations are bools, which `make_envs` turns into 0 and 255."""
+    _, agent = agent_for(ppo, "MinAtar/Breakout-v1")
+    raw, seen = np.random.default_rng(0).random((4, *agent.obs_shape)) < 0.2, []
+    agent.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    agent.predict(raw), agent.predict(raw[0])
+    assert [x.dtype for x in seen] == [torch.uint8] * 2
+    assert torch.equal(seen[0], torch.as_tensor(255 * raw.astype(np.uint8)))
+    assert torch.equal(seen[1], seen[0][:1])
+
+
 def test_demonstrations_of_lives_are_games():
     kwargs = json.dumps({"episodic_life": True, "max_num_frames_per_episode": 4000})
     cfg, agent = agent_for(ppo, "ALE/Breakout-v5", env_kwargs=kwargs)

@@ -783,12 +783,21 @@ def test_dqn_on_an_atari_game_names_its_relative(algo, env, hinted, capsys):
         assert ("--hidden is not used" in out) == bool(wide and "/" in env)
 
 
-@pytest.mark.parametrize("env,images", [("tests.envs:Bright-v0", True), ("CartPole-v1", False)])
-def test_bf16_is_for_images(env, images, capsys):
-    agent = ppo.train(ppo.Config(env=env, bf16=True, total_steps=64, rollout_steps=64,
-                                 minibatch_size=64, epochs=1, device="cpu", run_dir="run"))
-    assert ("--bf16 is not used" not in capsys.readouterr().out) == images
-    assert getattr(agent.encoder, "bf16", False) == images
+@pytest.mark.parametrize("algo", [ppo, dqn, dqn_atari])         # their encoders lie elsewhere
+@pytest.mark.parametrize("bf16", [True, False])
+def test_bf16_reaches_every_network_of_images(algo, bf16, capsys):
+    with run_module.Run(algo.Config(env="tests.envs:Bright-v0", bf16=bf16, run_dir="run")) as run:
+        one = envs.make_envs(run.cfg, 1)
+        agent = algo.Agent(one.single_observation_space, one.single_action_space, run.cfg)
+        run.register(agent)
+    found = [part.bf16 for part in agent.modules() if isinstance(part, envs.ImageEncoder)]
+    assert found == [bf16] * (1 if algo is ppo else 2)
+    assert "--bf16 is not used" not in capsys.readouterr().out
+
+
+def test_bf16_is_for_images(capsys):
+    train(run_dir="run", total_steps=64, bf16=True)
+    assert "--bf16 is not used" in capsys.readouterr().out
 
 
 def test_a_resume_looks_at_the_runs_own_environment_alone(monkeypatch):
