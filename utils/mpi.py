@@ -261,7 +261,8 @@ class CompiledLoss:
             if isinstance(error, StopCompiling):
                 signal.setitimer(signal.ITIMER_REAL, 0)  # a late alarm would kill Python at its end
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            say(f"--compile failed, continuing without it ({reason[:100]})")
+            ended = "stopped" if isinstance(error, StopCompiling) else "failed"
+            say(f"--compile {ended}, continuing without it ({reason[:100]})")
             self.graph = flat_gradient(self.loss_fn, self.optimizer.params)
             torch.set_rng_state(rng)  # part of the graph may have run already
             return self.graph(agent, *batch)  # raises the loss's own error again

@@ -144,13 +144,15 @@ def suit_games(cfg, given):
     file = checkpoint.file_of(type(cfg)) or Path("notebook.py")
     other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
     if is_game(cfg.env, "ALE/") and other.exists() and other != file:
-        mpi.say(f"algos.{other.stem} is made for Atari: it stores each frame once")
+        mpi.say(f"algos.{other.stem} is made for Atari, with its settings and less memory")
     if "hidden" in given:
         mpi.say("--hidden is not used: it is for vectors, and a game is seen as images")
     if mine:
         words = [f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
                  for name, value in mine.items()]
         mpi.say(f"settings for games, unless given: {' '.join(words)}")
+    elif not for_game(cfg) and not is_game(type(cfg).env):
+        mpi.say(f"settings for games: none; the defaults are for {type(cfg).env}")
     return replace(cfg, **mine)
 
 
@@ -277,10 +279,11 @@ class Run:
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
-                compiles = ("--compile (--no-compile leaves it out)"
+                compiles = ("--compile, which takes a while at first (--no-compile leaves it out)"
                             if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
                 mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
-                        f"--torch-threads {cfg.torch_threads}" + f", {compiles}" * cfg.compile)
+                        f"--torch-threads {cfg.torch_threads}" + ", --bf16" * cfg.bf16
+                        + f", {compiles}" * cfg.compile)
                 own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
                 start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:

@@ -742,7 +742,7 @@ def test_a_long_run_does_not_compile_by_itself_beside_a_gpu(monkeypatch):
 
 
 def test_a_run_says_whether_it_compiles(capsys):
-    for algo, told in ((ppo, "--compile (--no-compile "), (vpg, "nothing to --compile\n")):
+    for algo, told in ((ppo, "--compile, which takes a while"), (vpg, "nothing to --compile\n")):
         with run_module.Run(algo.Config("CartPole-v1", run_dir=told[:3], compile=True)) as run:
             run.register(torch.nn.Linear(1, 1))
             run.restore()
@@ -781,6 +781,7 @@ def test_dqn_on_an_atari_game_names_its_relative(algo, env, hinted, capsys):
         out = capsys.readouterr().out
         assert ("algos.dqn_atari is made for Atari" in out) == hinted
         assert ("--hidden is not used" in out) == bool(wide and "/" in env)
+        assert ("none; the defaults are for CartPole-v1" in out) == bool(wide and "/" in env)
 
 
 @pytest.mark.parametrize("algo", [ppo, dqn, dqn_atari])         # their encoders lie elsewhere
@@ -790,9 +791,11 @@ def test_bf16_reaches_every_network_of_images(algo, bf16, capsys):
         one = envs.make_envs(run.cfg, 1)
         agent = algo.Agent(one.single_observation_space, one.single_action_space, run.cfg)
         run.register(agent)
+        run.restore()
     found = [part.bf16 for part in agent.modules() if isinstance(part, envs.ImageEncoder)]
     assert found == [bf16] * (1 if algo is ppo else 2)
-    assert "--bf16 is not used" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "--bf16 is not used" not in out and ("threads 1, --bf16" in out) == bf16
 
 
 def test_bf16_is_for_images(capsys):
