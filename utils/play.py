@@ -16,6 +16,7 @@ From Python:
 
 import ctypes
 import importlib
+import itertools
 import json
 import os
 import pkgutil
@@ -48,7 +49,7 @@ class Play:
     episodes: int = 10  # number of episodes to evaluate
     render: bool = False  # play the episodes one by one in a window
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
-    seconds: float | None = None  # length of the video (default: an episode)
+    seconds: float | None = None  # length of the video (default: one episode)
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
     overwrite: bool = False  # --record replaces a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
@@ -264,18 +265,22 @@ def follow_robot(env) -> None:
 def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: bool = True,
                 seconds: float | None = None, max_steps: int = 100_000,
                 steps: int | None = None) -> tuple[float, int]:
-    """Play one episode in `film` and write it to `file`, whole or not at all.
+    """Play in `film` and write it to `file`, whole or not at all.
 
-    steps    its length, if that is known, for the progress bar
+    seconds    its length, over several episodes if they are short (default: one episode)
+    steps      the length of that episode, if it is known, for the progress bar
 
-    Return (return, number of steps), or (0, 0) if it was cut after so many seconds.
+    Return (return, number of steps) of the last episode; without `seconds`, it is the only one.
     """
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         made = Path(folder, Path(file).name)
         try:
             film.open(made, seconds, steps)
-            returns, lengths = evaluate(agent, cfg, 1, seed, deterministic,
-                                        lambda: film.frames >= film.left, max_steps, film)
+            for k in itertools.count():  # episodes, until the seconds are full
+                returns, lengths = evaluate(agent, cfg, 1, seed + k, deterministic,
+                                            lambda: film.frames >= film.left, max_steps, film)
+                if seconds is None or film.frames >= film.left:
+                    break
             film.close()
             os.replace(made, file)
         except OSError as error:  # the rest of the message is FFmpeg's command
@@ -335,8 +340,8 @@ def main(play: Play) -> np.ndarray:
         print(f"drawing an episode of about {lengths[0]:,} steps", flush=True)
         ret, length = write_video(agent, cfg, film, video, seed, not play.stochastic,
                                   play.seconds, play.max_steps, int(lengths[0]))
-        print(f"{play.video}: an episode with return {ret:.2f} in {length} steps" if length else
-              f"{play.video}: the first {play.seconds:g} seconds of an episode")
+        print(f"{play.video}: " + (f"{play.seconds:g} seconds" if play.seconds else
+                                   f"an episode with return {ret:.2f} in {length} steps"))
     return returns
 
 

@@ -204,7 +204,7 @@ def test_gif_is_small_and_of_the_first_seconds(trained, capsys):
     assert 0.005 < red[0].mean() < 0.1 and 0.005 < red[-1].mean() < 0.1
     assert (red[0] != red[-1]).mean() > 0.005                               # it has moved
     assert os.path.getsize("run.gif") < 100_000
-    assert capsys.readouterr().out.endswith("run.gif: the first 1 seconds of an episode\n")
+    assert capsys.readouterr().out.endswith("run.gif: 1 seconds\n")
 
 
 class Odd(Ends):
@@ -277,8 +277,10 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
         shown = frames(name)
         assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
         assert abs(shown.mean() - 200) < 5
-    seconds = imageio.get_reader(name).get_meta_data()["duration"] * len(shown) / 1000
-    assert seconds == pytest.approx(length / film.fps, rel=0.15)
+    play.write_video(agent, cfg, play.make_film(cfg), "long.gif", seed=1, seconds=2.0)
+    for name, took in (("run.gif", length / film.fps), ("long.gif", 2)):  # of several episodes
+        seconds = imageio.get_reader(name).get_meta_data()["duration"] * len(frames(name)) / 1000
+        assert seconds == pytest.approx(took, rel=0.15) and length < film.fps
     assert capfd.readouterr().err == ""
 
 
