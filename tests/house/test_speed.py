@@ -26,3 +26,18 @@ def test_a_comparison_of_unequal_work_is_refused(monkeypatch, command):
                               compile=False, bf16=False, num_procs=1, peer="sb3")
     with pytest.raises(SystemExit, match="ppo: numbers of steps differ: .*4.*5"):
         command(args)
+
+
+def test_the_flags_of_ours_reach_it_and_no_peer(monkeypatch):
+    def run(command, **_):
+        commands.append(set(command))
+        raise ZeroDivisionError
+
+    commands = []
+    monkeypatch.setattr(speed.subprocess, "run", run)
+    args = argparse.Namespace(algo="ppo", env="ALE/Pong-v5", num_envs=8, compile=False, bf16=True,
+                              num_procs=1)
+    for library in ("plainrl", "sb3"):
+        with pytest.raises(ZeroDivisionError):
+            speed.timed(library, args, 1, 8)
+    assert [{"--bf16", "--compile"} & command for command in commands] == [{"--bf16"}, set()]
