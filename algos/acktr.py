@@ -345,7 +345,7 @@ class LayerFisher(nn.Module):
 
     def on_forward(self, layer: nn.Module, inputs: tuple[Tensor], out: Tensor) -> None:
         """Hook: keep x [B, P, num_inputs + 1], in the order of `weight.flatten(1)`."""
-        x = inputs[0].detach().float()
+        x = inputs[0].detach().float()  # from bfloat16, with --bf16
         if isinstance(layer, nn.Conv2d):
             x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
                                      layer.padding, layer.stride).transpose(1, 2)

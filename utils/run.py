@@ -243,8 +243,9 @@ class Run:
         encoders = [part for part in agent.modules() if hasattr(part, "bf16")]  # ImageEncoder
         for part in encoders:
             part.bf16 = self.cfg.bf16
-        if self.cfg.bf16 and not encoders:
-            mpi.say("--bf16 is not used: it is for images")
+        if self.cfg.bf16:
+            mpi.say("--bf16: " + ("networks of images compute in bfloat16" if encoders else
+                                  "not used, for it is for images"))
 
     def restore(self) -> int:
         """Open the run directory, load what the run continues from, and return its step.
@@ -282,8 +283,7 @@ class Run:
                 compiles = ("--compile, which takes a while at first (--no-compile leaves it out)"
                             if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
                 mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
-                        f"--torch-threads {cfg.torch_threads}" + ", --bf16" * cfg.bf16
-                        + f", {compiles}" * cfg.compile)
+                        f"--torch-threads {cfg.torch_threads}" + f", {compiles}" * cfg.compile)
                 own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
                 start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:

@@ -188,6 +188,19 @@ def test_damping_is_larger_by_default_where_actions_are_discrete(kind, usual):
     assert acktr.KFAC(make_agent(acktr, kind, damping=0.3)).damping == 0.3
 
 
+def test_f_is_nearly_the_same_if_images_compute_in_bfloat16():
+    found = []
+    for bf16 in (False, True):
+        agent = make_agent(acktr, "images")
+        agent.encoder.bf16 = bf16
+        optimizer = acktr.KFAC(agent)
+        torch.manual_seed(1)
+        optimizer.measure(agent, make_rollout(acktr, agent).obs.flatten(0, 1))
+        found.append(optimizer.fishers[1].X)                    # of the second convolution
+    assert found[1].dtype == torch.float32 and not torch.equal(*found)
+    close(found[1], found[0], rtol=0.05, atol=0.02 * found[0].abs().max().item())
+
+
 def test_damping_survives_a_dead_layer():
     fisher = damped(torch.eye(3), torch.zeros(2, 2), 0.01)
     assert fisher.X_inv.isfinite().all() and fisher.S_inv.isfinite().all()

@@ -498,7 +498,7 @@ def test_compiling_falls_back_with_one_line(error, said, monkeypatch, capsys):
     monkeypatch.setattr(torch, "compile", lambda function, **how: broken)
     assert_same_training(trained(), eager)
     (line,) = capsys.readouterr().out.splitlines()
-    assert "--compile" in line and said in line and "long story" not in line
+    assert "--compile failed" in line and said in line and "long story" not in line
 
 
 def test_what_is_compiled_is_called_from_the_first_call_on(monkeypatch):

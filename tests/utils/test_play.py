@@ -277,7 +277,11 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
         shown = frames(name)
         assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
         assert abs(shown.mean() - 200) < 5
+    seeds, evaluate = [], play.evaluate
+    monkeypatch.setattr(play, "evaluate", lambda agent, cfg, num, seed, *rest: seeds.append(seed)
+                        or evaluate(agent, cfg, num, seed, *rest))
     play.write_video(agent, cfg, play.make_film(cfg), "long.gif", seed=1, seconds=2.0)
+    assert seeds == list(range(1, 1 + len(seeds)))              # no episode is shown twice
     for name, took in (("run.gif", length / film.fps), ("long.gif", 2)):  # of several episodes
         seconds = imageio.get_reader(name).get_meta_data()["duration"] * len(frames(name)) / 1000
         assert seconds == pytest.approx(took, rel=0.15) and length < film.fps
