@@ -73,12 +73,14 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_kl: float = 0.01  # maximum KL per action dimension and update (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
+    fisher_every: int = 1  # the Fisher matrix is that of every k-th sample (1 to 5)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    for_games = {"fisher_every": 5}  # instead of the above, as in OpenAI Baselines
 
 
 # ===================================== data types =====================================
@@ -177,7 +179,10 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     """Move the policy along the natural gradient, at most as far as kl_limit allows."""
     cfg = agent.cfg
     params = agent.policy_parameters()
-    gain, kl = surrogate_and_kl(agent, batch)
+    gain, _ = surrogate_and_kl(agent, batch)
+    rows = slice(None, None, cfg.fisher_every)  # few samples do for the KL's curvature
+    actor_out = agent.actor(agent.encoder(batch.obs[rows]))
+    kl = kl_divergence(batch.old_out[rows], batch.old_log_std, actor_out, agent.log_std)
 
     # If the weights change by a small d, S is about g^T d, with g the policy gradient.
     # KL and grad KL are 0 at pi_old, so KL is about d^T F d / 2. F, the second

@@ -47,7 +47,7 @@ OTHERS_SAY = {
 COUNTS = """total_steps num_envs num_procs rollout_steps minibatch_size batch_size
             buffer_size epochs v_steps report_every update_every target_every policy_delay
             minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
-            check_every directions"""
+            check_every directions fisher_every"""
 NONNEGATIVE = """seed torch_threads eval_every start_steps vf_coef ent_coef max_grad_norm
                  act_noise target_noise noise_clip damping replay_ratio max_slope
                  num_trajectories her_k"""

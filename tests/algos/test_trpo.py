@@ -147,6 +147,13 @@ def test_step_by_hand():
     assert metrics["backtracks"] == 0 and metrics["cg_residual"] < 1e-4
 
 
+def test_the_fisher_matrix_is_that_of_every_kth_sample():
+    """The rows between have another s and A = 0: with them, F and the step would be others."""
+    agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, fisher_every=2)
+    step(agent, rollout_of(vec([0], [1], [0], [1]), vec([2], [9], [0], [9])), vec(1, 0, -1, 0))
+    close(parameters(agent)[:3], vec(0.1, 0, 0.1), rtol=1e-4)
+
+
 @pytest.mark.parametrize("max_kl", [0.1, 0.5, 1.0, 1.5, 2.5])
 def test_a_step_that_goes_too_far_is_drawn_back_by_hand(max_kl):
     """The other way sigma shrinks, which the estimate of KL takes too lightly: 0.8^k of it fits."""
