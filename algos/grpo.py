@@ -99,7 +99,7 @@ class Answers:  # of one iteration; G successive rows answer the same prompt
 class Batch:  # what the loss takes, row by row as in Answers
     prompt: Prompts
     answer: Tokens
-    logp_old: PerToken  # log pi_old of each token, when it was sampled
+    logp_old: PerToken  # log pi_old of each token, before the update
     logp_ref: PerToken  # log pi_ref of each token, by the reference
     adv: PerAnswer  # A: how much better the answer is than its group
 
@@ -112,7 +112,7 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         reference = copy.deepcopy(agent)
-        optimizer = mpi.Adam(agent)
+        optimizer = mpi.Adam(agent)  # of `pretrain`, too: its averages carry over
         run.register(agent, reference=reference, optimizer=optimizer)  # for checkpoints
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         if step == 0:
@@ -212,10 +212,11 @@ def group_advantages(rew: Groups, baseline: str) -> Groups:
     """A = (r - mean r) / (std r + 1e-6), where mean and std are those of the group.
 
     A baseline must not depend on the answer. This one does, since mean r has r in it
-    with weight 1/G. That scales the expected gradient by 1 - 1/G, whose direction stays
-    that of grad E[r]. If all answers are right or all are wrong, A is 0: such a group
-    teaches nothing. Dividing by std r is a bias: prompts that are nearly always right
-    or nearly always wrong weigh more than others.
+    with weight 1/G. If only the mean is subtracted and tokens are summed, that scales
+    the expected gradient by 1 - 1/G; its direction stays that of grad E[r]. If all
+    answers are right or all are wrong, A is 0: such a group teaches nothing. Dividing
+    by std r is a bias: prompts that are nearly always right or nearly always wrong
+    weigh more than others.
     """
     if baseline == "none":
         return rew
@@ -242,12 +243,12 @@ def grpo_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     adv = batch.adv.unsqueeze(-1).expand_as(logp)  # the same for all its tokens
     pi_losses = clipped_policy_loss(logp, batch.logp_old, adv, cfg.clip_ratio)
     pi_loss = answer_mean(pi_losses, mask, cfg.length_norm)
-    kl = answer_mean(approx_kl(logp, batch.logp_ref), mask, cfg.length_norm)
-    clipped = ((logp - batch.logp_old).exp() - 1).abs() > cfg.clip_ratio
-    clip_frac = (mask * clipped).sum() / mask.sum()
-    loss = pi_loss + cfg.kl_coef * kl
-    return loss, {"pi_loss": pi_loss.detach(), "kl": kl.detach(),
-                  "clip_frac": clip_frac}
+    kl = approx_kl(logp, batch.logp_ref)
+    loss = pi_loss + cfg.kl_coef * answer_mean(kl, mask, cfg.length_norm)
+    outside = ((logp - batch.logp_old).exp() - 1).abs() > cfg.clip_ratio
+    return loss, {"pi_loss": pi_loss.detach(),  # the others: means over all tokens
+                  "kl": (mask * kl.detach()).sum() / mask.sum(),
+                  "clip_frac": (mask * outside).sum() / mask.sum()}
 
 
 def clipped_policy_loss(logp: PerToken, logp_old: PerToken, adv: PerToken,
@@ -336,8 +337,8 @@ class Agent(Policy):  # which adds predict(obs)
         real = (text != END).cumsum(-1) > 0  # [B, text]: from the first real token on
         position = (real.cumsum(-1) - 1).clamp(min=0)
         square = torch.ones(text.shape[1], text.shape[1], device=text.device)
-        # [B, text, text]; padding attends to nothing: PyTorch then gives 0, not NaN.
-        visible = square.tril().bool() & real.unsqueeze(1)
+        visible = square.tril().bool() & real.unsqueeze(1)  # [B, text, text]
+        visible = visible | square.diag().diag().bool()  # padding, too, needs something
         x = self.embed(text) + self.position(position)
         for block in self.blocks:
             x = block(x, visible)
