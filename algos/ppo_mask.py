@@ -20,8 +20,9 @@ The environment. Its observations are a Dict. `action_mask` has a 0 for each for
 action. The networks see `observation` alone, which has to say all that matters. Only
 the last observation of an episode may forbid everything.
 
-Departures. Forbidden logits are lower than the paper's -1e8; else as in ppo.py. What
-the losses say of continuous actions is there for the diff.
+Departures. Forbidden logits are lower than the paper's -1e8. As in ppo.py, every epoch
+computes A and R anew, and statistics normalise observations and rewards. What the
+losses say of continuous actions is there for the diff.
 
 Healthy values. `entropy` begins at the mean of log(number of allowed actions). In Tour
 that is 1.51, and falls to about 0.85. `kl` is 0.0005 to 0.015, `clip_frac` up to 0.25.
@@ -56,6 +57,7 @@ PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Float32[Tensor, "B inputs"]  # normalised observation, then its mask
 ActorOut = Float32[Tensor, "B k"]  # k logits; `actor` gives them after the mask
+Masks = Float32[Tensor, "B k"]  # 0 for each forbidden action
 Scalar = Float32[Tensor, ""]
 
 
@@ -227,7 +229,7 @@ def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)
+    actor_out = agent.actor(features)  # with the mask, which obs holds: `MaskedActor`
     val = agent.value(features)
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
@@ -237,18 +239,6 @@ def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
-
-
-def mask_logits(logits: ActorOut, mask: ActorOut) -> ActorOut:
-    """The logits, where those of forbidden actions (mask 0) are as low as can be.
-
-        pi(a|s) = mask_a exp(logit_a) / sum_b mask_b exp(logit_b)
-
-    That is what a softmax makes of them. A logit that was replaced gets no gradient.
-    -inf would give 0 as well, but the entropy has 0 log 0 in it, and 0 (-inf) is NaN.
-    """
-    assert logits.shape == mask.shape
-    return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None,
@@ -288,6 +278,18 @@ def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
 
 
 # ======================================= agent ========================================
+def mask_logits(logits: ActorOut, mask: Masks) -> ActorOut:
+    """The logits, where those of forbidden actions (mask 0) are as low as can be.
+
+        pi(a|s) = mask_a exp(logit_a) / sum_b mask_b exp(logit_b)
+
+    That is what a softmax makes of them. A logit that was replaced gets no gradient.
+    -inf would give 0 as well, but the entropy has 0 log 0 in it, and 0 (-inf) is NaN.
+    """
+    assert logits.shape == mask.shape
+    return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
+
+
 class MaskedActor(nn.Module):
     """Observations with their masks -> logits, [B, k]."""
 
@@ -298,7 +300,7 @@ class MaskedActor(nn.Module):
 
     def forward(self, inputs: Inputs) -> ActorOut:
         obs, mask = inputs.split(self.parts, -1)
-        # Contiguous: rows that lie apart are rounded otherwise than those of ppo.py.
+        # contiguous(), here and below, makes results equal to ppo.py's to the last bit.
         return mask_logits(self.net(obs.contiguous()), mask)
 
 
@@ -309,10 +311,10 @@ class Agent(Policy):  # which adds predict(obs)
         super().__init__(obs_space, act_space, obs="mask", act="discrete")
         self.cfg = cfg
         self.log_std = None  # actions are discrete
-        self.seen = obs_space.parts["observation"]  # a slice of the flat observation
-        self.mask = obs_space.parts["action_mask"]
-        self.obs_dim, num_acts = self.seen.stop - self.seen.start, int(act_space.n)
-        if (given := self.mask.stop - self.mask.start) != num_acts:
+        parts, num_acts = obs_space.parts, int(act_space.n)
+        self.obs_slice, self.mask_slice = parts["observation"], parts["action_mask"]
+        self.obs_dim = self.obs_slice.stop - self.obs_slice.start
+        if (given := self.mask_slice.stop - self.mask_slice.start) != num_acts:
             raise mpi.UsageError(f"--env has an action_mask of {given} numbers; it "
                                  f"takes {num_acts}, one for each action")
         self.encoder = nn.Identity()  # of images, in ppo.py
@@ -331,10 +333,11 @@ class Agent(Policy):  # which adds predict(obs)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take; the mask stays as it is."""
-        seen, mask = obs[..., self.seen].float(), obs[..., self.mask].float()
+        shown = obs[..., self.obs_slice].float()
+        mask = obs[..., self.mask_slice].float()
         if self.cfg.norm_obs:
-            seen = self.obs_stats.normalize(seen)
-        return torch.cat([seen, mask], -1)
+            shown = self.obs_stats.normalize(shown)
+        return torch.cat([shown, mask], -1)
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
         obs = features[:, :self.obs_dim].contiguous()
@@ -344,7 +347,7 @@ class Agent(Policy):  # which adds predict(obs)
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions [N] that their masks allow."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        if not obs[:, self.mask].any(-1).all():
+        if not obs[:, self.mask_slice].any(-1).all():
             raise mpi.UsageError("--env has an observation whose action_mask forbids "
                                  "every action; only the last one of an episode may")
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
@@ -364,7 +367,7 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        self.obs_stats.update(rollout.obs[..., self.seen].flatten(0, 1))
+        self.obs_stats.update(rollout.obs[..., self.obs_slice].flatten(0, 1))
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ C51 learns its distribution Z(s, a) as the probabilities of fixed values. Somebo
 to know the range of the returns, and every target has to be projected onto the values.
 
 The idea. Fix the probabilities and learn the values. Z(s, a) is n equally likely values
-theta_1, ..., theta_n. They come nearest to the true distribution if theta_i is a
-quantile: the return is below it with probability tau_i = (i - 1/2) / n. The loss
-`quantile_huber` finds that place, without a range and without a projection. Only the
-mean of Z chooses actions. The rest is algos/dqn.py, without Double DQN and the dueling
-network. One step of `train`:
+theta_1, ..., theta_n. They come nearest to the true distribution (in the Wasserstein
+distance) if theta_i is a quantile: the return is below it with probability tau_i =
+(i - 1/2) / n. The loss `quantile_huber` finds that place, without a range and a
+projection. Only the mean of Z chooses actions. The rest is algos/dqn.py, without Double
+DQN and the dueling network. One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), the mean of Z(s, a), or with probability eps any
     interact    take a; store (s, a, r, s', terminated) in the buffer
@@ -21,10 +21,11 @@ Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4) and its learning rat
 to 0. `target_every` counts environment steps, not updates, and eps falls from the first
 step on. The settings are for CartPole.
 
-Healthy values. On CartPole `q` rises to between 73 and 80. `q_loss` is 2 to 9; it grows
-with n. `spread`, the standard deviation of Z, is 0.4 to 1.4 on average, but above 10
-where the pole may fall. Nothing is random there but the exploration, so it is mostly
-doubt of a network that sees different targets in states that look alike.
+Healthy values. On CartPole `q` rises to between 73 and 80: each copy of Z lets it see
+one reward further, and 196 copies allow 100 (1 - 0.99^196) = 86. `q_loss` is 2 to 9; it
+grows with n. `spread`, the standard deviation of Z, is 0.4 to 1.4 on average, but above
+10 where the pole may fall. The greedy policy's return is not random there. The network
+sees different targets in states that look alike to it.
 
 Run   python -m algos.qr_dqn --env CartPole-v1
 Diff  diff algos/dqn.py algos/qr_dqn.py, or diff algos/c51.py algos/qr_dqn.py
@@ -169,9 +170,9 @@ def qr_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     of all y that belong to s and a, not that of the y in one sample.
     """
     with torch.no_grad():  # Z moves towards y, not y towards Z
-        next_quantiles = agent.critic_targ(batch.next_obs)
-        next_act = next_quantiles.mean(-1).argmax(-1)  # a'
-        next_quantiles = quantiles_of(next_quantiles, next_act)
+        of_each_act = agent.critic_targ(batch.next_obs)  # [B, k, n]
+        next_act = of_each_act.mean(-1).argmax(-1)  # a'
+        next_quantiles = quantiles_of(of_each_act, next_act)
         discount = agent.cfg.gamma * (1 - batch.terminated)
         target = batch.rew[:, None] + discount[:, None] * next_quantiles  # y, [B, n]
     quantiles = quantiles_of(agent.critic(batch.obs), batch.act)
