@@ -140,8 +140,7 @@ def test_infinite_and_vanishing_ratios_give_finite_weights():
     log_pi = vec((0, -200, -300))
     ratio = torch.tensor([[torch.inf, 0, 0]])
     for act in range(3):
-        got = acer.policy_gradient(
-            log_pi, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
+        got = acer.policy_gradient(log_pi, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
         assert got.isfinite().all()
 
 

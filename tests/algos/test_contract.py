@@ -501,8 +501,7 @@ def parameter_vector(agent):
 def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
     """Of environments, buffer, minibatch and rollout; and its learning rate is that of both."""
     counts, made, plain = {"num_envs": 4, "minibatch_envs": 2}, [], make_envs
-    monkeypatch.setattr(module(name), "make_envs",
-                        lambda cfg, n: made.append(n) or plain(cfg, n))
+    monkeypatch.setattr(module(name), "make_envs", lambda cfg, n: made.append(n) or plain(cfg, n))
     alone = watch(name, config(name, run_dir="alone", **counts))
     monkeypatch.setattr(mpi, "_size", 2)
     monkeypatch.setattr(utils.run, "launch", lambda cfg: None)   # the other is not there

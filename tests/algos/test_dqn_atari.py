@@ -39,8 +39,7 @@ def test_atari_stores_a_frame_once_and_gives_stacks(env, monkeypatch):
     saw, batches, acted, update = [], [], dqn_atari.Agent.act, dqn_atari.update
     monkeypatch.setattr(dqn_atari.Agent, "act",
                         lambda self, obs: saw.append(obs) or acted(self, obs))
-    monkeypatch.setattr(dqn_atari, "update",
-                        lambda *args: batches.append(args[2]) or update(*args))
+    monkeypatch.setattr(dqn_atari, "update", lambda *args: batches.append(args[2]) or update(*args))
     dqn_atari.train(quick(dqn_atari, env=env, env_kwargs="{}", start_steps=40, update_every=10))
     saved = torch.load("run/resume-120/rank0.pt")["state"]["buffer"]["columns"]["frame"]
     assert saved.shape[1:] == (1, 1, 84, 84) and len(saved) == 120 + 4

@@ -87,8 +87,7 @@ def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
     algo, out = ALGOS[name], 3 * torch.randn(6, 4)
     log_std = None if discrete else torch.randn(4)
     act = torch.randint(4, (6,)) if discrete else 5 * torch.randn(6, 4)
-    library = (Categorical(logits=out) if discrete
-               else Independent(Normal(out, log_std.exp()), 1))
+    library = (Categorical(logits=out) if discrete else Independent(Normal(out, log_std.exp()), 1))
     close(algo.log_prob(out, log_std, act), library.log_prob(act))
     close(algo.entropy(out, log_std), library.entropy().mean())
 

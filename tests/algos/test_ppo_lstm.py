@@ -150,8 +150,7 @@ def test_rollouts_hold_the_memory_before_their_first_step(obs):
 
     Rollouts start in the middle of an episode and at the start of one.
     """
-    cfg = make_config(ppo_lstm, env="tests.envs:Counter-v0",
-                          env_kwargs=json.dumps({"obs": obs}))
+    cfg = make_config(ppo_lstm, env="tests.envs:Counter-v0", env_kwargs=json.dumps({"obs": obs}))
     envs = make_envs(cfg, 3)
     agent = ppo_lstm.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     agent.lstm.weight_hh_l0.data *= 3

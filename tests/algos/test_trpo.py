@@ -150,8 +150,10 @@ def test_step_by_hand():
 def test_the_fisher_matrix_is_that_of_every_kth_sample():
     """The rows between have another s and A = 0: with them, F and the step would be others."""
     agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, fisher_every=2)
-    step(agent, rollout_of(vec([0], [1], [0], [1]), vec([2], [9], [0], [9])), vec(1, 0, -1, 0))
-    close(parameters(agent)[:3], vec(0.1, 0, 0.1), rtol=1e-4)
+    rollout = rollout_of(vec([0], [1], [0], [1]), vec([2], [9], [0], [9]))
+    _, after, metrics = step(agent, rollout, vec(1, 0, -1, 0))
+    close(after[:3], vec(0.1, 0, 0.1), rtol=1e-4)
+    close(metrics["policy_grad_norm"], 5**0.5 / 2)  # g is that of all four
 
 
 @pytest.mark.parametrize("max_kl", [0.1, 0.5, 1.0, 1.5, 2.5])
@@ -281,8 +283,7 @@ def test_the_step_is_that_of_sb3_contrib(kind, monkeypatch):
         metrics = trpo.update(agent, *optimizers, rollout)
         logged = model.logger.name_to_value
         assert metrics["backtracks"] < 5 and logged["train/is_line_search_success"] == 1
-        close(metrics["gain"], logged["train/policy_objective"] - adv.mean(), rtol=1e-2,
-              atol=1e-4)
+        close(metrics["gain"], logged["train/policy_objective"] - adv.mean(), rtol=1e-2, atol=1e-4)
         close(metrics["v_loss"].mean(), logged["train/value_loss"], rtol=1e-3)
         moved = max((our - old).detach().abs().max() for our, old in zip(agent.parameters(),
                                                                 before.parameters()))
