@@ -7,7 +7,8 @@ in every kind of state which ones to avoid. The more there are, the slower it le
 The idea. The environment knows what is allowed and says so in every observation. The
 actor gives forbidden actions the probability 0, and the others the rest: `mask_logits`.
 It does so wherever pi or pi_old is computed, with the mask of the state in which the
-action was chosen. So the ratio, the entropy and the gradient are those of policies that
+action was chosen. The mask stays with the observation, so ppo_loss does not mention it:
+see `MaskedActor`. The ratio, the entropy and the gradient are those of policies that
 never do what is forbidden. All else is PPO. An iteration of `train`:
 
     collect              act for T steps in N parallel environments with pi_old
@@ -229,7 +230,7 @@ def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)  # with the mask, which obs holds: `MaskedActor`
+    actor_out = agent.actor(features)
     val = agent.value(features)
     logp = log_prob(actor_out, agent.log_std, batch.act)
     pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)

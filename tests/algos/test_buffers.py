@@ -44,9 +44,8 @@ def transitions(algo, numbers, kind="vector"):
     obs = obs.astype(np.uint8 if kind == "image" else np.float64)
     box = np.stack([numbers / 1e3, -numbers / 1e3], 1).astype(np.float32)
     discrete = algo in (c51, dqn, dqn_atari, dqn_per, qr_dqn)
-    return {"obs": obs, "act": numbers % 4 if discrete else box,
-            "rew": numbers.astype(np.float64), "next_obs": obs + obs.dtype.type(1),
-            "terminated": numbers % 3 == 0}
+    return {"obs": obs, "act": numbers % 4 if discrete else box, "rew": numbers.astype(np.float64),
+            "next_obs": obs + obs.dtype.type(1), "terminated": numbers % 3 == 0}
 
 
 def reloaded(buffer, other):

@@ -256,8 +256,7 @@ def test_environments_that_processes_or_minibatches_cannot_share_are_refused():
 @pytest.mark.slow
 def test_it_learns_to_remember():
     """A policy without memory has a return of 0 on average. Rollouts end inside episodes."""
-    cfg = ppo_lstm.Config(env="utils.tasks:Recall-v0", env_kwargs='{"delay": 3}',
-                          total_steps=9600, rollout_steps=240, lr=1e-2, lstm_size=16,
-                          hidden=(16,), epochs=4, **QUICK)
+    cfg = ppo_lstm.Config(env="utils.tasks:Recall-v0", env_kwargs='{"delay": 3}', total_steps=9600,
+                          rollout_steps=240, lr=1e-2, lstm_size=16, hidden=(16,), epochs=4, **QUICK)
     returns, _ = evaluate(ppo_lstm.train(cfg), cfg, 20, seed=1)
     assert returns.mean() == 1

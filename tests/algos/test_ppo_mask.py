@@ -58,8 +58,7 @@ def test_probabilities_are_those_of_what_is_allowed_renormalised():
 
 def test_the_entropy_is_that_of_what_is_allowed_with_its_gradient():
     def by_hand(logits):
-        rows = [-(p * p.log()).sum() for p in
-                (x[m > 0].softmax(-1) for x, m in zip(logits, MASKS))]
+        rows = [-(p * p.log()).sum() for p in (x[m > 0].softmax(-1) for x, m in zip(logits, MASKS))]
         return torch.stack(rows).mean()
 
     ours = gradients(lambda x: ppo_mask.entropy(ppo_mask.mask_logits(x, MASKS), None), LOGITS)

@@ -150,8 +150,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(command, "NEEDED", ("sphinx", "no_such_package"))
     monkeypatch.setattr(sys, "argv", ["docs"])
     assert command.main() == 2
-    assert capsys.readouterr().err == (
-        "error: no_such_package missing: pip install -e '.[docs]'\n")
+    assert capsys.readouterr().err == ("error: no_such_package missing: pip install -e '.[docs]'\n")
 
 
 def test_a_taken_port_is_refused(monkeypatch, capsys):

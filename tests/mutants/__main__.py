@@ -194,8 +194,7 @@ def main(argv=None):
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
     parser.add_argument("--sample", type=int, default=0,
                         help="only this many, always the same ones; 0: all")
-    parser.add_argument("--check", action="store_true",
-                        help="plant nothing: no test may fail")
+    parser.add_argument("--check", action="store_true", help="plant nothing: no test may fail")
     args = parser.parse_args(argv)
     results = run_all(chosen(args), args.jobs)
     if args.check:
