@@ -18,11 +18,12 @@ game. The frame is the pixelwise maximum of the last two, since some games draw 
 objects only in every second screen. Rewards are clipped to [-1, 1], so that one
 learning rate suits all games; the log shows the true score.
 
-Departures from the paper, besides those of dqn.py. In each screen the game repeats the
-last action with probability 0.25 ("sticky actions", Machado et al. 2018). Episodes end
-at game over, not at a lost life, and start with FIRE, if the game has it, after the
-no-ops. Runs have 2.5 million steps (paper: 50 million); eps falls to 0.01 in 250,000
-(to 0.1 in a million); 250 updates per copy (10,000). Not yet run in full.
+Departures from the paper, besides those of dqn.py, but the learning rate stays. In each
+screen the game repeats the last action with probability 0.25 ("sticky actions", Machado
+et al. 2018). Episodes end at game over, not at a lost life, and start with FIRE, if the
+game has it. Runs have 2.5 million steps (paper: 50 million); updates begin after 20,000
+(50,000); eps falls to 0.01 in 250,000 (to 0.1 in a million); 250 updates per copy
+(10,000). Not yet run in full.
 
 Run   python -m algos.dqn_atari --env ALE/Pong-v5
 Diff  diff algos/dqn.py algos/dqn_atari.py
@@ -65,12 +66,12 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # frames in the replay buffer
-    start_steps: int = 80_000  # environment steps before the updates start
+    start_steps: int = 20_000  # environment steps before the updates start
     update_every: int = 4  # environment steps per update
     target_every: int = 1000  # environment steps between copies of Q to Q_targ
     batch_size: int = 32  # B, samples per update (usually 32 to 512)
     lr: float = 1e-4  # Adam's initial learning rate (1e-5 to 1e-3)
-    anneal_lr: bool = True  # anneal the learning rate linearly to zero
+    anneal_lr: bool = False  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.01  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 250_000  # environment steps in which eps falls from 1 to eps_end
