@@ -44,7 +44,7 @@ from torch import Tensor, nn
 # stack_steps    T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Optimizer  makes weights views of one vector, `flat`, and gradients of `grad`
 # mpi.average    the mean over processes, in place
-# RunningStats   normalize(x) = clip((x - mean) / std, -10, 10); scale(x): with mean 0
+# RunningStats   normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, check_range, main

@@ -45,7 +45,7 @@ from torch.nn.functional import one_hot, softplus
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
 #               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): with mean 0
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps

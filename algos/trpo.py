@@ -47,7 +47,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # mpi.Adam      `step(lr)` averages the gradient over processes, moves the weights and
 #               returns the gradient's norm
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x): with mean 0
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
