@@ -5,8 +5,8 @@ C51 learns its distribution Z(s, a) as the probabilities of fixed values. Somebo
 to know the range of the returns, and every target has to be projected onto the values.
 
 The idea. Fix the probabilities and learn the values. Z(s, a) is n equally likely values
-theta_1, ..., theta_n. They come nearest to the true distribution (in the Wasserstein
-distance) if theta_i is a quantile: the return is below it with probability tau_i =
+theta_1, ..., theta_n. They come nearest to the true distribution, in the 1-Wasserstein
+distance, if theta_i is a quantile: the return is below it with probability tau_i =
 (i - 1/2) / n. The loss `quantile_huber` finds that place, without a range and a
 projection. Only the mean of Z chooses actions. The rest is algos/dqn.py, without Double
 DQN and the dueling network. One step of `train`:
@@ -24,8 +24,8 @@ step on. The settings are for CartPole.
 Healthy values. On CartPole `q` rises to between 73 and 80: each copy of Z lets it see
 one reward further, and 196 copies allow 100 (1 - 0.99^196) = 86. `q_loss` is 2 to 9; it
 grows with n. `spread`, the standard deviation of Z, is 0.4 to 1.4 on average, but above
-10 where the pole may fall. The greedy policy's return is not random there. The network
-sees different targets in states that look alike to it.
+10 where the pole may fall. No return is random there, but where states look alike to
+the network, it fits one Z to the different returns.
 
 Run   python -m algos.qr_dqn --env CartPole-v1
 Diff  diff algos/dqn.py algos/qr_dqn.py, or diff algos/c51.py algos/qr_dqn.py
@@ -170,9 +170,9 @@ def qr_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     of all y that belong to s and a, not that of the y in one sample.
     """
     with torch.no_grad():  # Z moves towards y, not y towards Z
-        of_each_act = agent.critic_targ(batch.next_obs)  # [B, k, n]
-        next_act = of_each_act.mean(-1).argmax(-1)  # a'
-        next_quantiles = quantiles_of(of_each_act, next_act)
+        all_quantiles = agent.critic_targ(batch.next_obs)  # [B, k, n]
+        next_act = all_quantiles.mean(-1).argmax(-1)  # a'
+        next_quantiles = quantiles_of(all_quantiles, next_act)
         discount = agent.cfg.gamma * (1 - batch.terminated)
         target = batch.rew[:, None] + discount[:, None] * next_quantiles  # y, [B, n]
     quantiles = quantiles_of(agent.critic(batch.obs), batch.act)
@@ -190,7 +190,7 @@ def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
                    taus: Float32[Tensor, "n"]) -> PerSample:
     """sum_i mean_j |tau_i - [x_ij < 0]| h(x_ij), for the errors x_ij = y_j - theta_i.
 
-        h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
+        h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2  (kappa = 1 in the paper)
 
     [x < 0] is 1 if x < 0, else 0. A target far above theta_i pulls it up by tau_i, one
     far below pulls it down by 1 - tau_i. The pulls balance where a fraction tau_i of
