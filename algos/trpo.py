@@ -14,14 +14,15 @@ change pi, and less far in sensitive ones. An iteration of `train`:
       compute_targets      advantages A and returns R, by the current critic
       step_fraction        1, or less where all returns are nearly equal
       policy_step
-        surrogate_and_kl     S and KL, and the gradient g of S
+        surrogate, mean_kl   S and its gradient g, and KL
         conjugate_gradient   the natural gradient x, by products with the Fisher matrix
         line_search          shorten the step along x until S > 0 and KL <= kl_limit
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Departures. GAE, damping, normalised observations and rewards, `step_fraction` (ours);
-kl_limit is max_kl for each dimension of an action; 2,048 samples (paper: 50,000+).
+Departures. GAE, damping, tanh, normalised observations and rewards, `step_fraction`
+(ours). The critic's learning rate falls within each update; its image encoder is the
+policy's. kl_limit is max_kl per dimension of an action; 2,048 samples (paper: 50,000+).
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -179,10 +180,8 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     """Move the policy along the natural gradient, at most as far as kl_limit allows."""
     cfg = agent.cfg
     params = agent.policy_parameters()
-    gain, _ = surrogate_and_kl(agent, batch)
-    rows = slice(None, None, cfg.fisher_every)  # few samples do for the KL's curvature
-    actor_out = agent.actor(agent.encoder(batch.obs[rows]))
-    kl = kl_divergence(batch.old_out[rows], batch.old_log_std, actor_out, agent.log_std)
+    gain = surrogate(agent, batch)
+    kl = mean_kl(agent, batch, cfg.fisher_every)  # few samples do for its curvature
 
     # If the weights change by a small d, S is about g^T d, with g the policy gradient.
     # KL and grad KL are 0 at pi_old, so KL is about d^T F d / 2. F, the second
@@ -252,13 +251,13 @@ def step_fraction(agent: Agent, ret: PerStep) -> Scalar:
     fails in the same way.
     """
     if not agent.cfg.scale_rew:
-        ret = agent.reward_sum_stats.scale(ret)
+        ret = ret / (agent.reward_sum_stats.var + 1e-8).sqrt()
     _, _, var = mpi.moments(ret.flatten())  # over all processes
     return (2 * var.sqrt()).clamp(max=1).float()
 
 
-def surrogate_and_kl(agent: Agent, batch: Batch) -> tuple[Scalar, Scalar]:
-    """S = mean (pi(a|s) / pi_old(a|s) - 1) A, and KL. At pi_old, both are 0.
+def surrogate(agent: Agent, batch: Batch) -> Scalar:
+    """S = mean (pi(a|s) / pi_old(a|s) - 1) A, which is 0 at pi_old.
 
     Up to a factor, S estimates how much pi's expected return exceeds pi_old's. The
     ratio corrects for the actions, which are pi_old's. Nothing corrects for the states,
@@ -269,9 +268,14 @@ def surrogate_and_kl(agent: Agent, batch: Batch) -> tuple[Scalar, Scalar]:
     logp_old = log_prob(batch.old_out, batch.old_log_std, batch.act)
     ratio = (logp - logp_old).exp()
     assert ratio.shape == batch.adv.shape
-    gain = ((ratio - 1) * batch.adv).mean()
-    kl = kl_divergence(batch.old_out, batch.old_log_std, actor_out, agent.log_std)
-    return gain, kl
+    return ((ratio - 1) * batch.adv).mean()
+
+
+def mean_kl(agent: Agent, batch: Batch, every: int = 1) -> Scalar:
+    """KL(pi_old || pi), averaged over every k-th sample (k: `every`); 0 at pi_old."""
+    actor_out = agent.actor(agent.encoder(batch.obs[::every]))
+    return kl_divergence(batch.old_out[::every], batch.old_log_std, actor_out,
+                         agent.log_std)
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None,
@@ -337,7 +341,8 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
     start = parameters_to_vector(params)
     for k in range(agent.cfg.backtracks):
         vector_to_parameters(start + 0.8**k * step, params)  # overwrites the weights
-        gain, kl = mpi.average(torch.stack(surrogate_and_kl(agent, batch)))
+        measured = torch.stack([surrogate(agent, batch), mean_kl(agent, batch)])
+        gain, kl = mpi.average(measured)
         if gain > 0 and kl <= agent.kl_limit:
             return 0.8**k * step, {"gain": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
