@@ -136,6 +136,7 @@ def train(cfg: Config) -> Agent:
 def pretrain(agent: Agent, optimizer: mpi.Adam, envs: gym.vector.VectorEnv) -> None:
     """Imitate careless answers. The model learns what an answer looks like, and is
     right now and then: otherwise no group would have a right answer to learn from."""
+    mpi.say(f"pretraining: {agent.cfg.pretrain_steps} gradient steps on the corpus")
     task = envs.unwrapped.envs[0].unwrapped  # without wrappers
     corpus = task.corpus(4096, agent.cfg.seed)
     prompt, answer = (torch.as_tensor(part).to(agent.device) for part in corpus)

@@ -348,9 +348,12 @@ class Agent(Policy):  # which adds predict(obs)
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions [N] that their masks allow."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        if not obs[:, self.mask_slice].any(-1).all():
-            raise mpi.UsageError("--env has an observation whose action_mask forbids "
-                                 "every action; only the last one of an episode may")
+        masks = obs[:, self.mask_slice]
+        wrong = ((masks != 0) & (masks != 1)).any(-1) | ~masks.any(-1)
+        if wrong.any():
+            raise mpi.UsageError(
+                f"--env has the action_mask {masks[wrong][0].tolist()}; it takes 0 and "
+                "1, and a 1 before the end of an episode")
         actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
         if deterministic:
             return actor_out.argmax(-1)

@@ -98,13 +98,14 @@ def test_no_action_is_forbidden_drawn_or_best(scale):
     assert agent.predict({"observation": obs[7, :3], "action_mask": np.int8(obs[7, 3:])}) == best[7]
 
 
-def test_what_forbids_everything_is_refused_before_it_is_acted_on():
+@pytest.mark.parametrize("mask", [[0, 0, 0, 0], [-1, 1, 1, 1], [0, 0.5, 1, 1]])
+def test_what_is_no_mask_is_refused_before_it_is_acted_on(mask):
     obs, _ = some_obs(5)
-    obs[3, 3:] = 0
+    obs[3, 3:] = mask
     agent = make_agent()
     for act in (agent.act, agent.predict):
         said = refused(lambda act=act: act(obs))
-        assert said.startswith("--env has an observation whose action_mask forbids every action")
+        assert said.startswith(f"--env has the action_mask {vec(*mask).tolist()}; it takes 0 and 1")
 
 
 # ---- What the networks see
