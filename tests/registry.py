@@ -63,7 +63,7 @@ ALGOS = {
     "grpo": Row("", "text", {"group_size": 4, "epochs": 1, "pretrain_steps": 100, "width": 16,
                              "layers": 1}, episodes=True),
     "dqn": Row("", "discrete image"),
-    "dqn_atari": Row("dqn", "image"),
+    "dqn_atari": Row("dqn", "image", {"anneal_lr": True}),
     "dqn_per": Row("dqn", "discrete image"),
     "c51": Row("dqn", "discrete image", {"num_atoms": 7}),
     "qr_dqn": Row("dqn", "discrete image", {"num_quantiles": 7}, probed={"total_steps": 3000}),

@@ -239,10 +239,7 @@ def test_step_size_by_hand(lr, max_kl, expected):
 
 @pytest.mark.parametrize("max_kl,v_max_kl", [(1e-5, 1e-4), (1e-4, 1e-5)])
 def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
-    """There the factors are exact, so the step goes as far as each trust region allows.
-
-    They are those of the policy, and of N(V, 1).
-    """
+    """There the factors are exact: the step goes to the trust regions of pi and of N(V, 1)."""
     for seed in range(3):
         agent = make_agent(acktr, seed=seed, hidden=(), max_kl=max_kl, v_max_kl=v_max_kl,
                            rollout_steps=96, **FREE)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import ddpg, sac, sac_her, td3
+from algos import crossq, ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
 from tests.helpers import close, column, copies, name_of, quick
 from tests.offpolicy import (
@@ -84,7 +84,7 @@ def test_noise_is_independent_in_every_dimension_and_sample(algo):
     assert len(noise.unique(dim=0)) == 2000
 
 
-@every_algo
+@pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her, crossq], ids=name_of)
 def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
     agent = make_agent(algo)
     torch.manual_seed(5)

@@ -82,10 +82,7 @@ def test_an_action_is_random_with_probability_eps(algo, eps):
 
 @every_child
 def test_each_environment_draws_for_itself(algo):
-    """Of two environments both act at random as often as chance has it, not always together.
-
-    And not alike where they do.
-    """
+    """Two environments both act at random as often as chance has it, and not alike."""
     act = explorer(algo, torch.zeros(2, dtype=torch.int64), 1000, 0.5)
     pairs = torch.stack([act() for _ in range(2000)])
     first, second = (pairs > 0).long().T
@@ -111,10 +108,7 @@ def test_vectors_of_bytes_are_no_images_and_are_not_scaled():
 @each_alone
 @pytest.mark.parametrize("double", [True, False])
 def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
-    """And its gradient that of a regression to numbers: none reaches the network by the target.
-
-    The target's weights are others than the network's. Images come with channels first and last.
-    """
+    """And its gradient that of a regression to numbers: none reaches the network by the target."""
     agent = make_agent(algo, kind, double=double, gamma=0.7)
     batch = make_batch(algo, kind)
     losses, errors = [], []

@@ -52,10 +52,7 @@ def test_the_probes_take_the_settings_of_their_algorithm_and_those_given():
     (acer, 450, {"total_steps": 25_600, "lr": 2e-3, "seed": 3}),
 ], ids=["ppo", "acer"])
 def test_cartpole(algo, least, settings):
-    """It falls after twenty steps at first, and stands nearly all 500 of ten episodes now.
-
-    ACER takes as many steps as PPO; A2C would need several times as many.
-    """
+    """It falls after twenty steps at first, and stands nearly all 500 of ten episodes now."""
     cfg = algo.Config(env="CartPole-v1", **settings, **QUICK)
     assert evaluate(algo.train(cfg), cfg, 10, seed=1)[0].mean() >= least
 

@@ -146,10 +146,7 @@ def test_the_gradient_goes_back_to_the_start_of_the_episode_and_no_further():
 
 @pytest.mark.parametrize("obs", ["vector", "image"])
 def test_rollouts_hold_the_memory_before_their_first_step(obs):
-    """What learning computes from it is what acting had.
-
-    Rollouts start in the middle of an episode and at the start of one.
-    """
+    """Acting had the same, in rollouts that start in the middle of an episode and at its start."""
     cfg = make_config(ppo_lstm, env="tests.envs:Counter-v0", env_kwargs=json.dumps({"obs": obs}))
     envs = make_envs(cfg, 3)
     agent = ppo_lstm.Agent(envs.single_observation_space, envs.single_action_space, cfg)

@@ -156,6 +156,15 @@ def test_the_fisher_matrix_is_that_of_every_kth_sample():
     close(metrics["policy_grad_norm"], 5**0.5 / 2)  # g is that of all four
 
 
+def test_the_line_search_measures_kl_on_all_samples():
+    """In the rows that the Fisher matrix leaves out, s is large: there pi moves further."""
+    agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, fisher_every=2)
+    before, rollout = copy.deepcopy(agent), rollout_of(vec([1], [9], [1], [9]),
+                                                       vec([2], [9], [0], [9]))
+    _, _, metrics = step(agent, rollout, vec(1, 0, -1, 0))
+    close(metrics["kl"], true_kl(before, agent, rollout).mean(), rtol=1e-3)
+
+
 @pytest.mark.parametrize("max_kl", [0.1, 0.5, 1.0, 1.5, 2.5])
 def test_a_step_that_goes_too_far_is_drawn_back_by_hand(max_kl):
     """The other way sigma shrinks, which the estimate of KL takes too lightly: 0.8^k of it fits."""
@@ -250,11 +259,8 @@ def test_without_advantages_nothing_moves_and_nothing_is_nan():
 
 @vectors
 def test_the_step_is_that_of_sb3_contrib(kind, monkeypatch):
-    """Their KL is a mean over d dimensions, ours a sum, so our damping is d times theirs.
-
-    With actions drawn from the policy, and values that follow; ten updates, optimizer included. The
-    peer's critic gets our falling rate, and we take its full steps.
-    """
+    """Ten updates. Their KL is a mean over d dimensions, ours a sum: our damping is d times theirs.
+    The peer's critic gets our falling rate, and we take its full steps."""
     monkeypatch.setattr(trpo, "step_fraction", lambda *_: torch.ones(()))
     dims = 2 if kind == "box" else 1
     agent = make_agent(trpo, kind, num_envs=4, rollout_steps=64, minibatch_size=64, v_steps=5,

@@ -276,10 +276,7 @@ def script(text, *command):
 
 
 def test_killed_again_and_again():
-    """SIGKILL at random moments, then --resume: in the end the very rows of an undisturbed run.
-
-    Moments are counted in calls of functions, which the load of the machine does not change.
-    """
+    """SIGKILL at random moments (numbers of calls), then --resume: the rows of an undisturbed run."""
     done = script("""
         import random
         from dataclasses import replace
