@@ -687,7 +687,7 @@ def check_spaces(obs_space, act_space, obs, act):
             fit = ", ".join(fitting_algos(*kinds))
             help = f"algorithms for this one: {fit}" if fit else "docs/howto.md says what to do"
             if side == "action" and num_acts(space) > MOST_ACTS:
-                help = f"of {num_acts(space):,} combinations, at most {MOST_ACTS:,} are numbered"
+                help = f"{num_acts(space):.4g} combinations are more than {MOST_ACTS:,}; {help}"
             raise UsageError(f"--env has the {side} space {one_line(space)}; this algorithm takes "
                              f"{' or '.join(KINDS[name] for name in takes.split())}; {help}")
 

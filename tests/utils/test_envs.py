@@ -572,7 +572,7 @@ BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
     (Discrete(3), BOX, r"observation space Discrete\(3\); this algorithm takes vectors"),
     (Graph(BOX, None), BOX, "observation space"), (VECTOR, Dict(a=BOX), "action space Dict"),
     (VECTOR, Discrete(2, start=1), "action space"), (VECTOR, VECTOR, "finite bounds"),
-    (VECTOR, Box(0, 9, (1,), np.int64), "Box of floats"), (VECTOR, MultiBinary(13), "8,192 combi"),
+    (VECTOR, Box(0, 9, (1,), np.int64), "Box of floats"), (VECTOR, MultiBinary(13), "8192 combi"),
 ])
 def test_spaces(obs, act, message):
     if message is None:
