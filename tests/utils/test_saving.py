@@ -276,7 +276,7 @@ def script(text, *command):
 
 
 def test_killed_again_and_again():
-    """SIGKILL at random moments (counted in calls), then --resume: the rows of a run undisturbed."""
+    """SIGKILL at random moments (numbers of calls), then --resume: rows of an undisturbed run."""
     done = script("""
         import random
         from dataclasses import replace
