@@ -337,9 +337,9 @@ class Agent(Policy):  # which adds predict(obs)
         """
         real = (text != END).cumsum(-1) > 0  # [B, text]: from the first real token on
         position = (real.cumsum(-1) - 1).clamp(min=0)
-        square = torch.ones(text.shape[1], text.shape[1], device=text.device)
-        visible = square.tril().bool() & real.unsqueeze(1)  # [B, text, text]
-        visible = visible | square.diag().diag().bool()  # padding, too, needs something
+        square = torch.ones(text.shape[1], text.shape[1], device=text.device).bool()
+        itself = square.tril() & square.triu()  # so that padding attends to something
+        visible = square.tril() & real.unsqueeze(1) | itself  # [B, text, text]
         x = self.embed(text) + self.position(position)
         for block in self.blocks:
             x = block(x, visible)

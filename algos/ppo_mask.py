@@ -7,9 +7,9 @@ in every kind of state which ones to avoid. The more there are, the slower it le
 The idea. The environment knows what is allowed and says so in every observation. The
 actor gives forbidden actions the probability 0, and the others the rest: `mask_logits`.
 It does so wherever pi or pi_old is computed, with the mask of the state in which the
-action was chosen. The mask stays with the observation, so ppo_loss does not mention it:
-see `MaskedActor`. The ratio, the entropy and the gradient are those of policies that
-never do what is forbidden. All else is PPO. An iteration of `train`:
+action was chosen: the mask is part of the observation, and `MaskedActor` applies it. So
+ratio, entropy and gradient are those of policies that never do what is forbidden. All
+else is PPO. An iteration of `train`:
 
     collect              act for T steps in N parallel environments with pi_old
     update               `epochs` times:
@@ -17,13 +17,11 @@ never do what is forbidden. All else is PPO. An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-The environment. Its observations are a Dict. `action_mask` has a 0 for each forbidden
-action. The networks see `observation` alone, which has to say all that matters. Only
-the last observation of an episode may forbid everything.
+The environment. Its observations are a Dict: `action_mask` with a 0 for each forbidden
+action, and `observation`, which the networks see and which has to say all that matters.
 
-Departures. Forbidden logits are lower than the paper's -1e8. As in ppo.py, every epoch
-computes A and R anew, and statistics normalise observations and rewards. What the
-losses say of continuous actions is there for the diff.
+Departures. Those of ppo.py; forbidden logits are lower than the paper's -1e8. Lines
+about continuous actions are there for the diff.
 
 Healthy values. `entropy` begins at the mean of log(number of allowed actions). In Tour
 that is 1.51, and falls to about 0.85. `kl` is 0.0005 to 0.015, `clip_frac` up to 0.25.

@@ -24,8 +24,7 @@ step on. The settings are for CartPole.
 Healthy values. On CartPole `q` rises to between 73 and 80: each copy of Z lets it see
 one reward further, and 196 copies allow 100 (1 - 0.99^196) = 86. `q_loss` is 2 to 9; it
 grows with n. `spread`, the standard deviation of Z, is 0.4 to 1.4 on average, but above
-10 where the pole may fall. No return is random there, but where states look alike to
-the network, it fits one Z to the different returns.
+10 where the pole may fall: states that look alike to the network have other returns.
 
 Run   python -m algos.qr_dqn --env CartPole-v1
 Diff  diff algos/dqn.py algos/qr_dqn.py, or diff algos/c51.py algos/qr_dqn.py

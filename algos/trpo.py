@@ -20,9 +20,8 @@ change pi, and less far in sensitive ones. An iteration of `train`:
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Departures. GAE, damping, tanh, normalised observations and rewards, `step_fraction`
-(ours). The critic's learning rate falls within each update; its image encoder is the
-policy's. kl_limit is max_kl per dimension of an action; 2,048 samples (paper: 50,000+).
+Departures. GAE, damping, tanh, running statistics, `step_fraction` (ours), one image
+encoder; kl_limit is max_kl per dimension of an action; 2,048 samples (paper: 50,000+).
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -274,8 +273,8 @@ def surrogate(agent: Agent, batch: Batch) -> Scalar:
 def mean_kl(agent: Agent, batch: Batch, every: int = 1) -> Scalar:
     """KL(pi_old || pi), averaged over every k-th sample (k: `every`); 0 at pi_old."""
     actor_out = agent.actor(agent.encoder(batch.obs[::every]))
-    return kl_divergence(batch.old_out[::every], batch.old_log_std, actor_out,
-                         agent.log_std)
+    old_out = batch.old_out[::every]
+    return kl_divergence(old_out, batch.old_log_std, actor_out, agent.log_std)
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None,

@@ -216,6 +216,15 @@ def test_the_loss_by_hand():
     close(loss, pi_loss + 0.5 * (kl[0].mean() + kl[1].mean()) / 2)
     close(metrics["clip_frac"], np.mean(clipped))
     assert 0 < np.mean(clipped) < 1
+    assert not any(x.requires_grad for x in metrics.values())       # no graph is kept for the log
+
+
+def test_no_token_attends_to_nothing(monkeypatch):
+    """Padding, too: a softmax of nothing would be NaN."""
+    attend = grpo.scaled_dot_product_attention
+    monkeypatch.setattr(grpo, "scaled_dot_product_attention", lambda *qkv, attn_mask: attend(
+        *qkv, attn_mask=attn_mask) if attn_mask.any(-1).all() else pytest.fail("nothing to see"))
+    make_agent().logits(tokens([0, 0, 1], [1, 2, 3]))
 
 
 # ---- An iteration
