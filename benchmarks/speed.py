@@ -70,7 +70,7 @@ CASES = {
 TABLE_PEERS = ("a2c", "ppo", "ppo_lstm", "trpo", "dqn", "ddpg", "td3", "sac")
 TABLE_ONLY = {"dqn_atari": {"start_steps": 500, "buffer_size": 20_000},
               "sac_her": {"start_steps": 1000}}
-FLAGS = ("compile", "bf16")  # of ours, on or off; a long run compiles by itself
+FLAGS = ("compile", "bf16")  # of ours; without them, a run chooses by itself
 PARTS = ("start", "environment", "acting", "learning", "rest")
 
 
@@ -162,7 +162,7 @@ def child(library: str, args: argparse.Namespace) -> None:
         module = importlib.import_module(f"algos.{args.algo}")
         seconds = clock_parts(module)
         given = {"torch_threads": args.threads} if args.threads else {}
-        given |= {name: True for name in FLAGS if getattr(args, name)}
+        given |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
@@ -180,7 +180,8 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
                "--num-envs", str(args.num_envs), "--threads", str(threads), "--steps", str(steps)]
     if library == "plainrl":
-        command += [f"--{name}" for name in FLAGS if getattr(args, name)]
+        command += [f"--{name}" if getattr(args, name) else f"--no-{name}" for name in FLAGS
+                    if getattr(args, name) is not None]
         command += ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
             from utils.mpi import find_mpiexec
@@ -326,7 +327,8 @@ if __name__ == "__main__":
     parser.add_argument("--peer", choices=("sb3", "sbx"), default="sb3",
                         help="stable-baselines3, or SBX: pip install -e '.[bench]'")
     for name in FLAGS:
-        parser.add_argument(f"--{name}", action="store_true", help=f"run ours with --{name}")
+        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction,
+                            help=f"run ours with or without --{name}; else it chooses by itself")
     parser.add_argument("--num-procs", type=int, default=1, help="processes of ours (1 to 2)")
     parser.add_argument("--table", action="store_true", help="a row per algorithm file")
     parser.add_argument("--quick", action="store_true",

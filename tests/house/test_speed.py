@@ -40,4 +40,5 @@ def test_the_flags_of_ours_reach_it_and_no_peer(monkeypatch):
     for library in ("plainrl", "sb3"):
         with pytest.raises(ZeroDivisionError):
             speed.timed(library, args, 1, 8)
-    assert [{"--bf16", "--compile"} & command for command in commands] == [{"--bf16"}, set()]
+    flags = {"--bf16", "--no-bf16", "--compile", "--no-compile"}
+    assert [flags & command for command in commands] == [{"--bf16", "--no-compile"}, set()]

@@ -732,13 +732,26 @@ print(*[torch.equal(finals[0], final) for final in finals], finals[0].std() > 0)
 def test_a_long_run_compiles_unless_told_otherwise(monkeypatch, config, compiler, compiles):
     monkeypatch.setattr(shutil, "which", lambda _: compiler)
     monkeypatch.delenv("CXX", raising=False)
-    assert run_module.compile_if_long(config, config.given).compile == compiles
+    assert run_module.suit_machine(config, config.given).compile == compiles
 
 
-def test_a_long_run_does_not_compile_by_itself_beside_a_gpu(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.parametrize("gpu", [True, False])
+def test_beside_a_gpu_a_run_neither_compiles_nor_takes_bf16_by_itself(monkeypatch, gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     monkeypatch.setenv("CXX", "c++")
-    assert not run_module.compile_if_long(sac.Config(), frozenset()).compile
+    got = run_module.suit_machine(ppo.Config(env="ALE/Pong-v5"), frozenset())
+    assert (got.compile, got.bf16) == (not gpu, not gpu)
+
+
+@pytest.mark.parametrize("settings, has, expected", [
+    ({}, "avx512_bf16", True), ({}, "amx_bf16", True), ({}, "avx512_vnni", False),
+    ({"bf16": False}, "amx_bf16", False), ({"env": "MinAtar/Breakout-v1"}, "amx_bf16", False),
+    ({"resume": True}, "amx_bf16", False)], ids=str)
+def test_atari_takes_bf16_where_the_processor_has_it(monkeypatch, settings, has, expected):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
+    config = a2c.Config(**{"env": "ALE/Pong-v5"} | settings)
+    assert run_module.suit_machine(config, frozenset(settings)).bf16 == expected
 
 
 def test_a_run_says_whether_it_compiles(capsys):
