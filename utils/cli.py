@@ -159,19 +159,14 @@ def make_parser(config_class, doc, prog):
                 how["nargs"] = "+"
         else:
             how = how_to_read(kinds[name])
-        text = comments.get(name, "") + default_of(defaults[name], others.get(name, ""))
+        default, text = defaults[name], comments.get(name, "")
+        if default not in ("", None, MISSING) and default is not False:  # which the comment tells
+            text += f" (default: {as_text(default)}{others.get(name, '')})"
         group = first if name in often else rest
         group.add_argument(name if name in alone else flag(name), help=text.replace("%", "%%"),
                            **how)
     rest.add_argument("-h", "--help", action="help", help="print this")
     return parser
-
-
-def default_of(default, others):
-    """Return what --help says about a default. Where it is nothing, the comment says enough."""
-    if default in ("", None, MISSING) or default is False:
-        return ""
-    return f" (default: {as_text(default)}{others})"
 
 
 def how_to_read(kind):

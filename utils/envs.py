@@ -37,6 +37,7 @@ ROBOTICS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "HandManipulate",
             "PointMaze")
 MOST_ACTS = 4096  # that `numbered_acts` numbers
 MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
+say_once = functools.cache(mpi.say)
 # What `make_envs` made. A run has a set of its own: see `closing_envs`.
 MADE = contextvars.ContextVar("made", default=weakref.WeakSet())  # noqa: B039  it is to be shared
 
@@ -367,11 +368,6 @@ class NoInfo(dict):
 
 
 NO_INFO = NoInfo()
-
-
-@functools.cache
-def say_once(line: str) -> None:
-    mpi.say(line)
 
 
 class NotFinite(UsageError, FloatingPointError):
@@ -754,7 +750,11 @@ def refusing_bad_env(cfg):
         if extra == "atari":
             gym.register_envs(importlib.import_module("ale_py"))
         if extra == "robotics":
-            register_robotics()
+            with contextlib.redirect_stderr(io.StringIO()):  # it prints notes
+                importlib.import_module("gymnasium_robotics")
+            # From MuJoCo 3.14 on, a joint type no longer equals the NumPy integer of a model,
+            # which the Fetch and Hand environments compare it with.
+            mujoco.mjtJoint.__eq__ = lambda joint, other: int(joint) == other
         if extra == "minatar" and "MinAtar/Breakout-v1" not in gym.registry:
             importlib.import_module("minatar.gym").register_envs()
         yield env_kwargs
@@ -781,17 +781,6 @@ def refusing_bad_env(cfg):
             raise
         fact = str(error).partition(" was raised from the environment creator")[0]
         raise UsageError(f"{wrong}; it raised {type(error).__name__}: {fact}") from error
-
-
-def register_robotics():
-    """Register the environments of gymnasium-robotics, without the notes that it prints."""
-    import mujoco
-
-    with contextlib.redirect_stderr(io.StringIO()):
-        importlib.import_module("gymnasium_robotics")
-    # From MuJoCo 3.14 on, a joint type no longer equals the NumPy integer of a model, which the
-    # Fetch and Hand environments compare it with.
-    mujoco.mjtJoint.__eq__ = lambda joint, other: int(joint) == other
 
 
 def print_mujoco_warning(text):

@@ -55,6 +55,7 @@ class Optimizer:
 
     of    what it optimizes: a module, a parameter, or an iterable of parameters
 
+    `move(lr)` of a subclass changes the parameters, from `grad`, by its rule.
     The parameters become views of one vector, and their gradients views of another, so one message
     averages over ranks, one call computes the norm and one call takes the step. Create an optimizer
     after `.to(device)`: a module that is moved or copied later has parameters of its own again.
@@ -94,10 +95,6 @@ class Optimizer:
             self.grad.mul_((max_grad_norm / (norm + 1e-6)).clamp(max=1))
         self.move(lr)
         return norm
-
-    def move(self, lr: float) -> None:
-        """Change the parameters by the subclass's rule."""
-        raise NotImplementedError
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy a state dict into this optimizer, in place."""
