@@ -29,6 +29,7 @@ over seeds. The column `commit` names the commit that made a row.
 import argparse
 import json
 import re
+import shlex
 import sys
 from collections import defaultdict
 from contextlib import redirect_stderr
@@ -224,7 +225,8 @@ def command(env: str, algo: str, changed: dict) -> str:
     for name, value in changed.items():
         flag, values = name.replace("_", "-"), value if isinstance(value, list) else [value]
         words += ([f"--{'no-' * (not value)}{flag}"] if isinstance(value, bool) else
-                  [f"--{flag}", *(f"{x:g}".replace("e+0", "e") for x in values)])
+                  [f"--{flag}", *(shlex.quote(x) if isinstance(x, str) else
+                                  f"{x:g}".replace("e+0", "e") for x in values)])
     return " ".join(words)
 
 

@@ -9,9 +9,7 @@ stored in them, which pytest -m notebooks compares with new ones.
 """
 import argparse
 import importlib.util
-import shutil
 import sys
-import time
 import webbrowser
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -38,8 +36,6 @@ def main() -> int:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         return refuse(f"{', '.join(missing)} missing: pip install -e '.[docs]'")
-    if shutil.which("git") is None:
-        return refuse("git is missing: it finds the lines that are new in each file")
     server = None
     if asked.serve:
         handler = partial(Quiet, directory=str(asked.out))
@@ -48,14 +44,11 @@ def main() -> int:
         except (OSError, OverflowError) as error:
             return refuse(f"--port {asked.port}: {error}; choose another port")
     from docs.build import build  # after the check: it imports what may be missing
-    begun = time.monotonic()
     try:
         warnings = build(asked.out)
     except FileExistsError as error:
         return refuse(f"--out: {error}")
-    size = sum(path.stat().st_size for path in asked.out.rglob("*") if path.is_file())
-    print(f"{warnings}{asked.out / 'index.html'}: {size / 1e6:.1f} MB in "
-          f"{time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{warnings}{asked.out / 'index.html'}", flush=True)
     if server:
         address = f"http://127.0.0.1:{asked.port}/"
         print(f"{address}   (Ctrl-C ends)", flush=True)

@@ -28,13 +28,6 @@ DTYPES = {"Float32": "float32", "Float64": "float64", "Int64": "int64", "Shaped"
 
 
 @dataclass(frozen=True)
-class Bug:
-    wrong: str
-    found: str
-    diff: list[str]     # lines of a unified diff, without its header
-
-
-@dataclass(frozen=True)
 class Algorithm:
     name: str
     text: str
@@ -88,12 +81,6 @@ class Algorithm:
         found = {name: typeset().get(f"{self.name}.{name}", typeset().get(name))
                  for name in self.functions}
         return {name: latex.strip() for name, latex in found.items() if latex}
-
-    def function_at(self, line: int) -> str:
-        """Return the name of the innermost function or class around a line, or ""."""
-        around = [node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef |
-                  ast.ClassDef) and node.lineno <= line <= node.end_lineno]
-        return max(around, key=lambda node: node.lineno).name if around else ""
 
     @cached_property
     def settings(self) -> set[str]:
@@ -165,8 +152,8 @@ class Algorithm:
                    and not text.startswith("#") for number in self.new)
 
     @cached_property
-    def bugs(self) -> list[Bug]:
-        """Return the bugs that the tests plant in this file and whose text stands in it."""
+    def bugs(self) -> list[dict]:
+        """Return the bugs that the tests plant in this file, with the lines of their diffs."""
         found = []
         for path in sorted(ROOT.glob("tests/mutants/*.toml")):
             for entry in tomllib.loads(path.read_text(encoding="utf-8")).get("mutant", []):
@@ -174,7 +161,7 @@ class Algorithm:
                 if here and entry["old"] in self.text:
                     wrong = self.text.replace(entry["old"], entry["new"]).splitlines()
                     diff = list(difflib.unified_diff(self.lines, wrong, n=2, lineterm=""))[2:]
-                    found.append(Bug(entry["wrong"], entry["found"], diff))
+                    found.append(entry | {"diff": diff})
         return found
 
 
@@ -208,9 +195,9 @@ def git_diff(old: str, new: str) -> list[tuple[str, int, str]]:
         raise RuntimeError(done.stderr)
     rows, at = [], 0
     for line in done.stdout.splitlines():
-        if found := re.match(r"@@ -\S+ \+(\d+)", line):
+        if found := re.match(r"@@ -\S+ \+(\d+)\S* @@ ?(.*)", line):
             at = int(found[1])
-            rows.append(("@", at, ""))
+            rows.append(("@", at, found[2]))        # the function that stands before it
         elif at and line[0] in "+- ":
             rows.append((line[0], at, line[1:]))
             at += line[0] != "-"

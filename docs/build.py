@@ -22,7 +22,6 @@ DOCUMENTS = {
     "docs/settings.md": "settings.md",
     "benchmarks/README.md": "benchmarks/results.md",
     "benchmarks/decisions.md": "benchmarks/decisions.md", "CONTRIBUTING.md": "contributing.md"}
-DOCUMENTS = {path: place for path, place in DOCUMENTS.items() if (ROOT / path).exists()}
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 SETTINGS = {
     "project": "plainrl", "html_title": "plainrl", "html_theme": "furo",

@@ -7,7 +7,7 @@ from pygments.lexers import PythonLexer
 from pygments.token import STANDARD_TYPES
 
 from docs import healthy, prose
-from docs.algorithm import LETTERS, Algorithm, Bug, algorithms, children, ideas, spell_letters
+from docs.algorithm import LETTERS, Algorithm, algorithms, children, ideas, spell_letters
 from docs.mathml import equation
 
 FENCE = "`" * 6
@@ -27,7 +27,7 @@ def page(algo: Algorithm, results: str) -> str:
     return "\n\n".join([
         f"# {algo.title}",
         raw(f'<p class="lead">{prose.inline(algo, idea[0].upper() + idea[1:])}.</p>'
-            f'<p class="paper">{prose.source(algo)}</p>{family(algo)}{contents(algo)}'),
+            f'<p class="paper">{prose.source(algo)}</p>{family(algo)}'),
         "## The idea", raw(prose.prose(algo)),
         f"## The source of {algo.name}.py", raw(switch(algo)),
         *(part for name, lines in algo.sections for part in section(algo, name, lines)),
@@ -51,18 +51,6 @@ def family(algo: Algorithm) -> str:
     if below := children(algo.name):
         steps.append(", ".join(map(link, below)))
     return f'<p class="family">{" → ".join(steps)} <a href="../index.html">the ladder</a></p>'
-
-
-def contents(algo: Algorithm) -> str:
-    """Return links to the parts of the page, for screens without a column for them."""
-    parts = [("the-idea", "idea"), (f"the-source-of-{algo.name.replace('_', '-')}-py", "source"),
-             *((name.replace(" ", "-"), name) for name, _ in algo.sections[2:]),
-             *([("what-the-next-files-add", "next files")] if children(algo.name) else []),
-             ("shapes", "shapes"), ("learning-curves", "curves"),
-             ("healthy-values", "healthy values"),
-             *([("silent-bugs", "bugs")] if algo.bugs else [])]
-    links = [f'<a href="#{part}">{label}</a>' for part, label in parts]
-    return f'<p class="toc-line">On this page: {" · ".join(links)}</p>'
 
 
 # ---- the source
@@ -187,7 +175,7 @@ def diff(algo: Algorithm, child: Algorithm) -> str:
     for sign, number, text in child.diff:
         html = docstring if number <= end else code
         if sign == "@":
-            html.append(f'<span class="hunk">{escape(child.function_at(number) or "…")}\n</span>')
+            html.append(f'<span class="hunk">{escape(text or "…")}\n</span>')
             continue
         inner = escape(text) if sign == "-" else highlighted(child, False)[number - 1]
         kind = {"+": "add", "-": "del", " ": "ctx"}[sign]
@@ -259,12 +247,12 @@ def silent_bugs(algo: Algorithm) -> str:
             "Open a bug to see the change.</p>" + "".join(map(bug, algo.bugs)))
 
 
-def bug(bug: Bug) -> str:
+def bug(bug: dict) -> str:
     html = []
-    for line in bug.diff:
+    for line in bug["diff"]:
         kind = {"+": "add", "-": "del", "@": "hunk"}.get(line[0], "ctx")
         text = re.sub(r"^@@ -(\d+).*", r"line \1", line)
         html.append(f'<span class="{kind}">{escape(text)}\n</span>')
-    return (f'<details class="bug"><summary>{escape(bug.wrong)}</summary><div class="highlight">'
+    return (f'<details class="bug"><summary>{escape(bug["wrong"])}</summary><div class="highlight">'
             f'<pre class="diff">{"".join(html)}</pre></div><p>Where it was found: '
-            f"{escape(bug.found.rstrip('.'))}.</p></details>")
+            f"{escape(bug['found'].rstrip('.'))}.</p></details>")

@@ -26,27 +26,14 @@ def short(number: float) -> float:
 
 
 def command(key: tuple, results: list[dict]) -> str:
-    """Return the command that trains all seeds of a line."""
-    folder, env, library, algo, _ = key
-    if library != "plainrl":
-        steps = f"{results[0]['total_steps']:.2g}".replace("+0", "")
-        flags = f"--algo {algo} --env {env} --seed 1 --total-steps {steps} --out DIR/sb3"
-        return f"python benchmarks/sb3.py {results[0].get('command', flags)}".replace("DIR", "runs")
-    seeds = [result["seed"] for result in results]
-    settings = [spell(*setting) for setting in sorted(results[0]["changed"].items())]
-    words = [f"python -m utils.sweep --algos {algo} --envs {env} --seeds {len(seeds)}",
-             f"--first-seed {seeds[0]}" if seeds[0] != 1 else "",
-             f"--set {' '.join(settings)}" if settings else "", "--out runs/again"]
-    return " ".join(filter(None, words))
-
-
-def spell(name: str, value) -> str:
-    """Return a setting for --set: total_steps=1e5, "hidden=64 64"."""
-    if isinstance(value, (list, tuple)):
-        return f'"{name}={" ".join(map(str, value))}"'
-    if isinstance(value, float) and value >= 1e4:
-        return f"{name}={value:g}".replace("+0", "")
-    return f"'{name}={value}'" if isinstance(value, str) and '"' in value else f"{name}={value}"
+    """Return the command that trains the first seed of a line."""
+    _, env, library, algo, _ = key
+    seed = results[0]["seed"]
+    if library == "plainrl":
+        return f"{table.command(env, algo, results[0]['changed'])} --seed {seed}"
+    steps = f"{results[0]['total_steps']:.2g}".replace("+0", "")
+    flags = f"--algo {algo} --env {env} --seed {seed} --total-steps {steps} --out DIR/sb3"
+    return f"python benchmarks/sb3.py {results[0].get('command', flags)}".replace("DIR", "runs")
 
 
 def anchors(key: tuple, results: list[dict]) -> list[list]:

@@ -231,14 +231,14 @@ function showAlgorithm(root) {
     });
     const command = element("div", { class: "command" }, element("code", {}, line.command));
     addCopyButton(command);
-    const peer = line.library === "plainrl" ? "" : " Other seeds: --seed.";
     const made = line.code === "-" ? "" : ` The commit that made them: ${line.code}.`;
     below.replaceChildren(
       element("p", { class: "note" }, "Thick: the mean over the chosen seeds, with its standard " +
         "deviation. A seed's number is train100, its mean return over the last 100 episodes."),
       seeds,
       ...anchors,
-      element("p", { class: "note" }, `The command that trains these runs.${peer}${made}`), command);
+      element("p", { class: "note" },
+        `The command that trains the first run. Other seeds: --seed.${made}`), command);
     redraw();
     pick.redraw = redraw;
   };
