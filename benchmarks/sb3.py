@@ -15,8 +15,7 @@ observations and rewards (VecNormalize). The off-policy peers normalise nothing.
     ppo_lstm    sb3-contrib's RecurrentPPO with one LSTM of 128 for actor and
            critic, 8 environments x 64 steps, minibatches of 128 samples, 10
            epochs, learning rate 1e-3 -> 0; it has no layer before the LSTM
-    ddpg, td3, sac    our sizes and update rates; learning rate 1e-3, unless
-           --lr changes it
+    ddpg, td3, sac    our sizes and update rates; learning rate 1e-3
     dqn    our settings, without Double DQN and the dueling network, which the
            peer lacks
 
@@ -43,7 +42,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 NUM_ENVS = {"ppo": 8, "ppo_lstm": 8, "trpo": 8, "a2c": 16}     # the others have one
 NORMALIZED = tuple(NUM_ENVS)
-CONTRIB = ("trpo", "ppo_lstm")                      # from sb3-contrib
+CONTRIB = {"trpo": sb3_contrib.TRPO, "ppo_lstm": sb3_contrib.RecurrentPPO}
 SCALED_KL = {"HalfCheetah-v4": 0.04}                # RL Zoo's target_kl; 0.01 for the others
 
 
@@ -93,11 +92,7 @@ class Games(VecEnv):
     def get_attr(self, attr_name, indices=None):
         return [None] * self.num_envs
 
-    def set_attr(self, attr_name, value, indices=None):
-        raise NotImplementedError
-
-    def env_method(self, method_name, *args, indices=None, **kwargs):
-        raise NotImplementedError
+    set_attr = env_method = None  # nobody calls them
 
 
 def make_game_peer(algo, env, num_envs):
@@ -133,37 +128,34 @@ def make_peer(algo, env, seed, num_envs=None, library=stable_baselines3, **given
         own = dict(n_steps=2048 // num_envs, batch_size=64, n_epochs=10, clip_range=0.2,
                    learning_rate=lambda left: 3e-4 * left, gae_lambda=0.95, ent_coef=0.0,
                    vf_coef=0.5, max_grad_norm=0.5)
-        return library.PPO("MlpPolicy", envs, **common | own | given)
-    if algo == "ppo_lstm":
+    elif algo == "ppo_lstm":
         own = dict(n_steps=512 // num_envs, batch_size=128, n_epochs=10, clip_range=0.2,
                    learning_rate=lambda left: 1e-3 * left, gae_lambda=0.95, ent_coef=0.0,
                    vf_coef=0.5, max_grad_norm=0.5,
                    policy_kwargs=dict(lstm_hidden_size=128, net_arch=[64], shared_lstm=True,
                                       enable_critic_lstm=False))
-        return sb3_contrib.RecurrentPPO("MlpLstmPolicy", envs, **common | own | given)
-    if algo == "a2c":
+    elif algo == "a2c":
         own = dict(n_steps=80 // num_envs, gae_lambda=0.95, learning_rate=lambda left: 7e-4 * left)
-        return stable_baselines3.A2C("MlpPolicy", envs, **common | own | given)
-    if algo == "trpo":
+    elif algo == "trpo":
         own = dict(n_steps=2048 // num_envs, batch_size=128, cg_max_steps=25, cg_damping=0.1,
                    n_critic_updates=20, learning_rate=1e-3, gae_lambda=0.95,
                    target_kl=SCALED_KL.get(env, 0.01))
-        return sb3_contrib.TRPO("MlpPolicy", envs, **common | own | given)
-    if algo == "dqn":
+    elif algo == "dqn":
         own = dict(learning_rate=lambda left: 1e-3 * left, buffer_size=50_000, batch_size=128,
                    learning_starts=1000, train_freq=max(1, 2 // num_envs),
                    gradient_steps=max(1, num_envs // 2),
                    target_update_interval=250, exploration_fraction=8000 / 5e4,
                    exploration_final_eps=0.04, policy_kwargs={"net_arch": [128, 128]})
-        return library.DQN("MlpPolicy", envs, **common | own | given)
-    own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256, learning_starts=10_000,
-               tau=0.005, train_freq=1, gradient_steps=1,
-               policy_kwargs={"net_arch": [256, 256]})
-    if algo != "sac":       # SAC explores by its stochastic policy
+    else:
+        own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256,
+                   learning_starts=10_000, tau=0.005, train_freq=1, gradient_steps=1,
+                   policy_kwargs={"net_arch": [256, 256]})
+    if algo in ("ddpg", "td3"):     # SAC explores by its stochastic policy
         num_acts = envs.action_space.shape[0]
         own["action_noise"] = NormalActionNoise(np.zeros(num_acts), 0.1 * np.ones(num_acts))
-    peer = getattr(library, algo.upper())
-    return peer("MlpPolicy", envs, **common | own | given)
+    peer = CONTRIB.get(algo) or getattr(library, algo.upper())
+    policy = "MlpLstmPolicy" if algo == "ppo_lstm" else "MlpPolicy"
+    return peer(policy, envs, **common | own | given)
 
 
 def evaluate(model, algo, env, seed, episodes):
@@ -197,14 +189,11 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="seed (default: 1)")
     parser.add_argument("--total-steps", type=float, default=1e6, help="environment steps")
     parser.add_argument("--num-envs", type=int, help="environments (default: as listed above)")
-    parser.add_argument("--lr", type=float, help="constant learning rate")
     parser.add_argument("--episodes", type=int, default=10, help="episodes of the evaluation")
-    parser.add_argument("--torch-threads", type=int, default=1, help="threads of PyTorch")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     args = parser.parse_args()
-    torch.set_num_threads(args.torch_threads)
-    given = {"learning_rate": args.lr} if args.lr else {}
-    model = make_peer(args.algo, args.env, args.seed, args.num_envs, **given)
+    torch.set_num_threads(1)
+    model = make_peer(args.algo, args.env, args.seed, args.num_envs)
     log = Episodes()
     model.learn(int(args.total_steps), callback=log)
     seconds = time.time() - log.start
@@ -212,8 +201,7 @@ def main():
     with open(args.out / "episodes.csv", "w", newline="") as file:
         csv.writer(file).writerows([["step", "time", "env", "ep_ret", "ep_len"], *log.rows])
     library = sb3_contrib if args.algo in CONTRIB else stable_baselines3
-    changed = {name: value for name in ("num_envs", "lr")
-               if (value := getattr(args, name)) is not None}
+    changed = {"num_envs": args.num_envs} if args.num_envs else {}
     result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
                   settings=changed, changed=changed,

@@ -16,13 +16,11 @@ Each library chooses its threads, as if typed; --threads N gives each N cores.
 
 --table has a row per algorithm file, with the peer where there is one. `start`,
 `environment`, `acting`, `learning` and `rest` are shares of the whole process.
-`bound` is how many times as fast the run would be if only the simulator took
-time. gail and bc are left out, because they need demonstrations.
+gail and bc are left out, because they need demonstrations.
 """
 
 import argparse
 import csv
-import functools
 import importlib
 import json
 import os
@@ -219,42 +217,18 @@ def compare(args: argparse.Namespace) -> None:
         peer, ours, counts, parts = timed_pair(args, args.threads, args.steps)
         ratios.append(peer / ours)
         print(f"pair {pair + 1}: {args.peer} {peer:.1f} s, plainrl {ours:.1f} s, "
-              f"ratio {ratios[-1]:.2f}; ours: {in_percent(parts, ours)}", flush=True)
+              f"ratio {ratios[-1]:.2f}; ours:",
+              ", ".join(f"{part} {parts[part] / ours:.0%}" for part in PARTS), flush=True)
     print(f"{args.algo}, num_envs {args.num_envs}, num_procs {args.num_procs}, "
           f"compile {args.compile}, bf16 {args.bf16}, {counts}: median ratio "
           f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
 
 
-def in_percent(parts: dict[str, float], total: float) -> str:
-    return ", ".join(f"{part} {parts[part] / total:.0%}" for part in PARTS)
-
-
-@functools.cache
-def bare_rate(env: str) -> float:
-    """Return the steps per second of one environment, without anything around it."""
-    import gymnasium as gym
-
-    from utils.envs import refusing_bad_env
-
-    with refusing_bad_env(argparse.Namespace(env=env, env_kwargs="{}")):
-        bare = gym.make(env).unwrapped
-    bare.reset(seed=1)
-    bare.action_space.seed(1)
-    rates = []
-    for _ in range(3):
-        began = time.perf_counter()
-        for _ in range(1000):
-            if bare.step(bare.action_space.sample())[2]:
-                bare.reset()
-        rates.append(1000 / (time.perf_counter() - began))
-    return max(rates)
-
-
 def table(args: argparse.Namespace) -> None:
     """Print a row of Markdown per algorithm file: medians over pairs of runs in turn."""
     pairs = 1 if args.quick else args.pairs
-    print("| algorithm | environment | N | steps/s | bound | over the peer | " + " | ".join(PARTS)
-          + " |\n|---|---|---:|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
+    print("| algorithm | environment | N | steps/s | over the peer | " + " | ".join(PARTS)
+          + " |\n|---|---|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
     for algo, (env, num_envs, steps) in CASES.items():
         case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile,
                                   bf16=args.bf16, num_procs=1, peer="sb3")
@@ -271,7 +245,7 @@ def table(args: argparse.Namespace) -> None:
             times.append(ours)
             shares.append([parts[part] / ours for part in PARTS])
         rate = steps / statistics.median(times)
-        cells = [algo, env, str(num_envs), f"{rate:,.0f}", f"{bare_rate(env) / rate:.1f}",
+        cells = [algo, env, str(num_envs), f"{rate:,.0f}",
                  " ".join(f"{ratio:.2f}" for ratio in ratios) or "no peer",
                  *(f"{statistics.median(column):.0%}" for column in zip(*shares))]
         print("| " + " | ".join(cells) + " |", flush=True)

@@ -1,15 +1,13 @@
 """What the notebooks share: quiet runs, published runs, and diffs of algorithm files."""
 import contextlib
-import csv
 import difflib
 import io
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-
 import algos
+from plot import read_columns
 from utils.results import read_suite
 
 ROOT = Path(algos.__file__).resolve().parents[1]
@@ -26,17 +24,9 @@ def run(algo, **settings):
         said = io.StringIO()
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             agent = algo.train(cfg)
-        progress, episodes = (columns(Path(folder, "run", f"{name}.csv"))
+        progress, episodes = (read_columns(Path(folder, "run", f"{name}.csv"))
                               for name in ("progress", "episodes"))
     return SimpleNamespace(agent=agent, cfg=cfg, progress=progress, episodes=episodes)
-
-
-def columns(path):
-    """Return {name: array} for a csv file with a header."""
-    with open(path, newline="") as file:
-        header, *rows = csv.reader(file)
-    return {name: np.array([float(row[i] or "nan") for row in rows])
-            for i, name in enumerate(header)}
 
 
 def stored(env, algo, suite="results", library="plainrl"):
