@@ -46,8 +46,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     """Return `num_envs` copies of `cfg.env`, stepped together in this process.
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
-    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores.
-    docs/howto.md says what older figures did otherwise.
+    rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores. FIRE
+    begins every life. docs/howto.md says what older figures did otherwise.
     Other environments are wrapped: see `Checked`, `flat_obs`, `numbered_acts` and `OwnStep`.
     UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
@@ -70,7 +70,7 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
         lives = "; to the learner, a lost life ends an episode, but not in the log" * lives_end
         say_once(f"Atari: sticky actions {sticky:g}{lives}")
-    acts = [act.name for act in envs.unwrapped.ale.get_action_set()] if lives_end else []
+    acts = [act.name for act in envs.unwrapped.ale.get_action_set()] if atari else []
     fire = acts.index("FIRE") if "FIRE" in acts else None
     envs = EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end, fire=fire)
     MADE.get().add(envs)
@@ -379,8 +379,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
 
     clip_rewards    clip what the learner gets to [-1, 1]; returns stay those of the environment
     lives_end       tell the learner that a lost life is terminal, while the game goes on
-    fire            the action that then begins the next life, whatever the learner wants, as in
-                    OpenAI Baselines: in some games it serves the ball
+    fire            the action that begins the next life, whatever the learner wants, as in OpenAI
+                    Baselines: in some games it serves the ball, which a policy may never do
     """
 
     def __init__(self, env: gym.vector.VectorEnv, clip_rewards: bool = False,
@@ -414,10 +414,10 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *end))
         if self.clip_rewards:
             rew = np.clip(rew, -1, 1)
-        if self.lives_end:
+        if self.lives_end or self.fire is not None:
             lost = (infos["lives"] < self.lives) & ~(terminated | truncated)
             self.lives, self.begins = infos["lives"], lost
-            if lost.any():
+            if self.lives_end and lost.any():
                 final_obs = infos.setdefault("final_obs", obs.copy())
                 final_obs[lost] = obs[lost]
                 terminated = terminated | lost

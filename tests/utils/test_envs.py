@@ -653,15 +653,14 @@ def test_predict_takes_arrays_that_pytorch_does_not(change):
 
 # ---- games
 
-def play_breakout(steps, **kwargs):
-    """Return what `steps` steps of two games returned, and the episodes. FIRE begins each life."""
-    serves = "episodic_life" in kwargs  # otherwise we do
+def play_breakout(steps, serve=False, **kwargs):
+    """Return what `steps` steps of two games returned, and the episodes. `serve`: by ourselves."""
     kwargs = json.dumps({"repeat_action_probability": 0, "num_threads": 1, **kwargs})
     games = make_envs(Config(env="ALE/Breakout-v5", env_kwargs=kwargs), 2)
     lives, rng, seen = [5, games.reset(seed=1)[1]["lives"]], np.random.default_rng(1), []
     for _ in range(steps):
         act = rng.integers(4, size=2)
-        seen.append(games.step(act if serves else np.where(lives[-1] < lives[-2], 1, act)))
+        seen.append(games.step(np.where(lives[-1] < lives[-2], 1, act) if serve else act))
         lives.append(seen[-1][-1]["lives"])
     episodes = games.pop_episodes()
     games.close()
@@ -669,9 +668,9 @@ def play_breakout(steps, **kwargs):
 
 
 def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
-    games, episodes = play_breakout(250)
+    games, episodes = play_breakout(250, serve=True)
     lives, same_episodes = play_breakout(250, episodic_life=True)
-    assert episodes == same_episodes and len(episodes) > 0
+    assert episodes == same_episodes == play_breakout(250)[1] and len(episodes) > 0
     left, lost = np.array([5, 5]), 0
     for (obs, rew, end, cut, infos), (obs_2, rew_2, end_2, cut_2, infos_2) in zip(games, lives):
         assert np.array_equal(obs, obs_2) and np.array_equal(rew, rew_2)
