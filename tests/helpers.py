@@ -171,7 +171,7 @@ def quick(algo, env="tests.envs:Reach-v0", **settings):
     return algo.Config(**settings)
 
 
-def rows(run_dir, name="progress.csv"):
+def rows(run_dir="run", name="progress.csv"):
     """Return the rows of a run's CSV file without wall-clock columns."""
     with open(Path(run_dir, name), newline="") as file:
         return [{key: cell for key, cell in row.items() if key not in CLOCK}

@@ -1,12 +1,9 @@
 """A toy algorithm: a linear layer, trained by `Run` as an algorithm file would, in milliseconds."""
-import csv
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from tests.helpers import CLOCK
 from utils.run import Run, RunConfig
 
 
@@ -84,13 +81,3 @@ def train(cfg, stop_at=None, always=False):
             ended = [(15, 1, loss.item(), 10), (15, 0, 2.0, 5)]
             run.advance(100, *ended, loss=loss, noise=noise, **late)
     return agent
-
-
-def rows(name="progress.csv", run="run"):
-    with open(Path(run, name), newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def numbers(run="run"):
-    """progress.csv as it must be equal for equal seeds: the text, wall-clock columns aside."""
-    return [{k: v for k, v in row.items() if k not in CLOCK} for row in rows(run=run)]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from algos import sac
-from tests.toy import Config, rows, start, train
+from tests.helpers import rows
+from tests.toy import Config, start, train
 from utils import checkpoint, logger
 
 
@@ -61,21 +62,12 @@ def test_stored_buffers_may_be_used_again(log):
     assert rows()[0]["a_max"] == "1.0"
 
 
-def test_each_report_starts_anew(log):
-    log.advance(100, a=1.0)
-    log.advance(100, a=3.0)
-    log.advance(100)
-    assert [row["a"] for row in rows()] == ["1.0", "3.0", ""]
-    assert [row["step"] for row in rows()] == ["100", "200", "300"]
-    assert log.step == 300
-
-
 def test_episodes(log):
     log.advance(100, (0, 3, 5.0, 9), (24, 1, 1.5, 4), (0, 0, 3.0, 5))
     log.advance(100)
     log.advance(100, (22, 0, 2.0, 1))
     assert [[row[name] for name in ("step", "env", "ep_ret", "ep_len")]
-            for row in rows("episodes.csv")] == [
+            for row in rows(name="episodes.csv")] == [
         ["4", "1", "1.5", "4"], ["100", "0", "3.0", "5"], ["100", "3", "5.0", "9"],
         ["212", "0", "2.0", "1"]]
     first, none, last = rows()
@@ -92,7 +84,7 @@ def test_success_of_episodes_that_tell_it(log, capsys):
     log.advance(100, (0, 0, 5.0, 9, 0.0), eval_ret=np.array([7.0]))
     log.advance(100)
     assert [row["success"] for row in rows()] == ["", repr(2 / 3), "0.0", ""]
-    assert [row["success"] for row in rows("episodes.csv")] == ["", "1.0", "0.0", "1.0", "0.0"]
+    assert [row["success"] for row in rows(name="episodes.csv")] == ["", "1.0", "0.0", "1.0", "0.0"]
     titles = [line.split() for line in capsys.readouterr().out.splitlines() if "step" in line]
     assert "success" not in titles[0] and titles[1][4] == "success"
     assert titles[2][4:7] == ["success", "eval_ret", "a0"]
