@@ -5,6 +5,8 @@ Importing this module registers them, so any algorithm can run on them:
     python -m algos.ppo --env tests.envs:Counter-v0
     python -m algos.ppo --env tests.envs:ProbeAct-v0 --env-kwargs '{"box": true}'
 """
+import os
+import signal
 from collections import OrderedDict
 
 import gymnasium as gym
@@ -205,6 +207,16 @@ class Ends(gym.Env):
             self.then()
         obs = self.observe(np.float32([self.x, 3]))
         return obs, -abs(self.x), False, self.time == 16, {}
+
+
+class Flaky(Ends):
+    """Ends whose process dies once, where a file asks for it."""
+
+    def step(self, act):
+        if self.life > 200 and os.path.exists("kill"):
+            os.remove("kill")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(act)
 
 
 class GoalEnds(Ends):
@@ -437,6 +449,7 @@ register("Faulty", Faulty, quiet=True)
 register("GoalCounter", GoalCounter, quiet=True)
 register("MaskCounter", MaskCounter, quiet=True)
 register("Ends", Ends)
+register("Flaky", Flaky)
 register("MaskEnds", MaskEnds)
 register("GoalEnds", GoalEnds)
 register("NoRewards", NoRewards)
