@@ -5,7 +5,6 @@ import pytest
 
 from tests.toy import Config
 from utils.envs import make_envs
-from utils.mpi import UsageError
 
 SCALED = "utils.tasks:Scaled-v0"
 
@@ -26,11 +25,6 @@ def test_scaled_multiplies_rewards_and_nothing_else():
             assert (end == same_end).all()
     for one, other in zip(plain.pop_episodes(), scaled.pop_episodes(), strict=True):
         assert other == (*one[:2], pytest.approx(0.001 * one[2]), one[3])
-
-
-def test_an_unknown_environment_inside_is_named():
-    with pytest.raises(UsageError, match="Nowhere"):
-        make_envs(Config(env=SCALED, env_kwargs='{"env": "Nowhere-v0", "factor": 2}'), 1)
 
 
 @pytest.mark.parametrize("delay", [0, 1, 5])
