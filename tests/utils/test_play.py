@@ -19,6 +19,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 from algos import grpo, ppo
 from tests.envs import Ends
+from tests.helpers import refused
 from utils import checkpoint, play
 from utils.envs import evaluate
 from utils.mpi import UsageError
@@ -69,14 +70,10 @@ def test_stochastic_samples_and_repeats(trained):
 
 # ---- What is refused
 
-def rewrite(run, **settings):
+def rewrite(run, module=None, **settings):
     config = json.loads((run / "config.json").read_text())
     config["settings"] |= settings
-    (run / "config.json").write_text(json.dumps(config))
-
-
-def name_module(run, name):
-    config = json.loads((run / "config.json").read_text()) | {"module": name}
+    config["module"] = module or config["module"]
     (run / "config.json").write_text(json.dumps(config))
     Path("evil.py").write_text("open('executed', 'w')")
 
@@ -102,10 +99,10 @@ REFUSED = {
     "config unreadable": (lambda run: hide(run / "config.json"), "no run: config.json: Is a dir"),
     "policy unreadable": (lambda run: hide(run / "policy.pt"), "policy.pt cannot be read: Is a"),
     "other sizes": (lambda run: rewrite(run, hidden=[17]), r"actor\.0\.weight is \[16, 3\]"),
-    "other algorithm": (lambda run: name_module(run, "algos.nothing"), "no algos/nothing.py"),
-    "code of theirs": (lambda run: name_module(run, "evil"), "evil; only files in algos/"),
-    "code of a known name": (lambda run: name_module(run, "evil.ppo"), "evil.ppo; only files"),
-    "hidden code of theirs": (lambda run: name_module(run, "algos.evil"), "no algos/evil.py"),
+    "other algorithm": (lambda run: rewrite(run, "algos.nothing"), "no algos/nothing.py"),
+    "code of theirs": (lambda run: rewrite(run, "evil"), "evil; only files in algos/"),
+    "code of a known name": (lambda run: rewrite(run, "evil.ppo"), "evil.ppo; only files"),
+    "hidden code of theirs": (lambda run: rewrite(run, "algos.evil"), "no algos/evil.py"),
 }
 
 
@@ -126,12 +123,16 @@ def test_cuda_is_refused_where_there_is_none(trained):
     assert not next(play.load_agent(trained["CartPole-v1"][0], device="auto").parameters()).is_cuda
 
 
-@pytest.mark.parametrize("name, message", [
-    ("run.avi", r"must end in \.mp4 or \.gif"), ("nowhere/run.mp4", "no directory to write in"),
+@pytest.mark.parametrize("flag, name, said", [
+    ("video", "run.avi", "the name must end in .mp4 or .gif"),
+    ("record", "run.txt", "the name must end in .npz"),
+    ("video", "nowhere/run.mp4", "nowhere is no directory to write in"),
+    ("record", "old.npz", "this file exists; --overwrite replaces it"),
 ])
-def test_refused_video(trained, name, message):
-    with pytest.raises(UsageError, match=message):
-        play.main(play.Play(str(trained["CartPole-v1"][0]), video=name))
+def test_refused_file(flag, name, said, monkeypatch):
+    Path("old.npz").write_text("precious")
+    monkeypatch.setattr(play, "read_run", lambda *args: pytest.fail("it was looked at"))
+    assert refused(play.main, play.Play("run", **{flag: name})) == f"--{flag} {name}: {said}"
 
 
 def command_line(*args, **env):
@@ -142,14 +143,6 @@ def command_line(*args, **env):
     shown = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MUJOCO_GL")}
     return subprocess.run([sys.executable, "-m", "utils.play", *map(str, args)], text=True,
                           capture_output=True, env=shown | env)
-
-
-def skip_without_display(done):
-    """Skip where nothing can draw. The message must then say what is missing."""
-    if done.returncode:
-        assert done.returncode == 2 and "apt-get install libegl1" in done.stderr, done.stderr
-        assert "Traceback" not in done.stderr and not list(Path().glob("*.mp4"))
-        pytest.skip("no EGL here")
 
 
 def test_a_window_needs_a_display(trained, monkeypatch):
@@ -377,7 +370,10 @@ def test_mujoco_is_drawn_without_a_display():
     kwargs = '{"max_episode_steps": 4}'
     ppo.train(ppo.Config("Hopper-v5", kwargs, run_dir="run", hidden=(16,), **SMALL))
     done = command_line("run", "--episodes", 1, "--video", "run.mp4")
-    skip_without_display(done)
+    if done.returncode:                                         # nothing here can draw
+        assert done.returncode == 2 and "apt-get install libegl1" in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr and not list(Path().glob("*.mp4"))
+        pytest.skip("no EGL here")
     assert frames("run.mp4")[0].std() > 10
     failed = command_line("run", "--video", "other.mp4", MUJOCO_GL="nonsense")
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
