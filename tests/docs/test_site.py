@@ -173,16 +173,10 @@ def test_a_folder_with_other_files_is_not_emptied(tmp_path):
 
 # ---- The whole site, in a browser
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    site = tmp_path_factory.mktemp("site") / "whole"
-    assert build(site) == ""
-    return site
-
-
 @pytest.mark.slow
-def test_the_whole_site_is_linked(whole):
-    pages = read(whole)
+def test_the_whole_site_is_linked(tmp_path):
+    assert build(tmp_path / "site") == ""
+    pages = read(tmp_path / "site")
     assert {f"algos/{name}.html" for name in algorithms()} <= pages.keys()
     assert sum(name.startswith("notebooks/") for name in pages) == 7
-    assert list(broken(whole, pages)) == []
+    assert list(broken(tmp_path / "site", pages)) == []

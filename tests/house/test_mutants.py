@@ -8,16 +8,12 @@ import sys
 import pytest
 
 from tests.mutants import catalogue
-from tests.mutants.catalogue import ROOT, TESTS
+from tests.mutants.catalogue import ROOT
 
 
-def test_entries_are_whole():
-    mutants = catalogue.read()
-    ids = [mutant.id for mutant in mutants]
+def test_ids_are_unique():
+    ids = [mutant.id for mutant in catalogue.read()]
     assert len(set(ids)) == len(ids), {name for name in ids if ids.count(name) > 1}
-    for mutant in mutants:
-        assert mutant.module in TESTS and set(mutant.also) <= TESTS.keys() - {mutant.module}
-        assert len(mutant.wrong) > 10 and len(mutant.found) > 3, mutant.id
 
 
 @pytest.mark.slow

@@ -10,34 +10,23 @@ import sys
 
 import pytest
 
+from docs.algorithm import Algorithm
 from tests.house.tree import ROOT, in_readme, tracked
 
 SECTIONS = ["config", "data types", "train", "losses", "kfac", "agent", "buffer"]
 OPTIONAL = {"kfac", "buffer"}
-BANNER = re.compile(r"^# =+ ([a-z ]+) =+$")
 MAIN = "if __name__ == '__main__':\n    main(train, Config, __doc__)"
 HELPERS = {"utils.demos", "utils.envs", "utils.logger", "utils.mpi", "utils.run"}
 # Names that each file defines in its own way.
 OWN = {"Config", "Agent", "update", "train", "interact", "actor_loss", "critic_loss"}
 
 
-class File:
-    """An algorithm file: its lines, its syntax tree, and the lines of its sections."""
-
-    def __init__(self, name, text):
-        self.name, self.lines, self.tree = name, text.splitlines(), ast.parse(text)
-        self.doc = ast.get_docstring(self.tree) or ""
-        self.banners = [(i, found[1]) for i, line in enumerate(self.lines, 1)
-                        if (found := BANNER.match(line))]
-        parent = re.search(rf"diff algos/(\w+)\.py algos/{name}\.py", self.doc)
-        self.parent = parent and parent[1]
-
-    def section(self, line):
-        return next((name for start, name in reversed(self.banners) if start <= line), "")
+def section(file, line):
+    return next(name for name, lines in file.sections if line in lines)
 
 
 def has_sections_in_order(file):
-    found = [name for _, name in file.banners]
+    found = [name for name, _ in file.sections[2:]]
     if found != [name for name in SECTIONS if name in found or name not in OPTIONAL]:
         yield f"the banners are {found}, expected {SECTIONS}"
     if not file.doc:
@@ -48,7 +37,7 @@ def has_sections_in_order(file):
 
 def annotates_shapes(file):
     for node in file.tree.body:
-        if isinstance(node, ast.FunctionDef) and file.section(node.lineno) in ("train", "losses"):
+        if isinstance(node, ast.FunctionDef) and section(file, node.lineno) in ("train", "losses"):
             told = len(node.args.args) - len(node.args.defaults)    # a default tells the type
             missing = [arg.arg for arg in node.args.args[:told] if arg.annotation is None]
             if missing or node.returns is None:
@@ -80,7 +69,7 @@ def definitions(file):
     """Return top-level name -> its source, with decorators. Data types are each file's own."""
     found = {}
     for node in file.tree.body:
-        of_data = file.section(node.lineno) == "data types"
+        of_data = section(file, node.lineno) == "data types"
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not of_data:
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             found[node.name] = "\n".join(file.lines[first - 1:node.end_lineno])
@@ -119,7 +108,7 @@ def is_shorter(source, longest):
     return heads[0] == heads[1] and all(line in left for line in spoken(source))
 
 
-ALGOS = {path.stem: File(path.stem, path.read_text(encoding="utf-8"))
+ALGOS = {path.stem: Algorithm(path.stem, path.read_text(encoding="utf-8"))
          for path in tracked("algos/[a-z]*.py")}
 
 

@@ -84,12 +84,3 @@ def test_settings_for_other_environments_are_those_of_published_runs():
     for _, _, module, *flags in commands:
         algo = import_module(module)
         assert parse(algo.Config, "", flags).env == flags[1]
-
-
-def test_a_suite_keeps_rows_and_their_curves(tmp_path):
-    suite = tmp_path / "some.jsonl"
-    rows = [{"id": f"ppo/seed{seed}", "train100": 1.5, "curve": [[1, 2.0]], "eval_curve": []}
-            for seed in (2, 1)]
-    table.write_suite(suite, rows)
-    assert table.read_suite(suite) == rows[::-1]
-    assert "curve" not in suite.read_text()
