@@ -227,6 +227,7 @@ def test_several_processes_are_refused(monkeypatch):
     assert refused(crossq.Config).startswith("--num-procs is 3")
 
 
-@pytest.mark.parametrize("name,bad", [("critic_hidden", (0,)), ("warm_up", -1)])
+@pytest.mark.parametrize("name,bad", [
+    ("critic_hidden", (0,)), ("critic_hidden", (10**15,)), ("warm_up", -1)])
 def test_ranges(name, bad):
     assert refused(lambda: crossq.Config(**{name: bad})).startswith("--" + name.replace("_", "-"))

@@ -99,14 +99,6 @@ def test_without_hindsight_it_is_sac_to_the_bit():
     assert not same(dict(other.state_dict()), dict(ours.state_dict()))
 
 
-def test_success_is_reported_per_episode_and_as_a_mean():
-    """Of GoalCounter's first six episodes of 3 steps, every other one succeeds."""
-    sac_her.train(quick(sac_her, COUNTER, total_steps=18, report_every=9, start_steps=100))
-    told = [float(row["success"]) for row in rows("run", "episodes.csv")]
-    assert told == [1, 0, 1, 0, 1, 0]
-    assert [float(row["success"]) for row in rows("run")] == pytest.approx([2 / 3, 1 / 3])
-
-
 @pytest.mark.parametrize("env,kwargs,says", [
     ("Pendulum-v1", "{}", "the observation space Box.*this algorithm takes goals .Dict of vectors "
                           "observation, achieved_goal, desired_goal.*: .*ddpg.*sac"),
