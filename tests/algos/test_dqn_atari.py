@@ -31,17 +31,6 @@ def test_stacks_are_put_together_by_hand():
     assert batch.terminated.tolist() == [0, 1]
 
 
-def test_every_live_transition_is_drawn_as_often():
-    """Episodes of 5 steps, in a ring that wraps: rows that cannot be drawn fall to no other."""
-    buffer = dqn_atari.FrameBuffer(60, 1, 4, (4, 36, 36), CPU)
-    for k in range(45):
-        obs, end, one = np.full((1, 4, 36, 36), k, np.uint8), np.array([k % 5 == 4]), np.ones(1)
-        buffer.add(obs=obs, act=k * one, rew=one, next_obs=obs, terminated=end, done=end)
-    drawn = torch.bincount(buffer.sample(40_000).act)
-    drawn = drawn[drawn > 0].float()
-    assert len(drawn) == buffer.columns["live"].sum() and drawn.max() / drawn.min() < 1.3
-
-
 # ---- Runs
 
 @pytest.mark.parametrize("env", ["ALE/Pong-v5", "ale_py:ALE/Pong-v5"])
