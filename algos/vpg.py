@@ -147,13 +147,11 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
     metrics["policy_grad_norm"] = policy_opt.step(lr)
 
     # Many steps: their target R stays as it is.
-    with torch.no_grad():
-        features = agent.encoder(obs)  # the encoder of images belongs to the policy
     returns = ret.flatten()
     v_losses, grad_norms = [], []
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(features[rows]), returns[rows])
+        loss = value_loss(agent.value(obs[rows]), returns[rows])
         critic_opt.zero_grad()
         loss.backward()
         v_losses.append(loss.detach())
@@ -253,10 +251,13 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
+        self.encoder = nn.Identity()  # in a2c.py, of images, for actor and critic
         sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
+        if self.images:  # an encoder each, so that the critic's steps leave pi alone
+            self.actor = nn.Sequential(nature_cnn(obs_space), *self.actor)
+            self.critic = nn.Sequential(nature_cnn(obs_space), *self.critic)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -275,12 +276,12 @@ class Agent(Policy):  # which adds predict(obs)
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All parameters but the critic's. An image encoder belongs to the policy."""
+        """All parameters but the critic's."""
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("critic.")]
 
-    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
-        return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
+    def value(self, obs: Shaped[Tensor, "B *obs"]) -> PerSample:
+        return self.critic(obs).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
