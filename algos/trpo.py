@@ -20,8 +20,8 @@ change pi, and less far in sensitive ones. An iteration of `train`:
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
-Departures. GAE, damping, tanh, running statistics, `step_fraction` (ours); kl_limit is
-max_kl per dimension of an action; 2,048 samples (paper: 50,000+).
+Departures. GAE, damping, tanh, 2,048 samples (paper: 50,000+), `step_fraction` (ours);
+kl_limit is max_kl per dimension of an action; new running statistics move pi further.
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -73,7 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_kl: float = 0.01  # maximum KL per action dimension and update (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
-    fisher_every: int = 1  # the Fisher matrix is that of every k-th sample (1 to 5)
+    fisher_every: int = 1  # the Fisher matrix is that of one sample in k (1 to 5)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
@@ -162,7 +162,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
     v_losses, grad_norms = [], []
     for i in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(obs[rows]), returns[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
         critic_opt.zero_grad()
         loss.backward()
         v_losses.append(loss.detach())
@@ -269,9 +269,10 @@ def surrogate(agent: Agent, batch: Batch) -> Scalar:
 
 
 def mean_kl(agent: Agent, batch: Batch, every: int = 1) -> Scalar:
-    """KL(pi_old || pi), averaged over every k-th sample (k: `every`); 0 at pi_old."""
-    actor_out = agent.actor(agent.encoder(batch.obs[::every]))
-    old_out = batch.old_out[::every]
+    """KL(pi_old || pi), averaged over all samples or one in `every`; 0 at pi_old."""
+    rows = torch.randperm(len(batch.obs))[::every] if every > 1 else slice(None)
+    actor_out = agent.actor(agent.encoder(batch.obs[rows]))
+    old_out = batch.old_out[rows]
     return kl_divergence(old_out, batch.old_log_std, actor_out, agent.log_std)
 
 
@@ -400,7 +401,7 @@ class Agent(Policy):  # which adds predict(obs)
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return obs  # bytes, which the encoder scales
+            return obs  # bytes, which the encoders scale
         return self.obs_stats.normalize(obs.float())
 
     def policy_parameters(self) -> list[nn.Parameter]:

@@ -151,7 +151,7 @@ def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Ro
     v_losses, grad_norms = [], []
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(obs[rows]), returns[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
         critic_opt.zero_grad()
         loss.backward()
         v_losses.append(loss.detach())
@@ -271,7 +271,7 @@ class Agent(Policy):  # which adds predict(obs)
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return obs  # bytes, which the encoder scales
+            return obs  # bytes, which the encoders scale
         obs = obs.float()
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 

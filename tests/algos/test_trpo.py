@@ -147,8 +147,9 @@ def test_step_by_hand():
     assert metrics["backtracks"] == 0 and metrics["cg_residual"] < 1e-4
 
 
-def test_the_fisher_matrix_is_that_of_every_kth_sample():
+def test_the_fisher_matrix_is_that_of_one_sample_in_k(monkeypatch):
     """The rows between have another s and A = 0: with them, F and the step would be others."""
+    monkeypatch.setattr(torch, "randperm", torch.arange)
     agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, fisher_every=2)
     rollout = rollout_of(vec([0], [1], [0], [1]), vec([2], [9], [0], [9]))
     _, after, metrics = step(agent, rollout, vec(1, 0, -1, 0))
@@ -156,8 +157,18 @@ def test_the_fisher_matrix_is_that_of_every_kth_sample():
     close(metrics["policy_grad_norm"], 5**0.5 / 2)  # g is that of all four
 
 
-def test_the_line_search_measures_kl_on_all_samples():
+def test_the_samples_of_the_fisher_matrix_are_drawn_anew():
+    """Every k-th would be always of the same environments if k divides their number."""
+    agent = tiny_agent()
+    batch = trpo.Batch(vec([1], [9]), vec([0], [0]), vec(0, 0), vec([3], [5]), agent.log_std)
+    halves = {round(trpo.mean_kl(agent, batch, 2).item(), 3) for _ in range(20)}
+    assert len(halves) == 2
+    close(trpo.mean_kl(agent, batch), sum(halves) / 2, rtol=1e-2)
+
+
+def test_the_line_search_measures_kl_on_all_samples(monkeypatch):
     """In the rows that the Fisher matrix leaves out, s is large: there pi moves further."""
+    monkeypatch.setattr(torch, "randperm", torch.arange)
     agent = tiny_agent(max_kl=0.015, damping=0.0, cg_steps=9, fisher_every=2)
     before, rollout = copy.deepcopy(agent), rollout_of(vec([1], [9], [1], [9]),
                                                        vec([2], [9], [0], [9]))
