@@ -70,7 +70,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
         lives = "; to the learner, a lost life ends an episode, but not in the log" * lives_end
         say_once(f"Atari: sticky actions {sticky:g}{lives}")
-    acts = [act.name for act in envs.unwrapped.ale.get_action_set()] if atari else []
+    buttons = atari and isinstance(envs.single_action_space, gym.spaces.Discrete)
+    acts = [act.name for act in envs.unwrapped.ale.get_action_set()] if buttons else []
     fire = acts.index("FIRE") if "FIRE" in acts else None
     envs = EpisodeRecorder(envs, clip_rewards=atari, lives_end=lives_end, fire=fire)
     MADE.get().add(envs)
@@ -463,7 +464,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     steps   a list that gets (obs, act, rew, terminated, truncated) of every step
 
     The same seed gives the same initial states. A copy of the agent acts. So a memory of the
-    training environments stays as it is, and `play` gets the same returns to the bit, since
+    training environments stays as it is, and `play` gets the same returns (in float32), since
     rounding depends on how the weights lie in memory.
     """
     agent = copy.deepcopy(agent)

@@ -23,7 +23,7 @@ from utils.mpi import UsageError
 from utils.run import for_game, read_config, rounded
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
-BACKEND = {"compile", "device", "torch_threads"}  # they change numbers only by rounding
+BACKEND = {"bf16", "compile", "device", "torch_threads"}  # they change numbers only by rounding
 NO_NUMBERS = {"changed_code", "eval_every"}  # they change no number of training
 CURVES = "curve", "eval_curve"  # of a suite, they stand in a file of their own
 

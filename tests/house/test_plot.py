@@ -271,6 +271,10 @@ def test_interval_of_an_improvement_is_stratified():
     np.testing.assert_allclose(ends, expected / 2)
 
 
+def test_interquartile_mean_by_hand():
+    assert plot.STATISTICS["iqm"]([900.0, 3, 5, 1, 4, 6, 2, -70], axis=-1) == (2 + 3 + 4 + 5) / 4
+
+
 def test_the_table_and_its_marks(capsys):
     write_lines(ppo=[900, 10, 20, 30, 40, 50], sac=[2])
     for run in ("ppo1", "sac1"):                    # the other seeds of ppo have no evaluation

@@ -643,6 +643,31 @@ def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
     assert lost == 4 * len(episodes) + (5 - left).sum()  # the fifth life ends the game
 
 
+def test_a_joystick_has_no_button_to_press():
+    games = make_envs(Config(env="ALE/Breakout-v5", env_kwargs='{"continuous": true}'), 2)
+    games.reset(seed=1)
+    assert games.fire is None and games.step(games.action_space.sample())[0].shape[0] == 2
+    games.close()
+
+
+def test_fire_begins_each_life_once_and_no_new_game():
+    class Games(Vector):
+        def reset(self, **kwargs):
+            self.left, self.pressed = iter([[2, 3], [2, 3], [2, 5]]), []
+            return super().reset()[0], {"lives": np.array([3, 3])}
+
+        def step(self, actions):
+            self.pressed.append(actions.tolist())
+            obs, rew, ended, cut, infos = super().step(actions)
+            return obs, rew, ended, cut, infos | {"lives": np.array(next(self.left))}
+
+    games = EpisodeRecorder(Games(), fire=9)
+    games.reset()
+    for _ in range(3):
+        games.step(np.zeros(2))
+    assert games.env.pressed == [[0, 0], [9, 0], [0, 0]] and not games.begins.any()
+
+
 def test_a_lost_life_keeps_its_own_last_observation():
     """In the same step the other game ends, so final_obs is there, with garbage in this row."""
     class Games(Vector):

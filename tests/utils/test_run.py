@@ -723,6 +723,13 @@ def test_atari_takes_bf16_where_the_processor_has_it(monkeypatch, settings, has,
     assert run_module.suit_machine(config, frozenset(settings)).bf16 == expected
 
 
+def test_a_run_does_as_it_was_told(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    for told in ({}, {"bf16": False, "compile": False}):
+        cfg = run_module.Run(ppo.Config(env="ALE/Pong-v5", run_dir="run", **told)).cfg
+        assert (cfg.bf16, cfg.compile) == (not told, not told)
+
+
 def test_a_run_says_whether_it_compiles(capsys):
     for algo, told in ((ppo, "--compile, which takes a while"), (vpg, "nothing to --compile\n")):
         with run_module.Run(algo.Config("CartPole-v1", run_dir=told[:3], compile=True)) as run:
