@@ -80,7 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above: less time
+    for_games = {"fisher_every": 5, "v_steps": 24}  # instead of them, as Baselines do
 
 
 # ===================================== data types =====================================
@@ -272,8 +272,8 @@ def mean_kl(agent: Agent, batch: Batch, every: int = 1) -> Scalar:
     """KL(pi_old || pi), averaged over all samples or one in `every`; 0 at pi_old."""
     rows = torch.randperm(len(batch.obs))[::every] if every > 1 else slice(None)
     actor_out = agent.actor(agent.encoder(batch.obs[rows]))
-    old_out = batch.old_out[rows]
-    return kl_divergence(old_out, batch.old_log_std, actor_out, agent.log_std)
+    return kl_divergence(batch.old_out[rows], batch.old_log_std, actor_out,
+                         agent.log_std)
 
 
 def log_prob(actor_out: ActorOut, log_std: Tensor | None,

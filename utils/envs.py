@@ -47,7 +47,7 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores. FIRE
-    begins every life. docs/howto.md says what older figures did otherwise.
+    is the first action of every life. docs/howto.md says what older figures did otherwise.
     Other environments are wrapped: see `Checked`, `flat_obs`, `numbered_acts` and `OwnStep`.
     UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
@@ -397,7 +397,7 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
         obs, infos = super().reset(**kwargs)
         self.check_finite(obs, "an observation")
         self.lives = infos.get("lives")
-        self.begins = np.zeros(self.num_envs, bool)  # with the next action, a life
+        self.begins = np.ones(self.num_envs, bool)  # with the next action, a life
         return obs, infos
 
     def step(self, actions):
@@ -417,7 +417,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             rew = np.clip(rew, -1, 1)
         if self.lives_end or self.fire is not None:
             lost = (infos["lives"] < self.lives) & ~(terminated | truncated)
-            self.lives, self.begins = infos["lives"], lost
+            # ale-py's own press at a reset lasts one frame; sticky actions lose a quarter of them
+            self.lives, self.begins = infos["lives"], lost | terminated | truncated
             if self.lives_end and lost.any():
                 final_obs = infos.setdefault("final_obs", obs.copy())
                 final_obs[lost] = obs[lost]

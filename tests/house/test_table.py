@@ -64,6 +64,8 @@ def test_commands_of_the_settings_that_a_marker_names():
     (row,) = made("settings ppo/Hopper*/gamma=0.9*", found)
     assert row["command"] == (
         "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
+    told = table.command("ALE/Pong-v5", "ppo", {"env_kwargs": '{"a": "it is"}'})
+    assert shlex.split(told)[-2:] == ["--env-kwargs", '{"a": "it is"}']
     found = groups(*(result(seed, 1.0) | {"seconds": seconds}
                      for seed, seconds in enumerate((60, 90, 600))))
     assert made("recipes", found) == [{"command": "`python -m algos.ppo --env Hopper-v4`",

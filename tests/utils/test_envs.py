@@ -650,7 +650,7 @@ def test_a_joystick_has_no_button_to_press():
     games.close()
 
 
-def test_fire_begins_each_life_once_and_no_new_game():
+def test_fire_begins_each_life_once():
     class Games(Vector):
         def reset(self, **kwargs):
             self.left, self.pressed = iter([[2, 3], [2, 3], [2, 5]]), []
@@ -665,7 +665,8 @@ def test_fire_begins_each_life_once_and_no_new_game():
     games.reset()
     for _ in range(3):
         games.step(np.zeros(2))
-    assert games.env.pressed == [[0, 0], [9, 0], [0, 0]] and not games.begins.any()
+    assert games.env.pressed == [[9, 9], [9, 0], [0, 0]]
+    assert games.begins.tolist() == [False, True]               # the second game has ended
 
 
 def test_a_lost_life_keeps_its_own_last_observation():

@@ -213,7 +213,7 @@ def test_result(run, capsys):
     lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
     config = json.loads((run / "config.json").read_text())
-    config["settings"] |= {"eval_every": 128, "compile": True, "device": "cpu"}
+    config["settings"] |= {"eval_every": 128, "bf16": True, "compile": True, "device": "cpu"}
     (run / "config.json").write_text(json.dumps(config))
     assert sweep.main(sweep.Sweep(results="runs")) == 0
     path = run / "result.json"
@@ -224,7 +224,7 @@ def test_result(run, capsys):
     assert result["settings"].items() >= result["changed"].items()
     assert result["settings"]["gamma"] == 0.99
     assert not {"seed", "env", "eval_every", "run_dir"} & set(result["settings"])
-    assert result["backend"] == {"compile": True, "device": "cpu"}
+    assert result["backend"] == {"bf16": True, "compile": True, "device": "cpu"}
     assert result["changed"] == {
         "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "rollout_steps": 256,
         "epochs": 1, "num_envs": 2, "hidden": [8]}
