@@ -152,7 +152,7 @@ def suit_games(cfg, given):
                  for name, value in mine.items()]
         mpi.say(f"settings for games, unless given: {' '.join(words)}")
     elif not for_game(cfg) and not is_game(type(cfg).env):
-        mpi.say(f"settings for games: none; the defaults are for {type(cfg).env}")
+        mpi.say(f"settings for games: the defaults, as for {type(cfg).env}")
     return replace(cfg, **mine)
 
 

@@ -133,6 +133,7 @@ def test_what_an_algorithm_does_not_have(args, said):
     ("--lr", "--lr: expected one argument"), ("--pair x", "--pair: expected 2 arguments"),
     ("--slow", "there is no --slow; --help lists the flags"),
     ("-lr 3", "there is no -lr; did you mean --lr?"),
+    ("--nofast", "there is no --nofast; did you mean --no-fast?"),
     ("--no-lr", "there is no --no-lr"), ("--run x", "there is no --run"),
 ])
 def test_what_is_wrong_is_named(args, said):

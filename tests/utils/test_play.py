@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import gymnasium as gym
@@ -279,6 +280,19 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
         seconds = imageio.get_reader(name).get_meta_data()["duration"] * len(frames(name)) / 1000
         assert seconds == pytest.approx(took, rel=0.15) and length < film.fps
     assert capfd.readouterr().err == ""
+
+
+def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, monkeypatch, capsys):
+    """Here after 0 seconds. An error ends the waiting, too."""
+    timers = []
+    monkeypatch.setattr(play.threading, "Timer", lambda _, do, args, make=threading.Timer:
+                        timers.append(make(0.0, do, args)) or timers[-1])
+    for stochastic in (False, True):
+        play.main(play.Play(str(run), 1, stochastic=stochastic))
+        assert ("--stochastic acts as" in capsys.readouterr().out) != stochastic
+    with pytest.raises(UsageError, match="within 9 steps .*--max-steps, .*--stochastic"):
+        play.main(play.Play(str(run), 1, max_steps=9))
+    assert len(timers) == 2 and all(timer.finished.is_set() for timer in timers)
 
 
 def test_a_picture_of_floats_is_drawn_as_bytes_and_large(monkeypatch):

@@ -770,7 +770,7 @@ def test_dqn_on_an_atari_game_names_its_relative(algo, env, hinted, capsys):
         out = capsys.readouterr().out
         assert ("algos.dqn_atari is made for Atari" in out) == hinted
         assert ("--hidden is not used" in out) == bool(wide and "/" in env)
-        assert ("none; the defaults are for CartPole-v1" in out) == bool(wide and "/" in env)
+        assert ("games: the defaults, as for CartPole-v1" in out) == bool(wide and "/" in env)
 
 
 @pytest.mark.parametrize("algo", [ppo, dqn, dqn_atari])         # their encoders lie elsewhere
