@@ -58,6 +58,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
     with refusing_bad_env(cfg) as env_kwargs:
+        if is_game(cfg.env, "MinAtar/"):  # where one may wait forever; ALE's games have this limit
+            env_kwargs.setdefault("max_episode_steps", 27_000)
         lives_end = atari and env_kwargs.pop("episodic_life", False)
         try:
             envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
@@ -766,7 +768,7 @@ def refusing_bad_env(cfg):
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         extra = extra or "box2d" * ("ox2" in str(error))
         how = f"pip install -e '.[{extra}]'" if extra else error
-        if "have been moved" in str(error):  # those of MuJoCo before its own Python package
+        if re.search("have been moved|mujoco_py", str(error)):  # of the time before its own package
             how = f"{cfg.env[:-1]}4 is the same robot with the MuJoCo of today"
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:

@@ -151,7 +151,8 @@ class Film(gym.vector.VectorWrapper):
         if self.writer and self.frames % self.every:
             self.frames += 1  # it is not shown, and drawing takes long
             return
-        frame = shown[0][0, 0] if shown else np.asarray(self.env.render()[0])
+        with warnings.catch_warnings(action="ignore"):  # MinAtar's frames are floats, see below
+            frame = shown[0][0, 0] if shown else np.asarray(self.env.render()[0])
         if frame.dtype.kind == "f" and frame.size and 0 <= frame.min() <= frame.max() <= 1:
             large = max(1, 160 // len(frame))  # MinAtar's has 10 x 10 pixels
             frame = np.uint8(255 * frame).repeat(large, 0).repeat(large, 1)

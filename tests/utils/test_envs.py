@@ -694,6 +694,9 @@ def test_minatar_has_bytes_and_its_channels_last(game, channels):
     games = make_envs(Config(env=f"MinAtar/{game}-v1"), 2)
     obs, _ = games.reset(seed=1)
     assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255}
+    assert games.unwrapped.envs[0].spec.max_episode_steps == 27_000  # MinAtar has no limit
+    games = make_envs(Config(env=f"MinAtar/{game}-v1", env_kwargs='{"max_episode_steps": 9}'), 2)
+    assert games.unwrapped.envs[0].spec.max_episode_steps == 9
     encoder = envs.nature_cnn(games.single_observation_space)
     weight = encoder[1].weight
     assert weight.shape == (16, channels, 3, 3)
