@@ -327,8 +327,7 @@ def main(play: Play) -> np.ndarray:
     if play.stochastic:
         torch.manual_seed(seed)
     kind = "stochastic" if play.stochastic else "deterministic"
-    print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}, at most "
-          f"{play.max_steps:,} steps per episode", flush=True)
+    print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)
     with nullcontext() if play.stochastic else told_after(30):
         if play.record:
             returns, lengths = record_demos(agent, cfg, record, play.episodes, seed,

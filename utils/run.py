@@ -63,7 +63,8 @@ HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in 
 
 SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
 # Settings that may differ on --resume.
-FREE = {"total_steps", "device", "torch_threads", "run_dir", "resume", "changed_code"}
+FREE = {"total_steps", "device", "torch_threads", "bf16", "compile", "run_dir", "resume",
+        "changed_code"}
 # The files of a run, but for config.json, which names it as one.
 PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json")
@@ -151,8 +152,6 @@ def suit_games(cfg, given):
         words = [f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
                  for name, value in mine.items()]
         mpi.say(f"settings for games, unless given: {' '.join(words)}")
-    elif not for_game(cfg) and not is_game(type(cfg).env):
-        mpi.say(f"settings for games: the defaults, as for {type(cfg).env}")
     return replace(cfg, **mine)
 
 
@@ -286,7 +285,7 @@ class Run:
                 together(self.load_policy)
             if self.root:
                 write_config(cfg, self.reported_step, initial)
-                compiles = ("--compile, which takes a while at first (--no-compile leaves it out)"
+                compiles = ("--compile, which takes up to a minute at first (without: --no-compile)"
                             if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
                 mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
                         f"--torch-threads {cfg.torch_threads}" + f", {compiles}" * cfg.compile)
