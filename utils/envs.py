@@ -768,8 +768,9 @@ def refusing_bad_env(cfg):
     except (gym.error.DependencyNotInstalled, ImportError) as error:
         extra = extra or "box2d" * ("ox2" in str(error))
         how = f"pip install -e '.[{extra}]'" if extra else error
-        if re.search("have been moved|mujoco_py", str(error)):  # of the time before its own package
-            how = f"{cfg.env[:-1]}4 is the same robot with the MuJoCo of today"
+        new = f"{cfg.env[:-1]}4"
+        if re.search("have been moved|mujoco_py", str(error)) and new in gym.registry:
+            how = f"{new} is the same robot with the MuJoCo of today"
         raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
     except gym.error.Error as error:
         with contextlib.suppress(ImportError):
