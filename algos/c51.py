@@ -81,10 +81,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first (Atari: -10)
     v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1 (Atari: 10)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
-    for_games = {"total_steps": 5e5, "buffer_size": 100_000, "start_steps": 5000,
-                 "update_every": 4, "target_every": 1000, "batch_size": 32,
-                 "lr": 2.5e-4, "eps_end": 0.01, "eps_steps": 100_000,  # for MinAtar
-                 "v_min": -10.0, "v_max": 10.0}
 
     def __post_init__(self):
         super().__post_init__()

@@ -19,7 +19,7 @@ computes the target. One step of `train`:
 Departures from the paper. Double DQN (see dqn_loss) and the dueling network (dueling_q)
 came later; --no-double --no-dueling turns them off. Adam with an annealed learning rate
 replaces RMSProp. `target_every` counts environment steps, not updates. eps falls from
-the first step on. The settings are for CartPole, those of `for_games` for MinAtar.
+the first step on, not only once updates start. The settings are for CartPole.
 
 Healthy values. On CartPole `q` rises slowly and ends near 70 to 85. A discounted return
 is at most 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges. `q_loss`
@@ -79,9 +79,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
-    for_games = {"total_steps": 5e5, "buffer_size": 100_000, "start_steps": 5000,
-                 "update_every": 4, "target_every": 1000, "batch_size": 32,
-                 "lr": 2.5e-4, "eps_end": 0.01, "eps_steps": 100_000}  # for MinAtar
 
 
 # ===================================== data types =====================================
@@ -219,7 +216,8 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
 
     The paper calls b V, but it is the mean of Q, not the value of the best action.
     Without the mean of A, a constant could move from A to b and leave Q as it is. The
-    paper has separate hidden layers for b and A; here they share all.
+    paper has separate hidden layers for b and A. Here they share all, so Q can be no
+    other function than without them, but it learns by other steps.
     """
     return base + adv - adv.mean(-1, keepdim=True)
 

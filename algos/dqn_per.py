@@ -17,7 +17,8 @@ which is replayed again and again for nothing. One step of `train`:
     (copy)            once per `target_every` steps, Q_targ <- Q
 
 Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
-rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient.
+rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient. In
+our runs PER was not clearly better than DQN (benchmarks/README.md).
 
 Healthy values. On CartPole `q` ends above 65, `td_error` (Q - y) between 0.5 and 5, and
 `q_loss` near 0.03: `weight` falls to about 0.1, and is lowest where errors are large.
@@ -78,9 +79,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     omega: float = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
-    for_games = {"total_steps": 5e5, "buffer_size": 100_000, "start_steps": 5000,
-                 "update_every": 4, "target_every": 1000, "batch_size": 32,
-                 "lr": 2.5e-4, "eps_end": 0.01, "eps_steps": 100_000}  # for MinAtar
 
 
 # ===================================== data types =====================================
