@@ -119,7 +119,7 @@ def read_command(config_class, doc, prog, args=None, hint=None):
     given, others = parser.parse_known_intermixed_args(args)
     if others:
         word, known = others[0].partition("=")[0], [field.name for field in fields(config_class)]
-        known += ["no_" + field.name for field in fields(config_class) if field.type is bool]
+        known += ["no_" + field.name for field in fields(config_class) if "bool" in str(field.type)]
         if not word.startswith("-"):
             raise UsageError(f"{word} stands without a flag; --help lists the flags")
         name = word.strip("-").replace("-", "_")

@@ -480,8 +480,9 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     while not (lengths.all() or stop()):
         if step >= max_steps:
             raise UsageError(f"{sum(lengths == 0)} of {episodes} evaluated episodes of {cfg.env} "
-                             f"did not end within {max_steps:,} steps (play: --max-steps, or act "
-                             "as in training, --stochastic; train: --env-kwargs "
+                             f"did not end within {max_steps:,} steps (play: --max-steps"
+                             + ", or act as in training, --stochastic" * deterministic
+                             + "; train: --env-kwargs "
                              """'{"max_episode_steps": N}')""")
         act = agent.act(obs, deterministic)
         new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))

@@ -22,9 +22,8 @@ import os
 import pkgutil
 import sys
 import tempfile
-import threading
 import warnings
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -296,19 +295,6 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
 # ---- the command
 
 
-@contextmanager
-def told_after(seconds: float):
-    """Within, say after so many seconds what else can be tried."""
-    timer = threading.Timer(seconds, print, ["still playing. A policy that acts without noise can "
-                                             "be stuck: --stochastic acts as in training"])
-    timer.daemon = True  # it does not outlive the program
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def main(play: Play) -> np.ndarray:
     """Evaluate, print the result, write what is asked for, and return the returns [episodes]."""
     if play.video:
@@ -326,27 +312,26 @@ def main(play: Play) -> np.ndarray:
     seed = cfg.seed if play.seed is None else play.seed
     if play.stochastic:
         torch.manual_seed(seed)
-    kind = "stochastic" if play.stochastic else "deterministic"
+    kind = "stochastic" if play.stochastic else "deterministic (if it gets stuck: --stochastic)"
     print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)
-    with nullcontext() if play.stochastic else told_after(30):
-        if play.record:
-            returns, lengths = record_demos(agent, cfg, record, play.episodes, seed,
-                                            not play.stochastic, play.max_steps)
-        elif window:
-            shown = [evaluate(agent, cfg, 1, seed + k, not play.stochastic,
-                              max_steps=play.max_steps, envs=window) for k in range(play.episodes)]
-            returns, lengths = (np.concatenate(column) for column in zip(*shown))
-            window.close()
-        else:
-            envs = make_envs(cfg, play.episodes)
-            is_text = act_kind(envs.single_action_space) == "tokens"
-            read = is_text and getattr(envs.unwrapped.envs[0].unwrapped, "read", None)
-            steps = [] if read else None
-            returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
-                                        max_steps=play.max_steps, envs=envs, steps=steps)
-            envs.close()
-            for prompt, answer, rew in list(zip(*steps[0][:3]))[:10] if steps else []:
-                print(f"    {read(prompt).strip()} {read(answer).strip()}    reward {rew:g}")
+    if play.record:
+        returns, lengths = record_demos(agent, cfg, record, play.episodes, seed,
+                                        not play.stochastic, play.max_steps)
+    elif window:
+        shown = [evaluate(agent, cfg, 1, seed + k, not play.stochastic,
+                          max_steps=play.max_steps, envs=window) for k in range(play.episodes)]
+        returns, lengths = (np.concatenate(column) for column in zip(*shown))
+        window.close()
+    else:
+        envs = make_envs(cfg, play.episodes)
+        is_text = act_kind(envs.single_action_space) == "tokens"
+        read = is_text and getattr(envs.unwrapped.envs[0].unwrapped, "read", None)
+        steps = [] if read else None
+        returns, lengths = evaluate(agent, cfg, play.episodes, seed, not play.stochastic,
+                                    max_steps=play.max_steps, envs=envs, steps=steps)
+        envs.close()
+        for prompt, answer, rew in list(zip(*steps[0][:3]))[:10] if steps else []:
+            print(f"    {read(prompt).strip()} {read(answer).strip()}    reward {rew:g}")
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
     if play.record:

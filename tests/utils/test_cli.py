@@ -117,6 +117,7 @@ def test_every_kind_of_value():
     ("--title 3", "there is no --title; --help lists the flags"),
     ("3", "3 stands without a flag; --help lists the flags$"),
     ("--seed 1 2", "2 stands without a flag; --help lists the flags$"),
+    ("--noanneal-lr", "there is no --noanneal-lr; did you mean --no-anneal-lr.$"),
     ("--no-norm-obs=1", "--norm-obs/--no-norm-obs: ignored explicit .* '1'$"),
 ])
 def test_what_an_algorithm_does_not_have(args, said):

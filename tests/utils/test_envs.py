@@ -40,6 +40,7 @@ from utils.tasks import BitFlip
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
     ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "Hopper-v4 is the same robot"),
+    ("HandReach-v0", "{}", "not installed: (?!HandReach-v4)"),
     *((env, '{"wind": 1}', "--env-kwargs is .* raised TypeError: .* 'wind'$") for env in (
         "CartPole-v1", "ALE/Pong-v5")),
     ("utils.tasks:Scaled-v0", '{"env": "Nowhere-v0", "factor": 2}', "Nowhere"),

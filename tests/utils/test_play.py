@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from pathlib import Path
 
@@ -283,17 +282,12 @@ def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, monkeypatch, capsys):
-    """Here after 0 seconds. An error ends the waiting, too."""
-    timers = []
-    monkeypatch.setattr(play.threading, "Timer", lambda _, do, args, make=threading.Timer:
-                        timers.append(make(0.0, do, args)) or timers[-1])
+def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, capsys):
     for stochastic in (False, True):
-        play.main(play.Play(str(run), 1, stochastic=stochastic))
-        assert ("--stochastic acts as" in capsys.readouterr().out) != stochastic
-    with pytest.raises(UsageError, match="within 9 steps .*--max-steps, .*--stochastic"):
-        play.main(play.Play(str(run), 1, max_steps=9))
-    assert len(timers) == 2 and all(timer.finished.is_set() for timer in timers)
+        with pytest.raises(UsageError, match="within 9 steps .*--max-steps") as error:
+            play.main(play.Play(str(run), 1, stochastic=stochastic, max_steps=9))
+        for told in (capsys.readouterr().out, str(error.value)):
+            assert ("--stochastic" in told) != stochastic
 
 
 def test_a_picture_of_floats_is_drawn_as_bytes_and_large(monkeypatch):
