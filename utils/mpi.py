@@ -29,10 +29,9 @@ from torch import Tensor, nn
 # How many ranks there are, and which one this is. --num-procs comes first: MPI must connect as
 # many ranks as it promised.
 SIZES = ("PLAINRL_PROCS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
-RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 LAUNCHERS = ("PLAINRL_", "PMI_", "PMIX_", "OMPI_", "MPI_", "MPIEXEC_", "HYDRA_", "HYDI_")
 _size = next((int(os.environ[name]) for name in SIZES if name in os.environ), 1)
-_rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
+_rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
 
 COMPILE = False  # --compile; Run sets it for the duration of a run
 COMPILABLE = set()  # the modules that have losses which can be compiled
@@ -49,11 +48,13 @@ class StopCompiling(BaseException):
 
 # ---- optimizers
 
+Optimizable = nn.Module | nn.Parameter | Iterable[nn.Parameter]
+
 
 class Optimizer:
     """Takes gradient steps, the same on all ranks.
 
-    of    what it optimizes: a module, a parameter, or an iterable of parameters
+    of    what it optimizes
 
     `move(lr)` of a subclass changes the parameters, from `grad`, by its rule.
     The parameters become views of one vector, and their gradients views of another, so one message
@@ -61,7 +62,7 @@ class Optimizer:
     after `.to(device)`: a module that is moved or copied later has parameters of its own again.
     """
 
-    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter]):
+    def __init__(self, of: Optimizable):
         if isinstance(of, nn.Module):
             of = of.parameters()
         self.params = [of] if isinstance(of, nn.Parameter) else list(of)
@@ -109,8 +110,7 @@ class Adam(Optimizer):
     torch.optim, which would cost 6% of a run of PPO.
     """
 
-    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-8,
-                 beta1: float = 0.9):
+    def __init__(self, of: Optimizable, eps: float = 1e-8, beta1: float = 0.9):
         super().__init__(of)
         self.eps = eps
         self.beta1 = beta1
@@ -138,8 +138,7 @@ class RMSProp(Optimizer):
     divides by at least 3e-3 and PyTorch by at least 1e-5, so its step is up to 300 times as long.
     """
 
-    def __init__(self, of: nn.Module | nn.Parameter | Iterable[nn.Parameter], eps: float = 1e-5,
-                 tf_style: bool = False):
+    def __init__(self, of: Optimizable, eps: float = 1e-5, tf_style: bool = False):
         super().__init__(of)
         self.eps = eps
         self.tf_style = tf_style
@@ -225,9 +224,11 @@ class CompiledLoss:
             loss, *rest = self.loss_fn(agent, *batch)
             loss.backward = functools.partial(self.first_backward, loss, agent)
             return loss, *rest
-        loss, grad, *rest = self.compute(agent, *batch)
+        compute = self.graph or self.first_compute
+        loss, grad, *rest = compute(agent, *batch)
         loss = loss.detach()  # the graph may return the same tensor as a metric, which is kept
-        loss.backward = functools.partial(self.add, grad)  # instead of the tensor's own method
+        # Nothing is left to compute: the graph has returned the gradient of this optimizer.
+        loss.backward = lambda inputs=None: self.optimizer.grad.add_(grad)
         return loss, *rest
 
     def first_backward(self, loss: Tensor, agent: nn.Module, inputs: list | None = None) -> None:
@@ -241,20 +242,16 @@ class CompiledLoss:
         for param, grad in learn:
             param.grad = grad if param.grad is None else param.grad.add_(grad)
 
-    def compute(self, agent: nn.Module, *batch) -> tuple:
-        """Return loss, gradient, metrics, ... by the graph; eagerly if compilation fails here."""
+    def first_compute(self, agent: nn.Module, *batch) -> tuple:
+        """Make the graph, and return loss, gradient, metrics, ... by it; eagerly if that fails."""
         global COMPILING
-        first = self.graph is None
-        rng = torch.get_rng_state() if first else None
-        COMPILING = first
+        rng = torch.get_rng_state()
+        COMPILING = True
         try:
-            if first:
-                self.graph = compile_gradient(self.loss_fn, self.optimizer.params)
+            self.graph = compile_gradient(self.loss_fn, self.optimizer.params)
             return self.graph(agent, *batch)
         except (Exception, StopCompiling) as error:
             COMPILING = False
-            if not first:
-                raise
             if isinstance(error, StopCompiling):
                 signal.setitimer(signal.ITIMER_REAL, 0)  # a late alarm would kill Python at its end
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -265,10 +262,6 @@ class CompiledLoss:
             return self.graph(agent, *batch)  # raises the loss's own error again
         finally:
             COMPILING = False
-
-    def add(self, grad: Tensor, inputs: list | None = None) -> None:
-        """The `backward` of a compiled loss, whose gradient is known already."""
-        self.optimizer.grad.add_(grad)
 
 
 def stop_compiling(*_) -> None:
@@ -426,8 +419,7 @@ def barrier() -> None:
 def check_equal(flat: Tensor) -> None:
     """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
     sums = gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
-    others = [k for k, digest in enumerate(sums) if digest != sums[0]]
-    if others:
+    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
         raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")
 
 
@@ -471,8 +463,7 @@ def launch(cfg) -> None:
     if procs > cores():
         raise UsageError(f"--num-procs is {procs}; it takes 1 to {cores()}, the cores that this "
                          "process may use")
-    mpiexec = find_mpiexec()
-    if mpiexec is None:
+    if (mpiexec := find_mpiexec()) is None:
         raise UsageError(f"--num-procs is {procs}, but there is no mpiexec here: pip install mpich")
     command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
     # Inside a Slurm job mpiexec would ask Slurm for machines; fork means this machine.
