@@ -20,7 +20,6 @@ import sys
 import warnings
 import weakref
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -101,13 +100,12 @@ def with_version(cfg):
         if package:
             importlib.import_module(package)
         namespace, base, version = parse_env_id(name)
-        newest = find_highest_version(namespace, base)
-        whole = version is not None or newest is None
-        spec = gym.spec(name if whole else f"{name}-v{newest}")
+        newest = find_highest_version(namespace, base) if version is None else None
+        spec = gym.spec(name if newest is None else f"{name}-v{newest}")
         if "ale_py" in str(spec.entry_point) and not is_game(name, "ALE/"):
             raise gym.error.DeprecatedEnv("its pictures are not preprocessed")
-        if whole:
-            return cfg
+    if newest is None:
+        return cfg
     new = replace(cfg, env=f"{cfg.env}-v{newest}")
     object.__setattr__(new, "given", cfg.given)  # `replace` cannot know it
     say_once(f"environment: {new.env}, the newest version")
@@ -146,29 +144,28 @@ class Checked(gym.Wrapper):
         raise UsageError(f"--env is {name}: {fact}; Gymnasium expects {expected}")
 
     def reset(self, **kwargs):
-        return self.check(f"its reset after {self.steps} steps", "observation info",
-                          self.env.reset(**kwargs))
+        return self.check(f"its reset after {self.steps} steps", self.env.reset(**kwargs))
 
     def step(self, action):
         self.steps += 1
-        return self.check(f"its step {self.steps}", "observation reward terminated truncated info",
-                          self.env.step(action))
+        return self.check(f"its step {self.steps}", self.env.step(action),
+                          "reward", "terminated", "truncated")
 
-    def check(self, call: str, names: str, returned) -> tuple:
-        names = names.split()
+    def check(self, call: str, returned, *numbers: str) -> tuple:
+        names = "observation", *numbers, "info"
         if not isinstance(returned, tuple) or len(returned) != len(names):
             length = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
             self.refuse(f"{call} returned a {type(returned).__name__}{length}",
                         f"a tuple of {len(names)}: {', '.join(names)}")
-        obs, *numbers, info = returned
+        obs, *values, info = returned
         if wrong := unfit(self.observation_space, obs):
             self.refuse(f"{call} returned the observation {wrong}",
                         f"one of its observation_space, {one_line(self.observation_space)}")
-        for name, value in zip(names[1:], numbers):
+        for name, value in zip(numbers, values):
             if type(value) is bool:
                 continue
             array, is_reward = as_array(value), name == "reward"
-            fits = array.dtype.kind in "buif" if is_reward else array.dtype.kind in "bui"
+            fits = array.dtype.kind in ("buif" if is_reward else "bui")
             if array.shape or not fits or not is_reward and array not in (0, 1):
                 self.refuse(f"{call} returned {name} = {kind_of(value)}",
                             "a number" if is_reward else "a bool")
@@ -220,7 +217,8 @@ def flat_obs(env: gym.Env) -> gym.Env:
     box = isinstance(space, gym.spaces.Box)
     if box and space.dtype == bool and len(space.shape) == 3:
         images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
-        return gym.wrappers.TransformObservation(env, partial(np.multiply, np.uint8(255)), images)
+        return gym.wrappers.TransformObservation(
+            env, lambda bools: np.multiply(bools, np.uint8(255)), images)
     stays = len(space.shape) == 1 if box else not space.is_np_flattenable
     if box and len(space.shape) > 1:  # a picture, of whatever type: bytes, or two long sides
         long = 36 if len(space.shape) == 2 else 5  # a matrix of 5 by 5 is none
@@ -236,11 +234,9 @@ def flat_obs(env: gym.Env) -> gym.Env:
 class FlatBox(gym.spaces.Box):
     """The Box of flattened observations.
 
-    own          the space of the environment itself
-    parts        if that is a Dict: {name: slice of the flat observation}
-    has_goals    whether it has `observation` and two goals of one size, all of them vectors, so
-                 that goals look to the environment as they did before
-    has_mask     whether it has the parts `observation` and `action_mask`
+    own      the space of the environment itself
+    parts    if that is a Dict: {name: slice of the flat observation}
+    kind     what `obs_kind` returns: "goal", "mask" or "vector"
     """
 
     def __init__(self, own: gym.Space):
@@ -251,10 +247,12 @@ class FlatBox(gym.spaces.Box):
         ends = np.cumsum([gym.spaces.flatdim(part) for part in parts.values()], dtype=int).tolist()
         # In the order in which Gymnasium joins them.
         self.parts = dict(zip(parts, map(slice, [0, *ends], ends)))
+        # Goals are vectors of one size, so a slice is a goal as the environment knows it.
         three = [parts.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
         vectors = [part for part in three if part and part.shape == (gym.spaces.flatdim(part),)]
-        self.has_goals = len(vectors) == 3 and vectors[1].shape == vectors[2].shape
-        self.has_mask = {"observation", "action_mask"} <= self.parts.keys()
+        has_goals = len(vectors) == 3 and vectors[1].shape == vectors[2].shape
+        has_mask = {"observation", "action_mask"} <= self.parts.keys()
+        self.kind = "goal" if has_goals else "mask" if has_mask else "vector"
 
     def flatten(self, obs) -> np.ndarray:
         return gym.spaces.flatten(self.own, obs).astype(np.float32)
@@ -322,12 +320,6 @@ class OwnStep(gym.Wrapper):
             warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
 
 
-# Wrappers that change neither rewards nor goals.
-PLAIN_WRAPPERS = (Checked, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker,
-                  gym.wrappers.TimeLimit, gym.wrappers.HumanRendering,
-                  gym.wrappers.RenderCollection)
-
-
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     """Return the part of the first environment that has `compute_reward`, for other goals' rewards.
 
@@ -337,10 +329,12 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     """
     env = envs.unwrapped.envs[0]
     wrong = f"--env is {env.spec.id}, "
+    harmless = (Checked, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker,
+                gym.wrappers.TimeLimit, gym.wrappers.HumanRendering, gym.wrappers.RenderCollection)
     while isinstance(env.observation_space, FlatBox):
         env = env.env
     while isinstance(env, gym.Wrapper) and not hasattr(env, "compute_reward"):
-        if type(env) not in PLAIN_WRAPPERS and type(env).step not in (
+        if type(env) not in harmless and type(env).step not in (
                 gym.Wrapper.step, gym.ActionWrapper.step):
             raise UsageError(f"{wrong}whose wrapper {type(env).__name__} may change rewards or "
                              "goals; hindsight needs a compute_reward that returns the rewards of "
@@ -482,8 +476,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
             raise UsageError(f"{sum(lengths == 0)} of {episodes} evaluated episodes of {cfg.env} "
                              f"did not end within {max_steps:,} steps (play: --max-steps"
                              + ", or act as in training, --stochastic" * deterministic
-                             + "; train: --env-kwargs "
-                             """'{"max_episode_steps": N}')""")
+                             + """; train: --env-kwargs '{"max_episode_steps": N}')""")
         act = agent.act(obs, deterministic)
         new_obs, rew, terminated, truncated, infos = envs.step(agent.env_act(act))
         if steps is not None:
@@ -701,10 +694,8 @@ def fits(kind, takes):
 
 def obs_kind(space):
     """Return "image", "goal", "mask", "vector" or "other" for an observation space."""
-    if getattr(space, "has_goals", False):  # see FlatBox
-        return "goal"
-    if getattr(space, "has_mask", False):
-        return "mask"
+    if isinstance(space, FlatBox):
+        return space.kind
     box, shape = isinstance(space, gym.spaces.Box), space.shape or ()
     sides = sorted(shape)[1:]  # without the shortest dimension: colours or stacked frames
     if box and len(shape) == 3 and space.dtype == np.uint8 and min(sides) >= 5:

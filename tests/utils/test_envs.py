@@ -124,7 +124,7 @@ def test_goals_are_vectors_of_one_size(observation, achieved, desired, found):
     """Others would be flattened, and the environment's own functions do not take them."""
     parts = {"observation": observation, "achieved_goal": achieved, "desired_goal": desired}
     space = Dict({name: part for name, part in parts.items() if part is not None})
-    assert envs.FlatBox(space).has_goals == found
+    assert (envs.obs_kind(envs.FlatBox(space)) == "goal") == found
 
 
 class Dear(gym.Wrapper):
@@ -193,7 +193,7 @@ robotics = pytest.mark.skipif(importlib.util.find_spec("gymnasium_robotics") is 
 def test_robots_have_goals_and_tell_success(env, size, capfd):
     vector = make_envs(Config(env=env, env_kwargs='{"max_episode_steps": 2}'), 2)
     space = vector.single_observation_space
-    assert space.has_goals and len(range(*space.parts["desired_goal"].indices(99))) == size
+    assert space.kind == "goal" and len(range(*space.parts["desired_goal"].indices(99))) == size
     goals = np.zeros((4, size))
     assert envs.goal_env(vector).compute_reward(goals, goals + 9, {}).shape == (4,)
     vector.reset(seed=1)
