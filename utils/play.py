@@ -23,7 +23,7 @@ import pkgutil
 import sys
 import tempfile
 import warnings
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -130,13 +130,14 @@ class Film(gym.vector.VectorWrapper):
         self.screen = screen
         self.fps = 15 if screen else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
         self.writer = self.bar = None
+        self.frames, self.every = 0, 1  # of every so many frames, the first is drawn
 
     def open(self, file: Path, seconds: float | None, steps: int | None) -> None:
         import imageio.v2 as imageio  # an extra
 
         self.bar = tqdm(total=steps, desc=file.name, unit=" steps", disable=None, leave=False)
         self.left = np.inf if seconds is None else seconds * self.fps
-        self.every = self.small = 1
+        self.frames, self.small = 0, 1
         if file.suffix == ".gif":  # it compresses badly: 20 frames per second, 240 pixels wide
             self.every = int(np.ceil(self.fps / 20))
             self.small = int(np.ceil(self.shape[1] / 240))
@@ -144,11 +145,10 @@ class Film(gym.vector.VectorWrapper):
         else:  # the codec takes even sizes only
             self.writer = imageio.get_writer(file, fps=self.fps, macro_block_size=2,
                                              ffmpeg_log_level="error")
-        self.frames = 0
 
     def draw(self, shown: tuple | None) -> None:
-        if self.writer and self.frames % self.every:
-            self.frames += 1  # it is not shown, and drawing takes long
+        self.frames += 1
+        if (self.frames - 1) % self.every:  # it is not shown, and drawing takes long
             return
         with warnings.catch_warnings(action="ignore"):  # MinAtar's frames are floats, see below
             frame = shown[0][0, 0] if shown else np.asarray(self.env.render()[0])
@@ -161,7 +161,6 @@ class Film(gym.vector.VectorWrapper):
         self.shape = frame.shape
         if self.writer:
             self.writer.append_data(frame[::self.small, ::self.small])
-            self.frames += 1
 
     def reset(self, **kwargs):
         returned = self.env.reset(**kwargs)
@@ -177,8 +176,7 @@ class Film(gym.vector.VectorWrapper):
         return returned
 
     def close(self, **kwargs):
-        writer, self.writer = self.writer, None
-        for each in (writer, self.bar, self.env, self.screen):
+        for each in (self.bar, self.env, self.screen, self.writer):  # last, for it may fail
             if each is not None:
                 each.close()
 
@@ -238,18 +236,17 @@ def make_film(cfg) -> Film:
 def make_window(cfg) -> gym.vector.VectorEnv:
     """Return an environment in a window. UsageError: there can be none; it names --video."""
     check_picture(cfg, "--render", {"human", "rgb_array"})  # a window can show arrays, too
-    why = "Atari games have none" if is_game(cfg.env, "ALE/") else ""
-    if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        why = "there is no display"
     try:
-        if not why:
-            envs = make_with(cfg, render_mode="human")
-            envs.reset(seed=cfg.seed)
-            return envs
+        if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
+            raise OSError("there is no display")
+        if is_game(cfg.env, "ALE/"):
+            raise OSError("Atari games have none")
+        envs = make_with(cfg, render_mode="human")
+        envs.reset(seed=cfg.seed)
+        return envs
     except Exception as error:
-        why = one_line(error)
-    raise UsageError(f"--render cannot open a window for {cfg.env} here: {why}. --video FILE.mp4 "
-                     "draws an episode into a file")
+        raise UsageError(f"--render cannot open a window for {cfg.env} here: {one_line(error)}. "
+                         "--video FILE.mp4 draws an episode into a file") from None
 
 
 def follow_robot(env) -> None:
@@ -276,19 +273,17 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
     with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
         made = Path(folder, Path(file).name)
         try:
-            film.open(made, seconds, steps)
-            for k in itertools.count():  # episodes, until the seconds are full
-                returns, lengths = evaluate(agent, cfg, 1, seed + k, deterministic,
-                                            lambda: film.frames >= film.left, max_steps, film)
-                if seconds is None or film.frames >= film.left:
-                    break
-            film.close()
+            with closing(film):
+                film.open(made, seconds, steps)
+                for k in itertools.count():  # episodes, until the seconds are full
+                    returns, lengths = evaluate(agent, cfg, 1, seed + k, deterministic,
+                                                lambda: film.frames >= film.left, max_steps, film)
+                    if seconds is None or film.frames >= film.left:
+                        break
             os.replace(made, file)
         except OSError as error:  # the rest of the message is FFmpeg's command
             raise UsageError(f"--video {file} cannot be written: "
                              f"{str(error).splitlines()[0]}") from None
-        finally:
-            film.close()  # also after an episode that was too long
     return float(returns[0]), int(lengths[0])
 
 
