@@ -31,9 +31,9 @@ SMALL = {"total_steps": 512, "rollout_steps": 256, "minibatch_size": 64, "epochs
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(run directory, agent as training left it, Config) of two short runs, by environment."""
+    """(run directory, agent as training left it, Config) of three short runs, by environment."""
     runs = {}
-    for env in ("Pendulum-v1", "CartPole-v1"):
+    for env in ("Pendulum-v1", "CartPole-v1", "OddFrames-v0"):
         run = tmp_path_factory.mktemp("runs") / env
         cfg = ppo.Config(env, '{"max_episode_steps": 40}', run_dir=str(run), eval_every=256,
                          hidden=(16,), **SMALL)
@@ -136,16 +136,6 @@ def test_refused_file(flag, name, said, monkeypatch):
     assert refused(play.main, play.Play("run", **{flag: name})) == f"--{flag} {name}: {said}"
 
 
-def command_line(*args, **env):
-    """`python -m utils.play` on a machine without a display.
-
-    It is a process of its own, since MuJoCo chooses how to draw when it is imported.
-    """
-    shown = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MUJOCO_GL")}
-    return subprocess.run([sys.executable, "-m", "utils.play", *map(str, args)], text=True,
-                          capture_output=True, env=shown | env)
-
-
 def test_a_window_needs_a_display(trained, monkeypatch):
     """SDL's dummy driver stands in for one. The first episode is that of an evaluation."""
     run, agent, cfg = trained["CartPole-v1"]
@@ -219,13 +209,12 @@ gym.register("OddFrames-v0", Odd, disable_env_checker=True)
 
 @pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.full((8, 8, 3), 2.0),
                                    np.zeros((8, 8, 4), np.uint8)])
-def test_what_cannot_be_drawn_is_refused_before_it_is_played(monkeypatch, frame):
-    ppo.train(ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL))
+def test_what_cannot_be_drawn_is_refused_before_it_is_played(trained, monkeypatch, frame):
     monkeypatch.setattr(Odd, "frame", frame)
     monkeypatch.setattr(play, "evaluate", lambda *args: pytest.fail("it was played"))
     with pytest.raises(UsageError, match="OddFrames-v0 cannot be drawn here: render.. returned"):
-        play.main(play.Play("run", video="run.mp4"))
-    assert os.listdir() == ["run"]
+        play.main(play.Play(str(trained["OddFrames-v0"][0]), video="run.mp4"))
+    assert not os.listdir()
 
 
 @pytest.mark.parametrize("modes, made", [([], None), (["ansi"], None),
@@ -260,10 +249,9 @@ def test_a_text_task_shows_prompts_and_answers(capsys):
 
 
 @pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3)])
-def test_frames_of_any_size_are_written(monkeypatch, shape, capfd):
+def test_frames_of_any_size_are_written(trained, monkeypatch, shape, capfd):
+    _, agent, cfg = trained["OddFrames-v0"]
     monkeypatch.setattr(Odd, "frame", np.full(shape, 200, np.uint8))
-    cfg = ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL)
-    agent = ppo.train(cfg)
     for name, size in (("run.mp4", (shape[0] + shape[0] % 2, shape[1] + shape[1] % 2)),
                        ("run.gif", shape[:2])):
         film = play.make_film(cfg)
@@ -290,13 +278,12 @@ def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, capsys):
             assert ("--stochastic" in told) != stochastic
 
 
-def test_a_picture_of_floats_is_drawn_as_bytes_and_large(monkeypatch):
+def test_a_picture_of_floats_is_drawn_as_bytes_and_large(trained, monkeypatch):
     """A terminal shows how many steps have been drawn."""
+    _, agent, cfg = trained["OddFrames-v0"]
     monkeypatch.setattr(Odd, "frame", np.full((10, 10, 3), 0.6))
     monkeypatch.setattr(gym.registry["OddFrames-v0"], "disable_env_checker", False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    cfg = ppo.Config("OddFrames-v0", run_dir="run", hidden=(16,), **SMALL)
-    agent = ppo.train(cfg)
     with warnings.catch_warnings(action="error"):  # Gymnasium's about floats is not for players
         film = play.make_film(cfg)
         length = play.write_video(agent, cfg, film, "run.gif", seed=1)[1]
@@ -355,9 +342,8 @@ def test_an_atari_video_shows_the_game_that_the_agent_plays():
 def test_ctrl_c_ends_with_one_line(trained):
     command = [sys.executable, "-u", "-m", "utils.play", str(trained["Pendulum-v1"][0]),
                "--episodes", "100000"]
-    env = os.environ | {"PYTHONPATH": str(Path(play.__file__).parents[1])}
     # A script's background jobs ignore Ctrl-C, and so would all that they start.
-    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True, preexec_fn=lambda: signal.signal(signal.SIGINT,
                                                                       signal.SIG_DFL)) as process:
         assert process.stdout.readline().startswith("Pendulum-v1")
@@ -380,15 +366,21 @@ def test_which_camera_draws(env, kwargs, camera):
 
 @pytest.mark.slow
 def test_mujoco_is_drawn_without_a_display():
+    """In a process of its own, since MuJoCo chooses how to draw when it is imported."""
+    def draw(file, **env):
+        command = [sys.executable, "-m", "utils.play", "run", "--episodes", "1", "--video", file]
+        return subprocess.run(command, text=True, capture_output=True, env=shown | env)
+
+    shown = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "MUJOCO_GL")}
     kwargs = '{"max_episode_steps": 4}'
     ppo.train(ppo.Config("Hopper-v5", kwargs, run_dir="run", hidden=(16,), **SMALL))
-    done = command_line("run", "--episodes", 1, "--video", "run.mp4")
+    done = draw("run.mp4")
     if done.returncode:                                         # nothing here can draw
         assert done.returncode == 2 and "apt-get install libegl1" in done.stderr, done.stderr
         assert "Traceback" not in done.stderr and not list(Path().glob("*.mp4"))
         pytest.skip("no EGL here")
     assert frames("run.mp4")[0].std() > 10
-    failed = command_line("run", "--video", "other.mp4", MUJOCO_GL="nonsense")
+    failed = draw("other.mp4", MUJOCO_GL="nonsense")
     assert failed.returncode == 2 and "Traceback" not in failed.stderr
     assert "MUJOCO_GL: nonsense" in failed.stderr
     assert sorted(os.listdir()) == ["run", "run.mp4"]
