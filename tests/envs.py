@@ -309,9 +309,6 @@ class NoRewards(GoalEnds):
 
     compute_reward = property()
 
-    def step(self, act):
-        raise NotImplementedError
-
 
 # ---- Learned in seconds
 
@@ -444,25 +441,14 @@ def register(name, kind, quiet=False, **kwargs):
                  disable_env_checker=quiet)
 
 
-register("Counter", Counter, quiet=True)                        # the checker warns of the traps
-register("Faulty", Faulty, quiet=True)
-register("GoalCounter", GoalCounter, quiet=True)
-register("MaskCounter", MaskCounter, quiet=True)
-register("Ends", Ends)
-register("Flaky", Flaky)
-register("MaskEnds", MaskEnds)
-register("GoalEnds", GoalEnds)
-register("NoRewards", NoRewards)
-register("Uneven", Uneven)
-register("Constant", Constant)
+for kind in (Counter, Faulty, GoalCounter, MaskCounter):
+    register(kind.__name__, kind, quiet=True)                   # the checker warns of the traps
+for kind in (Ends, Flaky, GoalEnds, MaskEnds, Only, Uneven, NoRewards, Constant, Reach, Bright,
+             Parts, OneSum):
+    register(kind.__name__, kind)
 register("ProbeValue", Probe)
 register("ProbeObs", Probe, sees=True)
 register("ProbeLate", Probe, late=True)
 register("ProbeAct", Probe, acts=True)
 register("ProbePolicy", Probe, sees=True, acts=True)
-register("Reach", Reach)
-register("Bright", Bright)
-register("Parts", Parts)
 register("AllAllowed", all_allowed)
-register("OneSum", OneSum)
-register("Only", Only)

@@ -8,6 +8,7 @@ import math
 import random
 import warnings
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -81,8 +82,10 @@ def test_known_notices_are_silent_and_others_are_not(capfd):
 def test_a_dict_is_one_hot_and_joined():
     """In the order of its keys; what ends an episode is flattened like every other observation."""
     vector = make_envs(Config(env="tests.envs:Parts-v0"), 2)
-    assert vector.single_observation_space == Box(
-        np.float32([0, 0, 0, -np.inf, -np.inf]), np.float32([1, 1, 1, np.inf, np.inf]))
+    space = vector.single_observation_space
+    assert space == Box(np.float32([0, 0, 0, -np.inf, -np.inf]),
+                        np.float32([1, 1, 1, np.inf, np.inf]))
+    assert space.parts == {"kind": slice(0, 3), "place": slice(3, 5)}
     obs, _ = vector.reset(seed=1)
     rows = [obs]
     for _ in range(4):
@@ -96,8 +99,6 @@ def test_a_dict_is_one_hot_and_joined():
 
 def test_a_flattened_dict_says_where_its_parts_are():
     """In the order in which Gymnasium joins them, which is not always that of their names."""
-    assert make_envs(Config(env="tests.envs:Parts-v0"), 2).single_observation_space.parts == {
-        "kind": slice(0, 3), "place": slice(3, 5)}
     vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 2)
     space = vector.single_observation_space
     assert list(space.parts) == ["observation", "achieved_goal", "desired_goal"]
@@ -141,13 +142,10 @@ class Dear(gym.Wrapper):
         return self.env.unwrapped.compute_terminated(*args)
 
 
-def change_reward(function):
-    """Return BitFlip with another compute_reward."""
-    def make():
-        env = BitFlip(bits=3)
-        env.compute_reward = function
-        return env
-    return make
+class Pays(BitFlip):
+    def __init__(self, function):
+        super().__init__(bits=3)
+        self.compute_reward = function
 
 
 @pytest.mark.parametrize("make,message", [
@@ -158,11 +156,11 @@ def change_reward(function):
      "wrapper TransformObservation"),
     (lambda: Idle(Dear(BitFlip())), "wrapper Idle"), (lambda: Dear(BitFlip()), None),
     (lambda: gym.wrappers.TransformAction(BitFlip(), abs, Box(-1, 1, (10,))), None),
-    *((change_reward(reads), "reads its info") for reads in (
+    *((partial(Pays, reads), "reads its info") for reads in (
         lambda a, d, info: info["cost"] + a[:, 0], lambda a, d, info: a[:, 0] - info.get("cost", 1),
         lambda a, d, info: a[:, 0] if "cost" in info else d[:, 0],
         lambda a, d, info: np.array([each for each in info]))),
-    (change_reward(lambda a, d, info: 0.0), r"returns \[\] for 2 pairs of goals"),
+    (partial(Pays, lambda a, d, info: 0.0), r"returns \[\] for 2 pairs of goals"),
 ])
 def test_one_scale_of_rewards(make, message):
     """The buffer holds rewards of steps and of `compute_reward`; no wrapper may come between."""
@@ -203,12 +201,11 @@ def test_robots_have_goals_and_tell_success(env, size, capfd):
     assert capfd.readouterr().err == ""
 
 
-FLOATS = Box(-1, 1, (2,))
 GOOD = (np.zeros(2, np.float32), 1.0, False, False, {})
 NAMES = ("observation", "reward", "terminated", "truncated", "info")
 
 
-def given(space=FLOATS, step=GOOD, reset=None):
+def given(space=TWO, step=GOOD, reset=None):
     """Return an environment that returns what a test asks for, as `make_envs` wraps it."""
     env = Uneven(space, Discrete(2))
     reset = (step[0], {}) if reset is None else reset
@@ -256,7 +253,7 @@ def test_what_is_harmless_passes(name, value):
     (MultiDiscrete([2, 3]), (np.array([1, 2]),), (np.array([2, 0]), np.array([1]))),
     (MultiBinary(2), (np.int8([1, 0]),), (np.array([2, 0]),)),
     (Box(0, 255, (2,), np.uint8), (np.zeros(2, np.uint8),), (np.zeros(2, int), np.zeros(2))),
-    (Dict(a=FLOATS, b=Discrete(2)), ({"a": GOOD[0], "b": 1}, {"a": GOOD[0], "b": 0, "c": 9}),
+    (Dict(a=TWO, b=Discrete(2)), ({"a": GOOD[0], "b": 1}, {"a": GOOD[0], "b": 0, "c": 9}),
      (GOOD[0], {"a": GOOD[0]}, {"a": GOOD[0], "b": 2}, {"a": np.zeros(3), "b": 1})),
 ])
 def test_observations_of_each_kind_of_space(space, good, bad):
@@ -279,7 +276,7 @@ def test_the_old_gym_is_explained(step, says):
 
 
 @pytest.mark.parametrize("obs,act,says", [
-    (None, Discrete(2), "observation_space is None"), (FLOATS, "box", "action_space is 'box'"),
+    (None, Discrete(2), "observation_space is None"), (TWO, "box", "action_space is 'box'"),
 ])
 def test_spaces_that_are_none(obs, act, says):
     """Perhaps the first reset makes them."""
@@ -292,7 +289,7 @@ def test_checks_stand_below_gymnasiums_wrappers_and_around_those_of_users():
     def layers(env):
         return [type(env).__name__, *(layers(env.env) if isinstance(env, gym.Wrapper) else [])]
 
-    base, wrap = Uneven(FLOATS, Discrete(2)), gym.wrappers.OrderEnforcing
+    base, wrap = Uneven(TWO, Discrete(2)), gym.wrappers.OrderEnforcing
     assert "Checked" not in layers(envs.checked(gym.make("CartPole-v1")))
     assert layers(envs.checked(wrap(wrap(base)))) == 2 * ["OrderEnforcing"] + ["Checked", "Uneven"]
     assert layers(envs.checked(wrap(Idle(wrap(base))))) == [
@@ -350,26 +347,13 @@ def test_every_action_has_one_number(act, count):
 
 
 @pytest.mark.parametrize("obs,act", [
-    (FLOATS, MultiBinary(100)), (FLOATS, MultiDiscrete([65, 64])), (Box(0, 1, (84, 84)), TWO),
+    (TWO, MultiBinary(100)), (TWO, MultiDiscrete([65, 64])), (Box(0, 1, (84, 84)), TWO),
     (Box(0, 255, (3, 84, 84), np.int64), TWO), (Discrete(10**8), TWO)])
 def test_what_cannot_become_another_space_is_refused(obs, act):
     cfg = uneven(obs, act)
     vector = make_envs(cfg, 1)
     with pytest.raises(UsageError, match="space .*; docs/howto.md says what to do$"):
         ppo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
-
-
-# ---- How long they live
-
-@pytest.mark.parametrize("at", [1, 100])
-def test_environments_are_closed_after_an_exception(at, monkeypatch):
-    closed = []
-    monkeypatch.setattr(Counter, "close", lambda self: closed.append(self))
-    mine = make_envs(Config(env="tests.envs:Counter-v0"), 1)
-    with pytest.raises(RuntimeError, match="too hot"):
-        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", env_kwargs=json.dumps({"at": at}),
-                             num_envs=4, total_steps=4096, epochs=1, hidden=(4,)))
-    assert len(closed) == 4 and not mine.unwrapped.closed
 
 
 # ---- What is recorded
@@ -420,9 +404,8 @@ def test_infos_of_any_kind_do_no_harm():
 
 
 def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():
-    plain = gym.make_vec("tests.envs:Counter-v0", 2, vectorization_mode="sync", vector_kwargs={
-        "autoreset_mode": gym.vector.AutoresetMode.SAME_STEP})
-    vector = EpisodeRecorder(plain, clip_rewards=True)
+    vector = make_envs(Config(env="tests.envs:Counter-v0"), 2)
+    vector.clip_rewards = True
     vector.reset(seed=1)
     rewards = [vector.step(vector.action_space.sample())[1] for _ in range(8)]
     true = np.array([[rew for _, rew, *_ in script(env, 8)[0]] for env in range(2)]).T
@@ -453,39 +436,36 @@ class Vector(gym.vector.VectorEnv):
     single_observation_space, single_action_space = Box(-9, 9, (1,)), Discrete(2)
     num_envs, metadata = 2, {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
 
-    def __init__(self, obs=0.0, rew=0.0, final_obs=0.0, at=3, kind=float):
-        self.given, self.at, self.kind = (obs, rew, final_obs), at, kind
+    def __init__(self, obs=0.0, rew=0.0, final_obs=0.0, at=3, lives=()):
+        self.given, self.at = (obs, rew, final_obs), at
+        self.lives, self.pressed = [[3, 3], *lives], []
 
-    def observe(self, value=0.0):
-        return np.array([[0.0], [value]]).astype(self.kind)
+    def told(self):
+        return {"lives": np.array(self.lives[self.time])} if self.lives[1:] else {}
 
     def reset(self, seed=None, options=None):
         self.time = 0
-        return self.observe(self.given[0] if self.at == 0 else 0.0), {}
+        return np.array([[0.0], [0.0 if self.at else self.given[0]]]), self.told()
 
     def step(self, actions):
+        self.pressed.append(actions.tolist())
         self.time += 1
         obs, rew, final_obs = self.given if self.time == self.at else (0.0,) * 3
         ended = np.array([False, self.time == self.at])
-        final = np.array([None, self.observe(final_obs)[1]], dtype=object)
-        return (self.observe(obs), np.array([0.0, rew]), ended, ~ended & False,
-                {"final_obs": final, "_final_obs": ended})
+        final = {"final_obs": np.array([[-7.0], [final_obs]]), "_final_obs": ended}
+        obs = np.array([[float(self.time)], [obs]])
+        return (obs, np.array([0.0, rew]), ended, ~ended & False,
+                self.told() | (final if ended.any() else {}))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])  # too large for float32
-@pytest.mark.parametrize("where", ["obs", "rew", "final_obs"])
-def test_what_is_not_finite_is_refused_with_its_step(where, value):
-    vector = EpisodeRecorder(Vector(**{where: value}))
-    vector.reset()
-    for _ in range(2):
-        vector.step(np.zeros(2))
-    with pytest.raises(FloatingPointError, match="the environment returned NaN .* step 3 "):
-        vector.step(np.zeros(2))
-
-
-def test_a_first_observation_that_is_not_finite_is_refused():
-    with pytest.raises(FloatingPointError, match="the environment returned NaN"):
-        EpisodeRecorder(Vector(obs=math.nan, at=0)).reset()
+@pytest.mark.parametrize("where,at", [("obs", 3), ("rew", 3), ("final_obs", 3), ("obs", 0)])
+def test_what_is_not_finite_is_refused_with_its_step(where, at, value):
+    vector = EpisodeRecorder(Vector(**{where: value}, at=at))
+    with pytest.raises(FloatingPointError, match=f"the environment returned NaN .* step {at} "):
+        vector.reset()
+        for _ in range(3):
+            vector.step(np.zeros(2))
 
 
 class InPlace(Reach):
@@ -652,17 +632,7 @@ def test_a_joystick_has_no_button_to_press():
 
 
 def test_fire_begins_each_life_once():
-    class Games(Vector):
-        def reset(self, **kwargs):
-            self.left, self.pressed = iter([[2, 3], [2, 3], [2, 5]]), []
-            return super().reset()[0], {"lives": np.array([3, 3])}
-
-        def step(self, actions):
-            self.pressed.append(actions.tolist())
-            obs, rew, ended, cut, infos = super().step(actions)
-            return obs, rew, ended, cut, infos | {"lives": np.array(next(self.left))}
-
-    games = EpisodeRecorder(Games(), fire=9)
+    games = EpisodeRecorder(Vector(lives=[[2, 3], [2, 3], [2, 5]]), fire=9)
     games.reset()
     for _ in range(3):
         games.step(np.zeros(2))
@@ -672,20 +642,9 @@ def test_fire_begins_each_life_once():
 
 def test_a_lost_life_keeps_its_own_last_observation():
     """In the same step the other game ends, so final_obs is there, with garbage in this row."""
-    class Games(Vector):
-        def reset(self, **kwargs):
-            return super().reset()[0], {"lives": np.array([3, 3])}
-
-        def step(self, actions):
-            obs, rew, ended, cut, _ = super().step(actions)
-            infos = {"lives": np.array([2, 5])}
-            if ended.any():
-                infos |= {"final_obs": np.array([[-7.0], [6.0]]), "_final_obs": ended}
-            return obs + 1, rew, ended, cut, infos
-
-    games = EpisodeRecorder(Games(at=1), lives_end=True)
+    games = EpisodeRecorder(Vector(final_obs=6.0, at=1, lives=[[2, 5]]), lives_end=True)
     games.reset()
-    obs, _, terminated, truncated, infos = games.step(None)
+    obs, _, terminated, truncated, infos = games.step(np.zeros(2))
     assert terminated.all() and not truncated.any()
     assert infos["final_obs"].tolist() == [obs[0].tolist(), [6.0]]
 
@@ -723,6 +682,17 @@ def test_a_game_may_be_predicted_as_it_comes():
 
 
 # ---- How long they live
+
+@pytest.mark.parametrize("at", [1, 100])
+def test_environments_are_closed_after_an_exception(at, monkeypatch):
+    closed = []
+    monkeypatch.setattr(Counter, "close", lambda self: closed.append(self))
+    mine = make_envs(Config(env="tests.envs:Counter-v0"), 1)
+    with pytest.raises(RuntimeError, match="too hot"):
+        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", env_kwargs=json.dumps({"at": at}),
+                             num_envs=4, total_steps=4096, epochs=1, hidden=(4,)))
+    assert len(closed) == 4 and not mine.unwrapped.closed
+
 
 ONE = {"env": "tests.envs:Only-v0", "num_envs": 1, "rollout_steps": 64, "minibatch_size": 64,
        "epochs": 1, "total_steps": 64, "hidden": (4,)}
