@@ -184,8 +184,7 @@ def unfit(space: gym.Space, value) -> str:
     if not isinstance(space, gym.spaces.Box):
         return "" if space.contains(value) else kind_of(value)
     array = as_array(value)
-    given, declared = array.dtype, space.dtype
-    fits = given == declared or given.kind == declared.kind == "f" or np.can_cast(given, declared)
+    fits = array.dtype.kind == space.dtype.kind == "f" or np.can_cast(array.dtype, space.dtype)
     return "" if fits and array.shape == space.shape else kind_of(value)
 
 
@@ -347,8 +346,7 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     with contextlib.suppress(AttributeError):  # perhaps of what the first reset makes
         goals = np.stack([env.observation_space["desired_goal"].sample() for _ in range(2)])
         env.compute_terminated(goals[0], goals[1], NO_INFO)
-        shape = np.shape(env.compute_reward(goals, goals, NO_INFO))
-        if shape != (2,):
+        if (shape := np.shape(env.compute_reward(goals, goals, NO_INFO))) != (2,):
             raise UsageError(f"{wrong}whose compute_reward returns {list(shape)} for 2 pairs of "
                              "goals; hindsight needs one that takes batches and returns [2]")
     return env
