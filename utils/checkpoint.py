@@ -12,7 +12,6 @@ runs no code.
 """
 
 import ast
-import glob
 import os
 import pickle
 import shutil
@@ -38,11 +37,10 @@ def whole(path):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(tmp, path)
+        move(tmp, path)
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise
-    sync_folder(tmp.parent)
 
 
 def write_text(path, text):
@@ -51,10 +49,11 @@ def write_text(path, text):
         file.write(text.encode())
 
 
-def sync_folder(folder):
-    """Flush a folder's names to the disk. Otherwise a power cut may undo a rename."""
+def move(old, new):
+    """Rename a file or folder. A power cut could undo that until its new name is on the disk."""
+    os.replace(old, new)
     if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(old.parent, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
 
@@ -147,8 +146,7 @@ def save_resume(run_dir, step, payload):
             shutil.rmtree(tmp, ignore_errors=True)  # the disk may be full
         raise
     if root:
-        os.rename(tmp, tmp.with_suffix(""))
-        sync_folder(tmp.parent)
+        move(tmp, tmp.with_suffix(""))
         for old, folder in resume_folders(run_dir).items():
             if old != step:
                 shutil.rmtree(folder)
@@ -169,8 +167,8 @@ def load_resume(run_dir, *keys):
 
 def resume_folders(run_dir):
     """Return {step: folder} for a run's whole checkpoints: usually one, after a kill maybe two."""
-    names = glob.glob("resume-*", root_dir=run_dir)
-    return {int(name[7:]): Path(run_dir, name) for name in names if name[7:].isdecimal()}
+    folders = Path(run_dir).glob("resume-*")
+    return {int(path.name[7:]): path for path in folders if path.name[7:].isdecimal()}
 
 
 # ---- code
@@ -182,19 +180,8 @@ def file_of(config_class) -> Path | None:
     return Path(path) if path and os.path.isfile(path) else None
 
 
-def keep_code(config_class, run_dir) -> None:
-    """Copy the algorithm file into a run."""
-    file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    if file and (not kept.exists() or has_changed(config_class, run_dir)):
-        with whole(kept) as copy:
-            copy.write(file.read_bytes())
-
-
 def has_changed(config_class, run_dir) -> bool:
-    """Return whether a run keeps other code than the file of `config_class` has now.
-
-    Comments and layout do not count.
-    """
+    """Return whether a Config's file differs from a run's in more than comments and layout."""
     file, kept = file_of(config_class), Path(run_dir, "algo.py")
     if file is None or not kept.exists():
         return False

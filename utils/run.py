@@ -700,7 +700,9 @@ def write_config(cfg, step, initial):
     config["settings"] = plain_settings(cfg)
     checkpoint.write_text(Path(cfg.run_dir, "config.json"),
                           json.dumps(config, indent=2, default=str) + "\n")
-    checkpoint.keep_code(type(cfg), cfg.run_dir)  # a kill before this leaves a run, not a riddle
+    if file := checkpoint.file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
+        with checkpoint.whole(Path(cfg.run_dir, "algo.py")) as copy:
+            copy.write(file.read_bytes())
 
 
 def plain_settings(cfg):

@@ -202,11 +202,10 @@ def edit(monkeypatch):
 
 
 def test_a_config_of_a_notebook_has_no_file(monkeypatch):
-    monkeypatch.setitem(sys.modules, "a_notebook", type(sys)("a_notebook"))
-    config_class = type("Config", (), {"__module__": "a_notebook"})
-    assert checkpoint.file_of(config_class) is None
-    checkpoint.keep_code(config_class, ".")
-    assert not os.listdir() and not checkpoint.has_changed(config_class, ".")
+    monkeypatch.delattr(toy, "__file__")
+    toy.train(toy.Config())
+    assert checkpoint.file_of(toy.Config) is None
+    assert not KEPT.exists() and not checkpoint.has_changed(toy.Config, "run")
 
 
 def test_only_code_counts_as_changed(edit):
