@@ -270,9 +270,7 @@ class Run:
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
                 before = signal.signal(number, self.on_signal)
                 stack.callback(signal.signal, number, before or signal.SIG_DFL)
-            lock = together(claim if self.root else None, cfg)
-            if self.root:
-                stack.enter_context(lock)
+            together(claim if self.root else None, cfg, stack)
             resumes = cfg.resume and bool(checkpoint.resume_folders(self.run_dir))
             if resumes:
                 self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
@@ -659,28 +657,23 @@ def replaced_files(cfg, run_dir):
     return files
 
 
-def claim(cfg):
-    """Make the run directory, lock it, and empty it of a run that this one replaces.
-
-    The lock lasts as long as the returned file is open.
-    """
+def claim(cfg, stack):
+    """Make the run directory, lock it until `stack` closes, and empty it of a run to replace."""
     try:
         Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
-        file = open(Path(cfg.run_dir, ".lock"), "w")
+        file = stack.enter_context(open(Path(cfg.run_dir, ".lock"), "w"))
     except OSError as error:
         raise UsageError(f"--run-dir is {cfg.run_dir}: {error.strerror}") from None
     try:
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
         raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
     except OSError:
         pass  # some network file systems have no locks
     # Another run may have used the directory since `open_run` looked.
     for path in [] if cfg.resume else replaced_files(cfg, Path(cfg.run_dir)):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    return file
 
 
 def write_config(cfg, step, initial):
