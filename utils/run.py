@@ -204,7 +204,6 @@ class Run:
         self.saved_step = None
         self.seconds = 0.0
         self.best = -math.inf
-        self.reports = 0
         self.ended = False
         self.stack = ExitStack()
 
@@ -353,14 +352,13 @@ class Run:
     def due(self, step: int) -> bool:
         """Return whether `step` is logged: at every call, or, with a setting `report_every`, when
         it passes a multiple of that; also at the end, and after a signal to a single process."""
-        return (step >= self.cfg.total_steps or self.signal > 0 and mpi.size() == 1
-                or self.passes(getattr(self.cfg, "report_every", 1), step))
+        return (self.passes(getattr(self.cfg, "report_every", 1), step)
+                or self.signal > 0 and mpi.size() == 1)
 
     def evaluate(self, step: int) -> None:
         """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
         every = self.cfg.eval_every
-        at_end = step >= self.cfg.total_steps
-        if every and self.due(step) and (at_end or self.passes(every, step)) and self.root:
+        if every and self.due(step) and self.passes(every, step) and self.root:
             steps = [] if hasattr(self.agent, "q_value") else None
             returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
                                         lambda: self.signal > 0, steps=steps)
@@ -378,22 +376,21 @@ class Run:
 
         FloatingPointError, on all ranks, names a metric that is not finite.
         """
-        cfg = self.cfg
         if not self.due(step):
             return
         self.store(**metrics)
-        num_envs = getattr(cfg, "num_envs", 0)  # 0: it takes no steps of environments
+        num_envs = getattr(self.cfg, "num_envs", 0)  # 0: it takes no steps of environments
         first_env = mpi.rank() * mpi.share(num_envs)
-        ended = [(step - ago * num_envs, first_env + env, *end)
-                 for ago, env, *end in envs.pop_episodes()]
-        if ended:
-            self.store(ep_ret=[end[2] for end in ended], ep_len=[end[3] for end in ended])
-        for end in ended:
-            if len(end) > 4:  # the environment tells success
-                self.store(success=end[4])
+        ended = []
+        for ago, env, ep_ret, ep_len, *success in envs.pop_episodes():
+            ended.append((step - ago * num_envs, first_env + env, ep_ret, ep_len, *success))
+            self.store(ep_ret=[ep_ret], ep_len=[ep_len])
+            if success:  # the environment tells it
+                self.store(success=success[0])
         now = time.perf_counter()
         # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
-        save_due = now - self.saved > max(60, 20 * self.save_seconds)
+        late = now - self.saved > max(60, 20 * self.save_seconds)
+        save_due = late or self.logger.reports == 0 or step >= self.cfg.total_steps
         # The only message of a report. After it, all ranks know the same and do the same.
         told = mpi.gather((self.logger.take(), ended, save_due, self.signal))
         speed = (step - self.reported_step) / max(now - self.reported, 1e-9)
@@ -401,18 +398,16 @@ class Run:
                "steps_per_second": round(speed, 1)}
         for name in dict.fromkeys(name for mine, *_ in told for name in mine):
             row |= merge(name, [mine[name] for mine, *_ in told if name in mine])
-        self.reported_step = step
-        self.reported = now
+        self.reported_step, self.reported = step, now
         for name, value in row.items():
             if not math.isfinite(value):
                 raise FloatingPointError(f"{name} is {value} at step {step:,}")
         if self.root:
             self.logger.write(row, sorted(end for _, ended, *_ in told for end in ended))
         self.stop = max(number for *_, number in told)
-        self.save_due = told[0][2] or self.stop or self.reports == 0 or step >= cfg.total_steps
-        self.reports += 1
-        self.improved = row.get("eval_ret_mean", -math.inf) > self.best
-        self.best = max(self.best, row.get("eval_ret_mean", -math.inf))
+        self.save_due = told[0][2] or self.stop
+        mean = row.get("eval_ret_mean", -math.inf)
+        self.improved, self.best = mean > self.best, max(mean, self.best)
 
     def save(self, step: int) -> None:
         """Write best.pt and a checkpoint, if they are due. Raise `Stopped` after a signal."""
@@ -428,8 +423,8 @@ class Run:
             raise Stopped(self.stop)
 
     def passes(self, every: int, step: int) -> bool:
-        """Return whether a multiple of `every` lies between the last report and `step`."""
-        return step // every > self.reported_step // every
+        """Return whether `step` is the last or has passed a multiple of `every` since a report."""
+        return step >= self.cfg.total_steps or step // every > self.reported_step // every
 
     # ---- checkpoints
 
