@@ -198,11 +198,10 @@ class Run:
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)
-        self.pid, self.signal = os.getpid(), 0
-        self.signal_time = 0.0
-        self.reported_step = 0
-        self.saved_step = None
-        self.seconds = 0.0
+        self.pid = os.getpid()
+        self.signal, self.signal_time = 0, 0.0
+        self.reported_step, self.saved_step = 0, None
+        self.seconds = self.save_seconds = 0.0
         self.best = -math.inf
         self.ended = False
         self.stack = ExitStack()
@@ -258,20 +257,17 @@ class Run:
         the agent alone. If the run has all its steps, nothing is written.
         """
         cfg = self.cfg
-        initial = None
         if self.root and cfg.eval_every:
             make_envs(cfg, 1).close()  # refuses if there can be none beside those of training
-        mpi.barrier()  # every rank has found the directory free
-        if cfg.init_from and not cfg.resume:
-            initial = together(self.load_policy)
+        # It also waits until every rank has found the directory free.
+        initial = together(self.load_policy if cfg.init_from and not cfg.resume else None)
         with chdir(self.home), ExitStack() as stack:  # a later refusal closes what was opened
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
                 before = signal.signal(number, self.on_signal)
                 stack.callback(signal.signal, number, before or signal.SIG_DFL)
             together(claim if self.root else None, cfg, stack)
-            resumes = cfg.resume and bool(checkpoint.resume_folders(self.run_dir))
-            if resumes:
+            if cfg.resume and checkpoint.resume_folders(self.run_dir):
                 self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
                 together(self.load_checkpoint, saved)
                 if self.reported_step >= cfg.total_steps:
@@ -293,10 +289,7 @@ class Run:
                 self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
             self.reported = time.perf_counter()
             self.started = self.reported - self.seconds
-            if resumes:
-                self.saved, self.saved_step = self.reported, self.reported_step
-                self.save_seconds = 0.0
-            else:
+            if self.saved_step is None:
                 self.save_checkpoint()  # so that --resume works from here on
             self.stack.push(stack.pop_all())
         return self.reported_step
@@ -324,6 +317,7 @@ class Run:
         if self.device.type == "cuda" and saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
         self.seconds, self.best = saved["seconds"], saved["best"]
+        self.saved, self.saved_step = time.perf_counter(), self.reported_step
 
     def on_signal(self, number, frame):
         if os.getpid() != self.pid:  # a process of an environment, forked from this one
