@@ -19,7 +19,6 @@ the command line ends with status 130 or 143.
 """
 
 import ctypes
-import itertools
 import json
 import math
 import os
@@ -65,9 +64,9 @@ SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part o
 # Settings that may differ on --resume.
 FREE = {"total_steps", "device", "torch_threads", "bf16", "compile", "run_dir", "resume",
         "changed_code"}
-# The files of a run, but for config.json, which names it as one.
+# The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
-         "policy.pt", "best.pt", "resume-*", "result.json")
+         "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
 CORES = "/proc/stat"  # how busy each core has been
 PACKAGES = ["torch", "gymnasium", "numpy", "mujoco", "ale_py", "Box2D", "mpi4py"]
 
@@ -228,8 +227,7 @@ class Run:
                            "continues it")
         self.stack.close()
         if self.ended:
-            seconds = self.reported - self.started
-            mpi.say(summary(self.cfg, self.reported_step, seconds))
+            mpi.say(summary(self.cfg, self.reported_step, self.reported - self.started))
 
     # ---- start
 
@@ -448,10 +446,7 @@ class Run:
 
 
 def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """Return Q(s, a) and the discounted return that followed, for the states of evaluated episodes.
-
-    steps      what `evaluate` gives
-    lengths    of the episodes, [N]
+    """Return Q(s, a) and the discounted return that followed, for the states that `evaluate` gives.
 
     At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
     if what lies beyond the limit weighs less than 1%.
@@ -459,15 +454,15 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
     obs, act, rew, terminated, _ = (np.stack(column) for column in zip(*steps))  # [T, N, ...]
     gamma = agent.cfg.gamma
     left = lengths - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
-    returns = np.append(rew, np.zeros_like(rew[:1]), axis=0)
-    for t in reversed(range(len(rew))):
+    returns = rew.copy()
+    for t in reversed(range(len(rew) - 1)):
         returns[t] += gamma * (left[t] > 1) * returns[t + 1]
     whole = terminated[lengths - 1, np.arange(len(lengths))] | (gamma ** np.maximum(left, 0) < 0.01)
     counts = whole & (left > 0)
     if not counts.any():
         return {}
     q = agent.q_value(obs[counts], torch.from_numpy(act[counts]))
-    return {"eval_q": q.numpy(), "eval_discounted": returns[:-1][counts]}
+    return {"eval_q": q.numpy(), "eval_discounted": returns[counts]}
 
 
 class Threads:
@@ -504,8 +499,7 @@ class Threads:
             return
         others = (self.used_by_others() - self.used) / (time.monotonic() - self.began)
         before, threads = torch.get_num_threads(), 2 if cores() - others > 1.75 else 1
-        if threads != before:
-            torch.set_num_threads(threads)
+        torch.set_num_threads(threads)
         self.look(10 if threads < before else 1)
 
 
@@ -570,8 +564,8 @@ def settings_of_run(cfg, algo, run_dir):
     config = read_config(run_dir, "--resume: ")
     if config["algo"] != algo:
         raise UsageError(f"--resume: {run_dir} is a run of {config['algo']}, not of {algo}")
-    saved = max(checkpoint.resume_folders(run_dir), default=None)
-    if has_rows(run_dir) and saved is None:
+    saved = max(checkpoint.resume_folders(run_dir), default=-1)
+    if has_rows(run_dir) and saved < 0:
         raise UsageError(f"--resume: there is no checkpoint in {run_dir}; delete it to restart")
     settings, defaults = config["settings"], vars(type(cfg)())
     for name in cfg.given:
@@ -584,9 +578,8 @@ def settings_of_run(cfg, algo, run_dir):
         cfg = type(cfg)(**settings | {"resume": True, "run_dir": str(run_dir)})
     except TypeError as error:
         raise UsageError(f"--resume: another version made {run_dir}: {error}") from None
-    finished = saved is not None and saved >= cfg.total_steps
-    if (has_rows(run_dir) and not finished and not cfg.changed_code
-            and checkpoint.has_changed(type(cfg), run_dir)):
+    continues = has_rows(run_dir) and saved < cfg.total_steps and not cfg.changed_code
+    if continues and checkpoint.has_changed(type(cfg), run_dir):
         raise UsageError(f"--resume: {checkpoint.file_of(type(cfg))} has changed since this run, "
                          f"whose code is {run_dir}/algo.py; --changed-code continues with the "
                          "changed file")
@@ -603,11 +596,11 @@ def read_config(run_dir, prefix=""):
         wrong = (f"{run_dir} holds no run: config.json: {error.strerror}"
                  if isinstance(error, OSError) else
                  f"{path} is damaged: {type(error).__name__} {error}")
-        left = f"; --init-from {run_dir} still starts another run with its weights"
-        left *= zipfile.is_zipfile(Path(run_dir, "policy.pt"))
-        nearby = ", ".join(runs_in(run_dir))
-        raise UsageError(prefix + wrong + left + f"; runs nearby: {nearby}" * bool(nearby)
-                         ) from None
+        if zipfile.is_zipfile(Path(run_dir, "policy.pt")):
+            wrong += f"; --init-from {run_dir} still starts another run with its weights"
+        if nearby := ", ".join(runs_in(run_dir)):
+            wrong += f"; runs nearby: {nearby}"
+        raise UsageError(prefix + wrong) from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
@@ -617,9 +610,9 @@ def read_config(run_dir, prefix=""):
 
 def runs_in(folder):
     """Return the first five runs at most four levels below a folder or, without it, below runs."""
-    folder = folder if Path(folder).is_dir() else "runs"
-    found = (Path(folder).glob("*/" * depth + "policy.pt") for depth in range(1, 5))
-    return [str(path.parent) for path in itertools.islice(itertools.chain(*found), 5)]
+    folder = Path(folder if Path(folder).is_dir() else "runs")
+    found = [path for depth in range(1, 5) for path in folder.glob("*/" * depth + "policy.pt")]
+    return [str(path.parent) for path in found[:5]]
 
 
 def has_rows(run_dir):
@@ -631,10 +624,9 @@ def has_rows(run_dir):
 def replaced_files(cfg, run_dir):
     """Return the files of an earlier run that this one replaces, config.json last.
 
-    UsageError: they hold something to lose, and --overwrite is not given. A run that failed before
-    its first report, such as in the first step of a new environment, has nothing to lose.
+    UsageError: they hold a report or a later checkpoint, and --overwrite is not given.
     """
-    files = [path for pattern in (*PARTS, "config.json") for path in run_dir.glob(pattern)]
+    files = [path for pattern in PARTS for path in run_dir.glob(pattern)]
     if files:  # of a run whose config.json is lost, or of somebody else
         read_config(run_dir, "another --run-dir is needed: ")
     reported = has_rows(run_dir) or any(checkpoint.resume_folders(run_dir))  # after step 0
@@ -695,8 +687,7 @@ def plain_settings(cfg):
 
 def origin():
     """Return the command, git commit ("" outside of a repository) and versions of this process."""
-    used = [sys.modules[name] for name in PACKAGES if sys.modules.get(name)]
-    versions = {module.__name__: module.__version__ for module in used}
+    versions = {name: sys.modules[name].__version__ for name in PACKAGES if sys.modules.get(name)}
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
@@ -718,7 +709,7 @@ def summary(cfg, step: int, seconds: float) -> str:
     reports = read_table(cfg.run_dir, "progress.csv")
     evals = [(float(row["eval_ret_mean"]), int(row["step"]))
              for row in reports if row.get("eval_ret_mean")]
-    columns = [name for name, value in reports[-1].items() if value][3:] if reports else []
+    columns = [name for name, value in reports[-1].items() if value][3:]
     y = "" if returns or not columns else f" --y {columns[0]}"
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
@@ -726,7 +717,7 @@ def summary(cfg, step: int, seconds: float) -> str:
                          f"{len(returns)} training episodes, which act with noise" if returns else
                          "no episode has ended in training; `play` below plays ten")
     if step >= total and len(episodes) >= 120 and not cfg.init_from:
-        error = math.sqrt(np.var(returns) / len(returns) + np.var(first) / len(first))
+        error = math.sqrt(np.var(returns) / 100 + np.var(first) / 20)
         if np.mean(returns) - np.mean(first) <= 1.5 * error:
             lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
                                   "train for longer, or see docs/debugging.md")
