@@ -23,12 +23,6 @@ from utils.logger import Logger, read_table
 from utils.run import Stopped, read_config
 
 
-@pytest.fixture
-def log():
-    with start(Config(total_steps=1e6)) as run:
-        yield run
-
-
 def test_resumed_equals_uninterrupted():
     train(Config(run_dir="whole"))
     for stop_at in (200, 500, 700):
@@ -46,25 +40,27 @@ def test_resumed_equals_uninterrupted():
     assert times == sorted(times)
 
 
-def test_when_it_saves(log):
+def test_when_it_saves():
     def saved():
         return checkpoint.load_resume("run")[0]
-    assert saved() == 0                                             # --resume works at once
-    log.advance(100)
-    assert saved() == 100                                           # the first report
-    log.advance(100)
-    assert saved() == 100
-    log.saved -= 61
-    log.advance(100)
-    assert saved() == 300                                           # a minute after the last
-    log.saved, log.save_seconds = log.saved - 61, 10.0              # a replay buffer: slower
-    log.advance(100)
-    assert saved() == 300
-    log.saved -= 140
-    log.advance(100)
-    assert saved() == 500
-    log.advance(10**6)
-    assert saved() == log.step == checkpoint.load_file("run/policy.pt")["step"]     # the end
+
+    with start(Config(total_steps=1e6)) as log:
+        assert saved() == 0                                         # --resume works at once
+        log.advance(100)
+        assert saved() == 100                                       # the first report
+        log.advance(100)
+        assert saved() == 100
+        log.saved -= 61
+        log.advance(100)
+        assert saved() == 300                                       # a minute after the last
+        log.saved, log.save_seconds = log.saved - 61, 10.0          # a replay buffer: slower
+        log.advance(100)
+        assert saved() == 300
+        log.saved -= 140
+        log.advance(100)
+        assert saved() == 500
+        log.advance(10**6)
+        assert saved() == log.step == checkpoint.load_file("run/policy.pt")["step"]     # the end
 
 
 @pytest.mark.parametrize("killed_by", ["open", "save_policy", "save_resume"])
