@@ -141,7 +141,8 @@ def test_nothing_stays_open(tmp_path):
     """A sweep in one process would run out of files, or wait for ever for TensorBoard's threads."""
     before = set(threading.enumerate())
     train(run_dir="run")
-    assert set(threading.enumerate()) == before
+    begun = {thread.name for thread in set(threading.enumerate()) - before}
+    assert begun <= {"tqdm_monitor"}                            # which tqdm starts once a process
     if os.path.exists("/proc/self/fd"):
         links = [entry.path for entry in os.scandir("/proc/self/fd")]
         links = [os.readlink(path) for path in links if os.path.islink(path)]
