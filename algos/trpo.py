@@ -72,7 +72,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_lr: float = 1e-3  # the critic's learning rate at the start of an update
     max_kl: float = 0.01  # maximum KL per action dimension and update (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
-    damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.01 to 0.1)
+    damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.001 to 0.1)
     fisher_every: int = 1  # the Fisher matrix is that of one sample in k (1 to 5)
     backtracks: int = 10  # step lengths that the line search tries at most (5 to 20)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -81,6 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {"fisher_every": 5, "v_steps": 24}  # instead of them, as Baselines do
+    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0}  # theirs
 
 
 # ===================================== data types =====================================
@@ -197,10 +198,10 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     m = fraction * (2 * agent.kl_limit / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     # All this holds for small d, and m x may not be small. So measure S and KL.
     step, metrics = line_search(agent, batch, m * x)
-    metrics |= {"step_size": m, "step_fraction": fraction, "gain_expected": g @ step,
-                "policy_grad_norm": g.norm(), "cg_residual": residual,
-                "entropy": entropy(batch.old_out, batch.old_log_std)}
-    return metrics
+    return metrics | {
+        "step_size": m, "step_fraction": fraction, "gain_expected": g @ step,
+        "policy_grad_norm": g.norm(), "cg_residual": residual,
+        "entropy": entropy(batch.old_out, batch.old_log_std)}
 
 
 # ======================================= losses =======================================
@@ -296,8 +297,7 @@ def kl_divergence(old_out: ActorOut, old_log_std: Tensor | None,
         return (old_out.softmax(-1) * log_ratio).sum(-1).mean()
     var_ratio = (2 * (old_log_std - log_std)).exp()
     z = (old_out - actor_out) / log_std.exp()
-    kl = 0.5 * (var_ratio + z.square() - 1) + log_std - old_log_std
-    return kl.sum(-1).mean()
+    return (0.5 * (var_ratio + z.square() - 1) + log_std - old_log_std).sum(-1).mean()
 
 
 def flat_grad(f: Scalar, params: list[nn.Parameter], create_graph=False) -> Vector:
