@@ -80,8 +80,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    for_games = {"fisher_every": 5, "v_steps": 24}  # instead of them, as Baselines do
-    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0}  # theirs
+    for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above, for games
+    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0}  # on Atari
 
 
 # ===================================== data types =====================================
