@@ -36,7 +36,7 @@ class Logger:
         self.due, self.since = 0, None  # the report with the next estimate; (step, time) before it
 
     def open(self, run_dir, step, total_steps, stack, start=0):
-        """Begin or continue the files of a run at `step`. `stack`, an ExitStack, closes them.
+        """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them.
 
         Before step `start` it does not learn, so that its speed there tells nothing.
         """
@@ -46,9 +46,10 @@ class Logger:
         self.progress = Table(run_dir / "progress.csv", PROGRESS, step)
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
-        board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
-        bar = tqdm(total=int(total_steps), initial=step, unit=" steps", disable=None)
-        self.board, self.bar = stack.enter_context(board), stack.enter_context(bar)
+        self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
+        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", disable=None)
+        for part in (self.progress, self.episodes, self.board, self.bar):
+            stack.callback(part.close)
 
     def store(self, **values):
         """Keep numbers, tensors or arrays until the next report. Ranks may store other names."""
@@ -90,7 +91,8 @@ class Logger:
                  and not name.endswith(("_std", "_min", "_max"))]
         first = ("ep_ret_mean", "ep_len_mean", "eval_ret_mean", "success")
         names.sort(key=lambda name: name not in first)
-        hidden, names = len(names) - 9, names[:9]
+        hidden = len(names) - 9
+        names = names[:9]
         if row["step"] >= self.start and self.reports >= self.due:
             self.tell_time_left(row["step"], row["time"])
         if names != self.shown or self.reports % 20 == 0:
@@ -152,7 +154,8 @@ def merge(name, summaries):
 
 def read_table(run_dir, name):
     """Return the rows of a csv file, as dicts of texts."""
-    return list(csv.DictReader(Path(run_dir, name).read_text().splitlines()))
+    with open(Path(run_dir, name), newline="") as file:
+        return list(csv.DictReader(file))
 
 
 class Table:
@@ -162,24 +165,30 @@ class Table:
         """Keep the rows up to `step` of a file that exists already."""
         self.path = path
         text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-        lines = text.split("\n")[:-1] or [",".join(columns)]  # half a line has no "\n"
-        self.columns, *rows = [line.split(",") for line in lines]
-        self.rewrite([row for row in rows if len(row) == len(self.columns)
+        header, *rows = text.split("\n")[:-1] or [",".join(columns)]  # half a line has no "\n"
+        self.columns = header.split(",")
+        cells = [row.split(",") for row in rows]
+        self.rewrite([row for row in cells if len(row) == len(self.columns)
                       and row[0].isdecimal() and int(row[0]) <= step])
 
     def rewrite(self, rows):
-        write_text(self.path, "".join(",".join(row) + "\n" for row in [self.columns, *rows]))
+        text = "".join(",".join(row) + "\n" for row in [self.columns, *rows])
+        write_text(self.path, text)
+        self.file = open(self.path, "ab", buffering=0)
 
     def write(self, rows):
         """Append dicts. A column that appears late is empty in the rows before."""
         new = list(dict.fromkeys(name for row in rows for name in row if name not in self.columns))
         if new:
+            self.file.close()
             old = [row.split(",") + [""] * len(new) for row in self.path.read_text().split("\n")]
             self.columns += new
             self.rewrite(old[1:-1])
         # repr gives the shortest text that reads back as the same float.
         cells = [[repr(row[name]) if name in row else "" for name in self.columns] for row in rows]
         data = "".join(",".join(row) + "\n" for row in cells).encode()
-        with open(self.path, "ab", buffering=0) as file:
-            if file.write(data) < len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+        if self.file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+
+    def close(self):
+        self.file.close()

@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,6 +251,13 @@ def test_threads_leave_the_signals_alone():
     thread.start()
     thread.join()
     assert done and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_disk_too_full_for_a_row(log, monkeypatch):
+    full = SimpleNamespace(write=lambda data: len(data) - 1, close=lambda: None)
+    monkeypatch.setattr(log.logger.progress, "file", full)
+    with pytest.raises(OSError, match="No space left on device: .*progress.csv"):
+        log.advance(100)
 
 
 def script(text, *command):
