@@ -373,12 +373,13 @@ class Run:
         self.store(**metrics)
         num_envs = getattr(self.cfg, "num_envs", 0)  # 0: it takes no steps of environments
         first_env = mpi.rank() * mpi.share(num_envs)
-        ended = []
-        for ago, env, ep_ret, ep_len, *success in envs.pop_episodes():
-            ended.append((step - ago * num_envs, first_env + env, ep_ret, ep_len, *success))
-            self.store(ep_ret=[ep_ret], ep_len=[ep_len])
-            if success:  # the environment tells it
-                self.store(success=success[0])
+        ended = [(step - ago * num_envs, first_env + env, *end)
+                 for ago, env, *end in envs.pop_episodes()]
+        if ended:
+            self.store(ep_ret=[end[2] for end in ended], ep_len=[end[3] for end in ended])
+        for end in ended:
+            if len(end) > 4:  # the environment tells success
+                self.store(success=end[4])
         now = time.perf_counter()
         # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
         late = now - self.saved > max(60, 20 * self.save_seconds)
@@ -709,7 +710,7 @@ def summary(cfg, step: int, seconds: float) -> str:
     reports = read_table(cfg.run_dir, "progress.csv")
     evals = [(float(row["eval_ret_mean"]), int(row["step"]))
              for row in reports if row.get("eval_ret_mean")]
-    columns = [name for name, value in reports[-1].items() if value][3:]
+    columns = [name for name, value in reports[-1].items() if value][3:] if reports else []
     y = "" if returns or not columns else f" --y {columns[0]}"
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}

@@ -145,6 +145,7 @@ def test_step_by_hand():
     close(metrics["kl"], (1 + 0.01) / (2 * math.exp(0.2)) - 0.5 + 0.1, rtol=1e-3)
     close(metrics["policy_grad_norm"], 5**0.5)
     assert metrics["backtracks"] == 0 and metrics["cg_residual"] < 1e-4
+    close(metrics["entropy"], 0.5 * math.log(2 * math.pi * math.e))  # of pi_old
 
 
 def test_the_fisher_matrix_is_that_of_one_sample_in_k(monkeypatch):

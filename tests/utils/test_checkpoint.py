@@ -87,6 +87,14 @@ def test_what_is_no_checkpoint_is_refused():
     assert "lacks optimizer" in refused(checkpoint.load_file, "a.pt", "step", "optimizer")
 
 
+def test_a_rename_is_on_the_disk_when_it_returns(monkeypatch):
+    calls = []
+    monkeypatch.setattr(os, "replace", lambda *names: calls.append("rename"))
+    monkeypatch.setattr(os, "fsync", lambda file: calls.append(os.fstat(file).st_ino))
+    checkpoint.move(Path("old"), Path("new"))
+    assert calls == ["rename", os.stat(".").st_ino]
+
+
 def no_space(*args, **kwargs):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -192,6 +192,15 @@ def test_a_gradient_is_of_its_own_call_alone(compiling):
         torch.testing.assert_close(grads, expected)             # views of the optimizer's
 
 
+def test_the_gradients_of_losses_before_a_step_add_up(compiling):
+    net, x = small_net(), torch.randn(5, 3)
+    optimizer, expected = Descent(net), gradient_of(net, x)
+    optimizer.zero_grad()
+    for _ in range(3):                                          # the first may find its optimizer
+        compiled(square_loss)(net, x)[0].backward()
+    torch.testing.assert_close(optimizer.grad, 3 * expected)
+
+
 def test_metrics_are_those_of_the_loss_and_hold_no_graph(compiling):
     net, x = small_net(), torch.randn(5, 3)
     expected = net(x).detach()

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, vpg
+from algos import a2c, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, trpo, vpg
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE, ROOT, assert_same_run, command, mpirun, refused, rows, run, same, saved, snapshot,
@@ -519,6 +519,10 @@ def test_every_command_works():
 def test_atari_and_minatar_bring_settings_of_their_own():
     for env, own in (("ALE/Pong-v5", a2c.Config.for_atari), ("MinAtar/Breakout-v1", {})):
         assert run_module.for_game(a2c.Config(env=env)) == own
+    games, atari = trpo.Config.for_games, {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1}
+    assert run_module.for_game(trpo.Config(env="ALE/Pong-v5")) == games | atari
+    assert run_module.for_game(trpo.Config(env="MinAtar/Breakout-v1")) == games
+    assert not games.keys() & atari.keys()
     both = type("Config", (ppo.Config,), {"for_atari": {"lr": 1.0}})(env="ALE/Pong-v5")
     assert run_module.for_game(both) == ppo.Config.for_games | {"lr": 1.0}
     assert ppo_popart.Config.for_games | {"scale_rew": False} == ppo.Config.for_games

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -253,11 +254,19 @@ def test_threads_leave_the_signals_alone():
     assert done and signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_disk_too_full_for_a_row(log, monkeypatch):
+def test_a_disk_too_full_for_a_row(monkeypatch):
     full = SimpleNamespace(write=lambda data: len(data) - 1, close=lambda: None)
-    monkeypatch.setattr(log.logger.progress, "file", full)
-    with pytest.raises(OSError, match="No space left on device: .*progress.csv"):
+    with start(Config()) as log, pytest.raises(OSError, match="No space left on device: .*progress"):
+        monkeypatch.setattr(log.logger.progress, "file", full)
         log.advance(100)
+
+
+def test_a_run_is_locked_until_it_ends():
+    again = Config(resume=True)
+    with start(Config()):
+        assert "another process is writing" in refused(run_module.claim, again, ExitStack())
+    with ExitStack() as stack:
+        run_module.claim(again, stack)
 
 
 def script(text, *command):
