@@ -21,7 +21,7 @@ change pi, and less far in sensitive ones. An iteration of `train`:
     update_stats         running statistics that normalise observations and rewards
 
 Departures. GAE, damping, tanh, 2,048 samples (paper: 50,000+), `step_fraction` (ours);
-kl_limit is max_kl per dimension of an action; new running statistics move pi further.
+kl_limit is max_kl times an action's dimensions; new running statistics move pi further.
 
 Healthy values. While pi improves, `step_fraction` is 1 and `kl` close below its limit.
 Once a task is solved, both fall. `backtracks` is mostly 0.
@@ -70,7 +70,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     minibatch_size: int = 256  # samples per gradient step of the critic (32 to 512)
     v_steps: int = 80  # gradient steps of the critic per rollout (5 to 80)
     v_lr: float = 1e-3  # the critic's learning rate at the start of an update
-    max_kl: float = 0.01  # maximum KL per action dimension and update (0.001 to 0.05)
+    max_kl: float = 0.01  # maximum KL, mean over action dimensions (0.001 to 0.05)
     cg_steps: int = 15  # maximum number of conjugate gradient steps (10 to 20)
     damping: float = 0.1  # added to the diagonal of the Fisher matrix (0.001 to 0.1)
     fisher_every: int = 1  # the Fisher matrix is that of one sample in k (1 to 5)
