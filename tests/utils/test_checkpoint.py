@@ -241,6 +241,7 @@ def test_resume_refuses_changed_code(edit):
     toy.train(toy.Config(total_steps=500, resume=True))         # from here on it is the run's code
     edit("x = 3\n")
     assert "--changed-code" in refused(open_run, toy.Config(total_steps=600, resume=True))
+    assert open_run(toy.Config(total_steps=500, resume=True)).total_steps == 500    # nothing to do
 
 
 def test_a_run_that_has_not_reported_takes_the_new_code(edit):

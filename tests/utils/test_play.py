@@ -189,6 +189,8 @@ def test_gif_is_small_and_of_the_first_seconds(trained, capsys):
     assert (red[0] != red[-1]).mean() > 0.005                               # it has moved
     assert os.path.getsize("run.gif") < 100_000
     assert capsys.readouterr().out.endswith("run.gif: 1 seconds\n")
+    play.main(play.Play(str(trained["Pendulum-v1"][0]), 1, video="one.gif", seconds=1 / 30))
+    assert (frames("one.gif") == shown[:1]).all()                           # the first is drawn
 
 
 class Odd(Ends):
