@@ -81,7 +81,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above, for games
-    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0}  # on Atari
+    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0,
+                 "bf16": False}  # its rounding alone makes a KL of 0.001 to 0.002
 
 
 # ===================================== data types =====================================
@@ -159,11 +160,10 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
 
     # Many steps, as R stays as it is. They become shorter, so that the last minibatches
     # do not decide what V is.
-    returns = ret.flatten()
     v_losses, grad_norms = [], []
     for i in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), ret.flatten()[rows])
         critic_opt.zero_grad()
         loss.backward()
         v_losses.append(loss.detach())
@@ -192,8 +192,9 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     def product(v: Vector) -> Vector:  # D v
         return mpi.average(flat_grad(v @ kl_grad, params)) + cfg.damping * v
 
-    # At the maximum of g^T d subject to d^T D d / 2 = kl_limit, the gradients of both,
-    # g and D d, are parallel. So d = m x, where D x = g; m^2 x^T D x / 2 is kl_limit.
+    # Maximise g^T d subject to d^T D d / 2 = kl_limit. With the multiplier 1 / m,
+    #     grad_d (g^T d - d^T D d / (2 m)) = g - D d / m = 0,  so d = m x, where D x = g
+    #     m^2 x^T D x / 2 = kl_limit,  which gives m
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
     m = fraction * (2 * agent.kl_limit / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     # All this holds for small d, and m x may not be small. So measure S and KL.
@@ -344,8 +345,7 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
         if gain > 0 and kl <= agent.kl_limit:
             return 0.8**k * step, {"gain": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
-    failed = {"gain": 0.0, "kl": 0.0, "backtracks": agent.cfg.backtracks}
-    return torch.zeros_like(step), failed
+    return torch.zeros_like(step), {"gain": 0.0, "kl": 0.0, "backtracks": k + 1}
 
 
 def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:

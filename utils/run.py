@@ -164,7 +164,7 @@ def suit_machine(cfg, given):
     if cfg.resume or torch.cuda.is_available():
         return cfg
     has = torch.cpu.get_capabilities()
-    if "bf16" not in given and is_game(cfg.env, "ALE/"):
+    if "bf16" not in given | cfg.for_atari.keys() and is_game(cfg.env, "ALE/"):
         cfg = replace(cfg, bf16=bool(has.get("avx512_bf16") or has.get("amx_bf16")))
     least = (100_000 if hasattr(cfg, "update_every") else 500_000 if hasattr(cfg, "epochs")
              else math.inf)

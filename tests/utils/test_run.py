@@ -519,7 +519,8 @@ def test_every_command_works():
 def test_atari_and_minatar_bring_settings_of_their_own():
     for env, own in (("ALE/Pong-v5", a2c.Config.for_atari), ("MinAtar/Breakout-v1", {})):
         assert run_module.for_game(a2c.Config(env=env)) == own
-    games, atari = trpo.Config.for_games, {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1}
+    games, atari = trpo.Config.for_games, {
+        "max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1, "bf16": False}
     assert run_module.for_game(trpo.Config(env="ALE/Pong-v5")) == games | atari
     assert run_module.for_game(trpo.Config(env="MinAtar/Breakout-v1")) == games
     assert not games.keys() & atari.keys()
@@ -710,6 +711,8 @@ def test_atari_takes_bf16_where_the_processor_has_it(monkeypatch, settings, has,
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
     config = a2c.Config(**{"env": "ALE/Pong-v5"} | settings)
     assert run_module.suit_machine(config, frozenset(settings)).bf16 == expected
+    precise = trpo.Config(**{"env": "ALE/Pong-v5"} | settings)  # measures a KL of 0.001
+    assert not run_module.suit_machine(precise, frozenset(settings)).bf16
 
 
 @pytest.mark.parametrize("told, gpu, expected", [
