@@ -255,10 +255,14 @@ def check_settings(cfg):
         check_range(cfg, "rollout_steps", low=2 * cfg.num_envs)
     if "buffer_size" in known:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
+
+
+def check_multiples(settings):
+    """UsageError names the first two of `settings`, a dict, that break a rule of DIVIDES."""
     for a, b in DIVIDES:
-        if {a, b} <= {*known} and getattr(cfg, a) % getattr(cfg, b) and not cfg.resume:
-            raise UsageError(f"{flag(a)} is {getattr(cfg, a)}; it takes a multiple of {flag(b)}, "
-                             f"which is {getattr(cfg, b)}")
+        if {a, b} <= settings.keys() and settings[a] % settings[b]:
+            raise UsageError(f"{flag(a)} is {settings[a]}; it takes a multiple of {flag(b)}, which "
+                             f"is {settings[b]}")
 
 
 def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):

@@ -43,7 +43,8 @@ import numpy as np
 import torch
 
 from utils import checkpoint, mpi
-from utils.cli import check_range, check_settings, flag, nearest, program, read_command
+from utils.cli import (
+    check_multiples, check_range, check_settings, flag, nearest, program, read_command)
 from utils.envs import closing_envs, evaluate, is_game, is_image, make_envs, with_version
 from utils.logger import Logger, merge, read_table
 from utils.mpi import UsageError, cores, launch, together
@@ -108,6 +109,9 @@ class RunConfig:
 
     def __post_init__(self):
         check_settings(self)  # raises UsageError
+        if not self.resume:  # of a game's defaults, not of those that they replace
+            check_multiples(vars(self) | {name: value for name, value in for_game(self).items()
+                                          if name not in self.given})
 
 
 class Stopped(KeyboardInterrupt):
@@ -283,7 +287,9 @@ class Run:
                 own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
                 start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:
-                    mpi.say(f"learning starts at step {start:,}; steps take longer from there")
+                    mpi.say(f"learning starts at step {start:,}" + (
+                        "; steps take longer from there" if start <= cfg.total_steps else
+                        ", after --total-steps, so this run learns nothing"))
                 self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
             self.reported = time.perf_counter()
             self.started = self.reported - self.seconds

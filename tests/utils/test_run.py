@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -527,6 +528,16 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     both = type("Config", (ppo.Config,), {"for_atari": {"lr": 1.0}})(env="ALE/Pong-v5")
     assert run_module.for_game(both) == ppo.Config.for_games | {"lr": 1.0}
     assert ppo_popart.Config.for_games | {"scale_rew": False} == ppo.Config.for_games
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"num_envs": 6}, "--rollout-steps is 1024; it takes a multiple of --num-envs, which is 6"),
+    ({"rollout_steps": 1088}, "--rollout-steps is 1088; it takes a multiple of --minibatch-size, "
+                              "which is 256"),
+    ({"rollout_steps": 2048, "num_envs": 2048}, ""), ({"num_envs": 6, "resume": True}, "")])
+def test_a_game_needs_multiples_of_its_own_settings(settings, words):
+    with pytest.raises(UsageError, match=words) if words else nullcontext():
+        ppo.Config(env="ALE/Pong-v5", **settings)
 
 
 def test_games_bring_their_settings_except_where_others_were_given(capsys):
