@@ -765,9 +765,10 @@ def refusing_bad_env(cfg):
     except gym.error.Error as error:
         with contextlib.suppress(ImportError):
             importlib.import_module("ale_py")  # registers its games
-        game = re.sub("^(.*:)?(ALE/)?|(NoFrameskip|Deterministic|-ram|-v[0-9]).*", "", cfg.env)
-        if f"ALE/{game}-v5" in gym.registry:
-            raise UsageError(f"--env is {cfg.env}: this game is called ALE/{game}-v5 here; "
+        game = re.sub("(?i)^(.*:)?(ALE/)?|(NoFrameskip|Deterministic|-ram|-v[0-9]).*", "", cfg.env)
+        known = {name.lower(): name for name in gym.registry}
+        if name := known.get(f"ale/{game}-v5".lower()):
+            raise UsageError(f"--env is {cfg.env}: this game is called {name} here; "
                              """--env-kwargs '{"repeat_action_probability": 0}' plays it without """
                              "sticky actions. MinAtar's are MinAtar/Breakout-v1, ...") from None
         raise UsageError(f"--env is {cfg.env}: {error} (games are called ALE/Pong-v5 or "

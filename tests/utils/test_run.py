@@ -565,6 +565,7 @@ def test_an_interrupt_while_python_imports_is_no_traceback():
 
 @pytest.mark.parametrize("env,said", [
     ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"), ("CartPole-v9", "v1"),
+    ("ale/pong-v5", "game is called ALE/Pong-v5"),
     ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "is called ALE/Pong-v5"),
     ("Breakout-ramDeterministic-v4", "called ALE/Breakout-v5 here; --env-kwargs .*sticky"),
     ("..:X", "No module named"), (":X", "doesn't exist"), ("a:b:c", "No module named 'a:b'")])
