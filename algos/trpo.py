@@ -82,7 +82,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above, for games
     for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0,
-                 "bf16": False}  # its rounding alone makes a KL of 0.001 to 0.002
+                 "bf16": False}  # bfloat16's rounding alone is a KL of 0.001 to 0.002
 
 
 # ===================================== data types =====================================
