@@ -82,7 +82,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above, for games
     for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0,
-                 "bf16": False}  # bfloat16's rounding alone is a KL of 0.001 to 0.002
+                 "bf16": False}  # bfloat16's rounding alone has a KL of up to 0.002
 
 
 # ===================================== data types =====================================
@@ -160,10 +160,11 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
 
     # Many steps, as R stays as it is. They become shorter, so that the last minibatches
     # do not decide what V is.
+    returns = ret.flatten()
     v_losses, grad_norms = [], []
     for i in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(agent.encoder(obs[rows])), ret.flatten()[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
         critic_opt.zero_grad()
         loss.backward()
         v_losses.append(loss.detach())
@@ -193,8 +194,7 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
         return mpi.average(flat_grad(v @ kl_grad, params)) + cfg.damping * v
 
     # Maximise g^T d subject to d^T D d / 2 = kl_limit. With the multiplier 1 / m,
-    #     grad_d (g^T d - d^T D d / (2 m)) = g - D d / m = 0,  so d = m x, where D x = g
-    #     m^2 x^T D x / 2 = kl_limit,  which gives m
+    # g - D d / m = 0, so d = m x, where D x = g; m^2 x^T D x / 2 = kl_limit gives m.
     x, residual = conjugate_gradient(product, g, cfg.cg_steps)
     m = fraction * (2 * agent.kl_limit / (x @ product(x) + 1e-30)).sqrt()  # x may be 0
     # All this holds for small d, and m x may not be small. So measure S and KL.

@@ -109,9 +109,8 @@ class RunConfig:
 
     def __post_init__(self):
         check_settings(self)  # raises UsageError
-        if not self.resume:  # of a game's defaults, not of those that they replace
-            check_multiples(vars(self) | {name: value for name, value in for_game(self).items()
-                                          if name not in self.given})
+        if not self.resume and not for_game(self):  # else `suit_games` changes some first
+            check_multiples(vars(self))
 
 
 class Stopped(KeyboardInterrupt):
@@ -155,7 +154,9 @@ def suit_games(cfg, given):
         words = [f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
                  for name, value in mine.items()]
         mpi.say(f"settings for games, unless given: {' '.join(words)}")
-    return replace(cfg, **mine)
+    cfg = replace(cfg, **mine)
+    check_multiples(vars(cfg))
+    return cfg
 
 
 def suit_machine(cfg, given):
