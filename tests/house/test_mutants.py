@@ -16,6 +16,12 @@ def test_ids_are_unique():
     assert len(set(ids)) == len(ids), {name for name in ids if ids.count(name) > 1}
 
 
+def test_every_bug_stands_in_its_files():
+    for planting in catalogue.plantings(catalogue.read()):
+        for module in planting.files:
+            assert catalogue.planted(planting.mutant, catalogue.file_of(module).read_text())
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_sample_is_killed():
