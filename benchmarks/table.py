@@ -17,6 +17,7 @@ defaults; * before the algorithm adds the peers. All are in results.jsonl.
                                           commands, and what they reached
     <!-- made: recipes ppo/Swimmer-v4/gamma=* -->
                                           the same in short, and how long it took
+    <!-- made: games */ALE/* -->          one row per settings, with every seed
     <!-- made: mujoco.svg *ppo/Hopper-v4/ -->
                                           learning curves
     ...
@@ -220,8 +221,46 @@ def recipes(groups: dict[Key, list[dict]]) -> str:
     } for env, algo, results in ours(groups, plain=False)])
 
 
+def games(groups: dict[Key, list[dict]]) -> str:
+    """Return our results on games: all seeds of an algorithm with the same flags in a row.
+
+    Without --env-kwargs a game is sticky and whole. What only changes the speed is no flag: "bf16"
+    stands beside the machine, which is "both" if a run began on a GPU and ended on a CPU.
+    """
+    found = defaultdict(list)
+    for env, algo, results in ours(groups, plain=False):
+        for run in results:
+            own = {name: value for name, value in run["changed"].items()
+                   if name not in ("env_kwargs", "total_steps", "bf16")}
+            name = env.partition("/")[2] + ", sticky" * ("env_kwargs" not in run["changed"])
+            found[name, algo, flags(own), steps([run])].append(run)
+    rows = []
+    for (name, algo, text, budget), runs in sorted(found.items(), key=lambda pair: pair[0]):
+        runs.sort(key=lambda run: run["seed"])
+        machines = []
+        for run in runs:
+            used = run["changed"] | run["backend"]
+            began = "+cu" in run["versions"]["torch"]
+            machine = ("CPU", "both", "GPU")[began + (used.get("device") == "cuda")]
+            machines.append(machine + " bf16" * used.get("bf16", False))
+        theirs = plot.published(runs[0]["env"], algo, budget, training=True)
+        rows.append({
+            "game": name, "algorithm": algo, "flags": f"`{text}`" * bool(text), "steps": budget,
+            "seeds": " ".join(str(run["seed"]) for run in runs),
+            "train100": each(returns(runs, "train100")),
+            "Baselines": each(np.array([x for x, *_ in theirs if "sticky" not in name])),
+            "eval": each(returns(runs, "eval")),
+            "hours": " ".join(f"{run['seconds'] / 3600:.1f}" for run in runs),
+            "machine": ", ".join(dict.fromkeys(machines)), "commit": commits(runs)})
+    return plot.table(rows)
+
+
 def command(env: str, algo: str, changed: dict) -> str:
-    words = [f"python -m algos.{algo} --env {env}"]
+    return " ".join([f"python -m algos.{algo} --env {env}", flags(changed)]).rstrip()
+
+
+def flags(changed: dict) -> str:
+    words = []
     for name, value in changed.items():
         flag, values = name.replace("_", "-"), value if isinstance(value, list) else [value]
         words += ([f"--{'no-' * (not value)}{flag}"] if isinstance(value, bool) else
@@ -252,7 +291,8 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
         raise ValueError(f"no result matches: {order}")
     if kind.endswith(".svg"):
         return curves(chosen, folder / "figures" / kind)
-    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "recipes": recipes}
+    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "recipes": recipes,
+             "games": games}
     return kinds[kind](chosen)
 
 

@@ -58,6 +58,25 @@ def test_peers_are_compared_at_equal_seeds():
     assert row["difference of train100"].startswith("19.0 [9.00, ")
 
 
+def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
+    """Whether the machine was a GPU, or bfloat16 was used, is no flag."""
+    def game(seed, train100, torch="2.13.0+cpu", backend=None, old=True, **changed):
+        if old:
+            changed["env_kwargs"] = '{"repeat_action_probability": 0}'
+        return result(seed, train100, env="ALE/Breakout-v5", **changed) | {
+            "backend": backend or {}, "versions": {"torch": torch}, "seconds": 3600 * seed}
+
+    both = game(3, 24.0, "2.11.0+cu130", {"device": "cpu", "bf16": True})
+    runs = groups(game(2, 19.0, bf16=True), game(1, 18.0, "2.11.0+cu130", {"device": "cuda"}), both,
+                  game(1, 16.0, anneal_lr=False), game(1, 15.0, old=False))
+    three, flagged, sticky = made("games", runs)
+    assert (three["seeds"], three["train100"], three["eval"]) == ("1 2 3", "18 19 24", "19 20 25")
+    assert (three["machine"], three["hours"]) == ("GPU, CPU bf16, both bf16", "1.0 2.0 3.0")
+    assert (three["game"], three["flags"], three["Baselines"]) == ("Breakout-v5", "", "22")
+    assert (flagged["flags"], flagged["Baselines"]) == ("`--no-anneal-lr`", "22")
+    assert (sticky["game"], sticky["Baselines"]) == ("Breakout-v5, sticky", "-")
+
+
 def test_commands_of_the_settings_that_a_marker_names():
     found = groups(result(1, 1.0, gamma=0.9, norm_adv=False, hidden=[64, 32]),
                    result(1, 2.0, gamma=0.8), result(1, 3.0, library="sb3", gamma=0.9))
