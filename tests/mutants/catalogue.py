@@ -12,9 +12,9 @@ An entry replaces a text that stands exactly once in the file of its module:
     crashes = true                      # optional: an assertion or a check of ours may stop it
 
 Bugs are those of the algorithms, of utils/mpi.py, and of images and games in utils/envs.py;
-ordinary tests have to do for the rest. An entry is only removed with the code that it breaks. If
-the text changes, change `old` and `new` with it. An id with `2-` before the module's name is by an
-author who had not seen the tests.
+ordinary tests have to do for the rest. An entry is only removed with the code that it breaks, or if
+another plants the same bug. If the text changes, change `old` and `new` with it. An id with `2-`
+before the module's name is by an author who had not seen the tests.
 """
 import hashlib
 import tomllib
