@@ -2,7 +2,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -151,17 +150,6 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["docs"])
     assert command.main() == 2
     assert capsys.readouterr().err == ("error: no_such_package missing: pip install -e '.[docs]'\n")
-
-
-def test_a_taken_port_is_refused(monkeypatch, capsys):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["docs", "--serve", "--port", str(port)])
-        assert command.main() == 2
-    message = capsys.readouterr().err
-    assert message.startswith(f"error: --port {port}: ") and message.count("\n") == 1
 
 
 def test_a_folder_with_other_files_is_not_emptied(tmp_path):
