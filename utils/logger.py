@@ -33,16 +33,11 @@ class Logger:
         self.shown = None  # the names on the console, above their columns
         self.known = {}  # name -> its last value, for the console
         self.reports = 0
-        self.due, self.since = 0, None  # the report with the next estimate; (step, time) before it
 
-    def open(self, run_dir, step, total_steps, stack, start=0):
-        """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them.
-
-        Before step `start` it does not learn, so that its speed there tells nothing.
-        """
+    def open(self, run_dir, step, total_steps, stack):
+        """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them."""
         from torch.utils.tensorboard import SummaryWriter  # takes a fifth of a second
 
-        self.start = start
         self.progress = Table(run_dir / "progress.csv", PROGRESS, step)
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
@@ -93,8 +88,6 @@ class Logger:
         names.sort(key=lambda name: name not in first)
         hidden = len(names) - 9
         names = names[:9]
-        if row["step"] >= self.start and self.reports >= self.due:
-            self.tell_time_left(row["step"], row["time"])
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
             more = f"  ({hidden} more in progress.csv)" * (hidden > 0)
@@ -105,16 +98,6 @@ class Logger:
                  *(f"{self.known[name]:.4g}" for name in names)]
         tqdm.write(" ".join(f"{cell:>9}" for cell in cells))
         sys.stdout.flush()
-
-    def tell_time_left(self, step, time):
-        """From the speed since the last call, which was the last report or 20 reports ago."""
-        if self.since:
-            per_step = (time - self.since[1]) / (step - self.since[0])
-            minutes = int((self.bar.total - step) * per_step / 60)
-            if minutes > 2:
-                tqdm.write(f"about {minutes // 60}:{minutes % 60:02} h left at this speed")
-        self.due = self.reports + (20 if self.since else 1)
-        self.since = step, time
 
 
 # ---- averages over values and ranks

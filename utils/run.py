@@ -32,7 +32,7 @@ import sys
 import threading
 import time
 import zipfile
-from contextlib import ExitStack, chdir
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
@@ -197,8 +197,7 @@ class Run:
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         self.cfg = cfg = suit_machine(suit_games(cfg, given), given)
         replace(cfg, num_procs=mpi.size(), resume=False)  # refuses what the ranks cannot share
-        self.home = Path.cwd()  # an environment may change it while it runs
-        self.run_dir = self.home / cfg.run_dir
+        self.run_dir = Path.cwd() / cfg.run_dir
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)
@@ -211,7 +210,6 @@ class Run:
         self.stack = ExitStack()
 
     def __enter__(self):
-        self.stack.enter_context(chdir(self.home))  # the end of the run comes back
         self.stack.enter_context(closing_envs())
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
         for name in (-1, -3) if mallopt else ():  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc:
@@ -264,7 +262,7 @@ class Run:
             make_envs(cfg, 1).close()  # refuses if there can be none beside those of training
         # It also waits until every rank has found the directory free.
         initial = together(self.load_policy if cfg.init_from and not cfg.resume else None)
-        with chdir(self.home), ExitStack() as stack:  # a later refusal closes what was opened
+        with ExitStack() as stack:  # a later refusal closes what was opened
             in_main = threading.current_thread() is threading.main_thread()
             for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
                 before = signal.signal(number, self.on_signal)
@@ -291,7 +289,7 @@ class Run:
                     mpi.say(f"learning starts at step {start:,}" + (
                         "; steps take longer from there" if start <= cfg.total_steps else
                         ", after --total-steps, so this run learns nothing"))
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack, start)
+                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
             self.reported = time.perf_counter()
             self.started = self.reported - self.seconds
             if self.saved_step is None:
@@ -307,7 +305,7 @@ class Run:
         """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
         own = self.agent.state_dict()
-        policy = checkpoint.load_file(self.home / path, "agent", "step", flag="--init-from")
+        policy = checkpoint.load_file(path, "agent", "step", flag="--init-from")
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, path)

@@ -550,7 +550,7 @@ def test_a_seed_also_fixes_what_an_environment_draws_elsewhere(monkeypatch):
 
     def drawn(seed):
         cfg = SimpleNamespace(seed=seed, torch_threads=1, compile=False)
-        Run.__enter__(SimpleNamespace(cfg=cfg, stack=ExitStack(), home=Path()))
+        Run.__enter__(SimpleNamespace(cfg=cfg, stack=ExitStack()))
         within = gym.wrappers.TransformAction(Draws(), int, Discrete(2))  # its space is another
         one = envs.OwnStep(within)
         return [one.reset(seed=seed)[0].tolist()] + [one.step(0)[0].tolist() for _ in range(5)]

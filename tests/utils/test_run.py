@@ -17,7 +17,6 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -228,31 +227,6 @@ def test_a_single_process_does_not_wait_for_its_report(number, monkeypatch):
         dqn.train(cfg)
     assert caught.value.status == 128 + number
     assert saved("run")[0] == 64 and steps("run") == [64] and len(rows("run", "episodes.csv")) == 4
-
-
-class Moves(Ends):
-    """It changes the folder, as some that start a simulator do."""
-
-    def reset(self, seed=None, options=None):
-        os.chdir("/")
-        return super().reset(seed=seed)
-
-
-@pytest.mark.parametrize("moves", ["reset", "__init__"])
-def test_an_environment_may_change_the_folder(moves, tmp_path):
-    """The files of a run, and what `play` writes, lie where they would without that."""
-    def make(**kwargs):
-        os.chdir("/" if moves == "__init__" else tmp_path)
-        return Moves(act="discrete") if moves == "reset" else Ends(act="discrete")
-
-    gym.registry.pop("Moves-v0", None)
-    gym.register("Moves-v0", make)
-    for more in ({}, {"resume": True, "total_steps": 256}, {"run_dir": "2", "init_from": "run"}):
-        train(**{"env": "Moves-v0", "eval_every": 64, "run_dir": "run"} | more)
-        assert Path.cwd() == tmp_path
-    assert steps("run") == [64, 128, 192, 256] and saved("run")[0] == 256
-    play.main(play.Play("run", 1, record="demos.npz"))
-    assert (tmp_path / "demos.npz").exists()
 
 
 def test_an_evaluation_without_end_is_refused_in_training_too(monkeypatch):
