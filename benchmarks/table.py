@@ -14,9 +14,8 @@ defaults; * before the algorithm adds the peers. All are in results.jsonl.
                                           for any number of steps
     <!-- made: peers -->                  those beside a peer's, at equal seeds
     <!-- made: settings ppo/Swimmer-v4/gamma=* -->
-                                          commands, and what they reached
-    <!-- made: recipes ppo/Swimmer-v4/gamma=* -->
-                                          the same in short, and how long it took
+                                          commands, how long they took, and
+                                          what they reached
     <!-- made: games */ALE/* -->          one row per settings, with every seed
     <!-- made: mujoco.svg *ppo/Hopper-v4/ -->
                                           learning curves
@@ -205,19 +204,12 @@ def peers(groups: dict[Key, list[dict]]) -> str:
 
 
 def settings(groups: dict[Key, list[dict]]) -> str:
-    """Return the command of each of our results, and what it reached."""
-    return plot.table([{
-        "command": f"`{command(env, algo, results[0]['changed'])}`", "seeds": count(results),
-        "train100": mean(returns(results, "train100")), "eval": mean(returns(results, "eval")),
-        "commit": commits(results)} for env, algo, results in ours(groups, plain=False)])
-
-
-def recipes(groups: dict[Key, list[dict]]) -> str:
-    """Return the command of each of our results, the minutes of a run, and its evaluation."""
+    """Return the command of each of our results, the minutes of a run, and what it reached."""
     return plot.table([{
         "command": f"`{command(env, algo, results[0]['changed'])}`",
         "minutes": f"{np.median([result['seconds'] for result in results]) / 60:.1f}",
-        "return": mean(returns(results, "eval")),
+        "seeds": count(results), "train100": mean(returns(results, "train100")),
+        "eval": mean(returns(results, "eval")), "commit": commits(results),
     } for env, algo, results in ours(groups, plain=False)])
 
 
@@ -291,8 +283,7 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
         raise ValueError(f"no result matches: {order}")
     if kind.endswith(".svg"):
         return curves(chosen, folder / "figures" / kind)
-    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "recipes": recipes,
-             "games": games}
+    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "games": games}
     return kinds[kind](chosen)
 
 

@@ -78,17 +78,18 @@ def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
 
 
 def test_commands_of_the_settings_that_a_marker_names():
-    found = groups(result(1, 1.0, gamma=0.9, norm_adv=False, hidden=[64, 32]),
+    settings = {"gamma": 0.9, "norm_adv": False, "hidden": [64, 32]}
+    found = groups(result(1, 1.0, **settings), result(2, 3.0, **settings),
                    result(1, 2.0, gamma=0.8), result(1, 3.0, library="sb3", gamma=0.9))
+    for run in sum(found.values(), []):
+        run["seconds"] = 60 * run["seed"]
     (row,) = made("settings ppo/Hopper*/gamma=0.9*", found)
     assert row["command"] == (
         "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
+    assert (row["minutes"], row["seeds"], row["train100"], row["eval"]) == (
+        "1.5", "2*", "2.00", "3.00")
     told = table.command("ALE/Pong-v5", "ppo", {"env_kwargs": '{"a": "it is"}'})
     assert shlex.split(told)[-2:] == ["--env-kwargs", '{"a": "it is"}']
-    found = groups(*(result(seed, 1.0) | {"seconds": seconds}
-                     for seed, seconds in enumerate((60, 90, 600))))
-    assert made("recipes", found) == [{"command": "`python -m algos.ppo --env Hopper-v4`",
-                                       "minutes": "1.5", "return": "2.00"}]
     with pytest.raises(ValueError, match="no result matches"):
         made("settings ppo/Walker2d*", found)
 
