@@ -96,7 +96,7 @@ class Games(VecEnv):
 
 
 def make_game_peer(algo, env, num_envs):
-    """Return the peer for an Atari game, with our settings."""
+    """Return stable-baselines3's PPO, A2C or DQN for an Atari game, with our settings."""
     envs, common = Games(env, num_envs), {"seed": 1, "device": "cpu"}
     if algo == "ppo":
         return stable_baselines3.PPO(
@@ -119,6 +119,8 @@ def make_peer(algo, env, seed, num_envs=None, library=stable_baselines3, **given
     """
     num_envs = num_envs or NUM_ENVS.get(algo, 1)
     if env.startswith("ALE/"):
+        if library is not stable_baselines3 or algo not in ("ppo", "a2c", "dqn_atari"):
+            raise SystemExit(f"there is no such peer of {algo} on {env}")
         return make_game_peer(algo, env, num_envs)
     envs = make_vec_env(env, n_envs=num_envs, seed=seed)
     common = {"seed": seed, "device": "cpu", "gamma": 0.99}

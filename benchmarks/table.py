@@ -216,34 +216,36 @@ def settings(groups: dict[Key, list[dict]]) -> str:
 def games(groups: dict[Key, list[dict]]) -> str:
     """Return our results on games: all seeds of an algorithm with the same flags in a row.
 
-    Without --env-kwargs a game is sticky and whole. What only changes the speed is no flag: "bf16"
-    stands beside the machine, which is "both" if a run began on a GPU and ended on a CPU.
+    A game is as in the old tables, or else its name says what differs. The machine is a CPU unless
+    somebody wrote into the row that it was a GPU, or "both"; "bf16" stands beside it.
     """
     found = defaultdict(list)
     for env, algo, results in ours(groups, plain=False):
         for run in results:
             own = {name: value for name, value in run["changed"].items()
                    if name not in ("env_kwargs", "total_steps", "bf16")}
-            name = env.partition("/")[2] + ", sticky" * ("env_kwargs" not in run["changed"])
+            kwargs = {"repeat_action_probability": 0.25, "episodic_life": False} | json.loads(
+                run["changed"].get("env_kwargs", "{}"))
+            sticky, lives_end = kwargs.pop("repeat_action_probability"), kwargs.pop("episodic_life")
+            name = (env.partition("/")[2] + f", sticky {sticky}" * bool(sticky)
+                    + ", whole games" * (not lives_end)
+                    + "".join(f", {k} {v}" for k, v in kwargs.items() if k != "num_threads"))
             found[name, algo, flags(own), steps([run])].append(run)
     rows = []
     for (name, algo, text, budget), runs in sorted(found.items(), key=lambda pair: pair[0]):
         runs.sort(key=lambda run: run["seed"])
-        machines = []
-        for run in runs:
-            used = run["changed"] | run["backend"]
-            began = "+cu" in run["versions"]["torch"]
-            machine = ("CPU", "both", "GPU")[began + (used.get("device") == "cuda")]
-            machines.append(machine + " bf16" * used.get("bf16", False))
         theirs = plot.published(runs[0]["env"], algo, budget, training=True)
         rows.append({
             "game": name, "algorithm": algo, "flags": f"`{text}`" * bool(text), "steps": budget,
             "seeds": " ".join(str(run["seed"]) for run in runs),
             "train100": each(returns(runs, "train100")),
-            "Baselines": each(np.array([x for x, *_ in theirs if "sticky" not in name])),
+            "Baselines": each(np.array([x for x, *_ in theirs if "," not in name])),
             "eval": each(returns(runs, "eval")),
             "hours": " ".join(f"{run['seconds'] / 3600:.1f}" for run in runs),
-            "machine": ", ".join(dict.fromkeys(machines)), "commit": commits(runs)})
+            "machine": ", ".join(dict.fromkeys(
+                run.get("machine", "CPU") + " bf16" * (run["changed"] | run["backend"]).get(
+                    "bf16", False) for run in runs)),
+            "commit": commits(runs)})
     return plot.table(rows)
 
 

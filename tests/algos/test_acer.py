@@ -1,4 +1,5 @@
 """algos/acer.py: Retrace, truncated weights, the trust region, the average policy, the replay."""
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -441,3 +442,8 @@ def test_a_buffer_is_restored_onto_its_own_device():
     first.add(numbered(1))
     second.load_state_dict(first.state_dict())
     assert {x.device.type for x in vars(second.sample()).values()} == {"meta"}
+
+
+def test_the_buffer_tells_the_memory_of_obs_and_next_obs(capsys):
+    acer.ReplayBuffer(64_000, gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), torch.device("cpu"))
+    assert "64,000 transitions, 3.61 GB" in capsys.readouterr().out

@@ -3,6 +3,7 @@ import argparse
 
 import pytest
 
+from algos import ppo
 from benchmarks import speed
 
 
@@ -42,3 +43,22 @@ def test_the_flags_of_ours_reach_it_and_no_peer(monkeypatch):
             speed.timed(library, args, 1, 8)
     flags = {"--bf16", "--no-bf16", "--compile", "--no-compile"}
     assert [flags & command for command in commands] == [{"--bf16", "--no-compile"}, set()]
+
+
+def test_steps_of_a_game_are_counted():
+    args = argparse.Namespace(algo="a2c", env="ALE/Pong-v5", num_envs=2, compile=False, bf16=False,
+                              num_procs=1)
+    assert speed.timed("plainrl", args, 1, 320)[1] == {"env": 160, "optimizer": 2}
+
+
+def test_the_peer_of_a_game_has_our_settings():
+    for name in ("ale_py", "stable_baselines3"):
+        pytest.importorskip(name)
+    from benchmarks.sb3 import make_game_peer
+
+    peer, own = make_game_peer("ppo", "ALE/Pong-v5", 8), ppo.Config.for_games
+    assert own == {
+        "lr": peer.learning_rate(1.0), "minibatch_size": peer.batch_size, "epochs": peer.n_epochs,
+        "clip_ratio": peer.clip_range(1.0), "ent_coef": peer.ent_coef,
+        "rollout_steps": 8 * peer.n_steps, "scale_rew": False, "recompute_adv": False}
+    assert speed.OURS["dqn_atari"] == {"double": False, "dueling": False}  # which the peer is not

@@ -1,4 +1,5 @@
 """benchmarks/table.py: what the generated tables of benchmarks/README.md say."""
+import json
 import re
 import shlex
 from importlib import import_module
@@ -58,23 +59,37 @@ def test_peers_are_compared_at_equal_seeds():
     assert row["difference of train100"].startswith("19.0 [9.00, ")
 
 
-def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
-    """Whether the machine was a GPU, or bfloat16 was used, is no flag."""
-    def game(seed, train100, torch="2.13.0+cpu", backend=None, old=True, **changed):
-        if old:
-            changed["env_kwargs"] = '{"repeat_action_probability": 0}'
-        return result(seed, train100, env="ALE/Breakout-v5", **changed) | {
-            "backend": backend or {}, "versions": {"torch": torch}, "seconds": 3600 * seed}
+OLD = {"repeat_action_probability": 0, "episodic_life": True, "num_threads": 1}
 
-    both = game(3, 24.0, "2.11.0+cu130", {"device": "cpu", "bf16": True})
-    runs = groups(game(2, 19.0, bf16=True), game(1, 18.0, "2.11.0+cu130", {"device": "cuda"}), both,
-                  game(1, 16.0, anneal_lr=False), game(1, 15.0, old=False))
-    three, flagged, sticky = made("games", runs)
+
+def game(seed, train100, kwargs=OLD, backend=None, **changed):
+    changed |= {"env_kwargs": json.dumps(kwargs)} if kwargs else {}
+    return result(seed, train100, env="ALE/Breakout-v5", **changed) | {
+        "changed": changed, "backend": backend or {}, "seconds": 3600 * seed}
+
+
+def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
+    """Which machine it was, or bfloat16, is no flag."""
+    both = game(3, 24.0, backend={"bf16": True}) | {"machine": "both"}
+    three, flagged = made("games", groups(
+        game(2, 19.0, bf16=True), game(1, 18.0) | {"machine": "GPU"}, both,
+        game(1, 16.0, anneal_lr=False)))
     assert (three["seeds"], three["train100"], three["eval"]) == ("1 2 3", "18 19 24", "19 20 25")
     assert (three["machine"], three["hours"]) == ("GPU, CPU bf16, both bf16", "1.0 2.0 3.0")
     assert (three["game"], three["flags"], three["Baselines"]) == ("Breakout-v5", "", "22")
     assert (flagged["flags"], flagged["Baselines"]) == ("`--no-anneal-lr`", "22")
-    assert (sticky["game"], sticky["Baselines"]) == ("Breakout-v5, sticky", "-")
+
+
+def test_a_game_is_as_in_the_old_tables_or_its_name_says_what_differs():
+    rows = made("games", groups(
+        game(1, 20.0), game(1, 20.0, {}), game(1, 20.0, {"num_threads": 1}, lr=1.0),
+        game(1, 20.0, OLD | {"episodic_life": False, "frameskip": 2}),
+        game(1, 20.0, total_steps=3e6)))
+    typed = "Breakout-v5, sticky 0.25, whole games"
+    assert [(row["game"], row["steps"], row["Baselines"]) for row in rows] == [
+        ("Breakout-v5", "1,000,000", "22"), ("Breakout-v5", "3,000,000", "99"),
+        (typed, "1,000,000", "-"), (typed, "1,000,000", "-"),
+        ("Breakout-v5, whole games, frameskip 2", "1,000,000", "-")]
 
 
 def test_commands_of_the_settings_that_a_marker_names():

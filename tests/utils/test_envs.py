@@ -346,6 +346,11 @@ def test_every_action_has_one_number(act, count):
     assert np.array_equal(acts[-1], numbers.own_act(count - 1))
 
 
+def test_a_vector_of_bools_is_no_image():
+    vector = make_envs(uneven(Box(0, 1, (3,), bool), TWO), 1)
+    assert vector.single_observation_space == Box(0, 1, (3,), bool)
+
+
 @pytest.mark.parametrize("obs,act", [
     (TWO, MultiBinary(100)), (TWO, MultiDiscrete([65, 64])), (Box(0, 1, (84, 84)), TWO),
     (Box(0, 255, (3, 84, 84), np.int64), TWO), (Discrete(10**8), TWO)])
@@ -624,7 +629,8 @@ def test_a_lost_life_ends_the_learners_episode_and_not_the_game():
     assert lost == 4 * len(episodes) + (5 - left).sum()  # the fifth life ends the game
 
 
-def test_a_joystick_has_no_button_to_press():
+def test_what_has_no_button_to_fire_is_not_served():
+    assert make_envs(Config(env="ALE/Freeway-v5"), 1).fire is None  # it has up and down
     games = make_envs(Config(env="ALE/Breakout-v5", env_kwargs='{"continuous": true}'), 2)
     games.reset(seed=1)
     assert games.fire is None and games.step(games.action_space.sample())[0].shape[0] == 2
@@ -640,6 +646,44 @@ def test_fire_begins_each_life_once():
     assert games.begins.tolist() == [False, True]               # the second game has ended
 
 
+def test_fire_begins_a_game_after_a_time_limit():
+    vector = Vector(at=1, lives=[[3, 5]])
+    step = vector.step
+    vector.step = lambda acts: (lambda obs, rew, end, cut, told: (obs, rew, cut, end, told))(
+        *step(acts))
+    games = EpisodeRecorder(vector, fire=9)
+    games.reset()
+    games.step(np.zeros(2))
+    assert games.begins.tolist() == [False, True]
+
+
+def test_a_run_says_how_sticky_its_game_is(capsys):
+    envs.say_once.cache_clear()
+    for kwargs, sticky in ("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"):
+        make_envs(Config(env="ALE/Pong-v5", env_kwargs=kwargs), 1)
+        assert capsys.readouterr().out == f"Atari: sticky actions {sticky}\n"
+
+
+def test_encoders_are_those_of_the_papers():
+    """Mnih et al. 2015, methods; Young & Tian 2019, section 4."""
+    small = envs.nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
+    large = envs.nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
+    for net, shapes in ((small, [(16, 4, 3, 3), (512, 16 * 8 * 8)]), (large, [
+            (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)])):
+        layers = [layer for layer in net[1:] if not isinstance(layer, torch.nn.Flatten)]
+        assert [tuple(layer.weight.shape) for layer in layers[::2]] == shapes
+        assert all(isinstance(layer, torch.nn.ReLU) for layer in layers[1::2])
+
+
+def test_an_evaluation_tells_true_returns_though_rewards_are_clipped():
+    vector = make_envs(Config(env="tests.envs:Counter-v0"), 2)
+    vector.clip_rewards = True
+    agent = SimpleNamespace(act=lambda *_: vector.action_space.sample(), env_act=lambda act: act)
+    first = [script(env, 8)[1][0][2] for env in range(2)]
+    assert max(map(abs, first)) > 8                             # more than clipped ones can give
+    assert evaluate(agent, vector, 2, 1, envs=vector)[0].tolist() == first
+
+
 def test_a_lost_life_keeps_its_own_last_observation():
     """In the same step the other game ends, so final_obs is there, with garbage in this row."""
     games = EpisodeRecorder(Vector(final_obs=6.0, at=1, lives=[[2, 5]]), lives_end=True)
@@ -653,7 +697,7 @@ def test_a_lost_life_keeps_its_own_last_observation():
 def test_minatar_has_bytes_and_its_channels_last(game, channels):
     games = make_envs(Config(env=f"MinAtar/{game}-v1"), 2)
     obs, _ = games.reset(seed=1)
-    assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255}
+    assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255} and not games.clip_rewards
     assert games.unwrapped.envs[0].spec.max_episode_steps == 27_000  # MinAtar has no limit
     games = make_envs(Config(env=f"MinAtar/{game}-v1", env_kwargs='{"max_episode_steps": 9}'), 2)
     assert games.unwrapped.envs[0].spec.max_episode_steps == 9

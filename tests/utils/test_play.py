@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -338,6 +339,18 @@ def test_an_atari_video_shows_the_game_that_the_agent_plays():
     grey = torch.from_numpy(shown @ [0.299, 0.587, 0.114])
     for picture, obs in zip(adaptive_avg_pool2d(grey, 84).numpy(), seen):       # an mp4 is lossy
         assert np.abs(picture - obs[-1]).mean() < 6
+
+
+def test_the_screen_follows_the_game_frame_by_frame():
+    """Its stickiness, the ends of lives and FIRE, too: a small ball elsewhere is easily missed."""
+    kwargs = '{"repeat_action_probability": 0, "episodic_life": true}'
+    film, ended = play.make_film(ppo.Config("ALE/Breakout-v5", kwargs)), 0
+    film.bar, acts = SimpleNamespace(update=lambda: None), np.random.default_rng(1)
+    for _ in range(200):
+        ended += "episode" in film.step(acts.integers(4, size=1))[-1]
+        assert film.env.lives == film.screen.lives
+        assert film.env.episode_returns == film.screen.episode_returns
+    assert film.fps == 15 and film.frames == 1 + 200 - ended and film.env.lives < 5
 
 
 @pytest.mark.parametrize("env, kwargs, camera", [
