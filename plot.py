@@ -384,8 +384,9 @@ def main(plot: Plot) -> None:
         print("", *compare(done, *plot.compare), sep="\n")
     for panel, line, (run, *_) in flat(done) if plot.anchors else []:
         theirs = published(run.env, run.algo, run.total_steps, training=True)
-        print(f"\n{panel}, {line}: training returns of others",
-              *(f"{cell(mean)} ({source})" for mean, source, _ in theirs), sep="\n    ")
+        print(f"\n{panel}, {line}: training returns of others after as many steps",
+              *(f"{cell(mean)} ({source}: {measure})" for mean, source, measure in theirs) if theirs
+              else ["none is known"], sep="\n    ")
     names = ["curves.svg", *(f"curves-{k}.svg" for k in range(2, 1000))]
     out = plot.out or next(name for name in names if not Path(name).exists() or
                            escape(repr(plot)) in Path(name).read_text(encoding="utf-8"))

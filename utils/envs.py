@@ -69,6 +69,8 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
             raise
     if atari:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
+        if not 0 <= sticky <= 1:  # which ale-py does not see
+            raise UsageError(f"--env-kwargs: repeat_action_probability is {sticky}, no probability")
         lives = "; to the learner, a lost life ends an episode, but not in the log" * lives_end
         say_once(f"Atari: sticky actions {sticky:g}{lives}")
     buttons = atari and isinstance(envs.single_action_space, gym.spaces.Discrete)

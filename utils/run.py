@@ -147,7 +147,7 @@ def suit_games(cfg, given):
     file = checkpoint.file_of(type(cfg)) or Path("notebook.py")
     other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
     if is_game(cfg.env, "ALE/") and other.exists() and other != file:
-        mpi.say(f"algos.{other.stem} is made for Atari: ten times as many steps a second")
+        mpi.say(f"python -m algos.{other.stem} is made for Atari: ten times as many steps a second")
     if "hidden" in given:
         mpi.say("--hidden is not used: it is for vectors, and a game is seen as images")
     if mine:
@@ -281,8 +281,9 @@ class Run:
                 write_config(cfg, self.reported_step, initial)
                 compiles = ("--compile, which takes up to a minute at first (without: --no-compile)"
                             if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
-                mpi.say(f"run: {cfg.run_dir}\ndevice: {self.device.type} (--device {cfg.device}), "
-                        f"--torch-threads {cfg.torch_threads}" + f", {compiles}" * cfg.compile)
+                mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
+                        f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
+                        f"{cfg.torch_threads}" + f", {compiles}" * cfg.compile)
                 own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
                 start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
                 if self.reported_step < start:

@@ -39,6 +39,7 @@ from utils.tasks import BitFlip
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),
     ("CartPole-v1", "", "--env-kwargs is .*JSON object.*line 1"),
     ("CartPole-v1", "[1]", "--env-kwargs is"), ("ALE/Pong-v5", "null", "--env-kwargs is"),
+    ("ALE/Pong-v5", '{"repeat_action_probability": 2}', "repeat_action_probability is 2, no prob"),
     ("CartPole-v1", '{"num_envs": 3}', "num_envs"),
     ("LunarLander-v2", "{}", "LunarLander-v3"), ("Hopper-v3", "{}", "Hopper-v4 is the same robot"),
     ("HandReach-v0", "{}", "not installed: (?!HandReach-v4)"),
