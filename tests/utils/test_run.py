@@ -78,7 +78,7 @@ def test_start_up_is_clean(hopper):
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0] == f"run: {RUN_DIR}, 1,536 steps" and lines[1].startswith("device: cpu")
+    assert lines[0] == f"run: {RUN_DIR}, 1,500 steps" and lines[1].startswith("device: cpu")
     assert lines[2].split()[:4] == ["step", "steps/s", "ep_ret", "ep_len"]
     assert [line.split()[0] for line in lines[3:6]] == ["512", "1,024", "1,536"]
     assert lines[6].startswith("done")
