@@ -1,5 +1,6 @@
 """benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,13 @@ def test_the_peer_of_a_game_has_our_settings():
     for algo, more in ("ppo", {"library": "sbx"}), ("trpo", {}):  # its own would be another's time
         with pytest.raises(SystemExit, match=f"no such peer of {algo} on ALE/Pong-v5"):
             make_peer(algo, "ALE/Pong-v5", 1, **more)
+
+
+def test_a_rate_leaves_out_what_precedes_the_first_report(monkeypatch):
+    def run(command, **_):
+        folder = Path(command[command.index("--run-dir") + 1])
+        folder.mkdir()
+        (folder / "progress.csv").write_text("step,time\n1000,30\n2000,31\n3000,32\n")
+
+    monkeypatch.setattr(speed.subprocess, "run", run)
+    assert speed.rate_of("ppo", "Hopper-v4") == 1000
