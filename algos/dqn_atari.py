@@ -21,9 +21,9 @@ learning rate suits all games; the log shows the true score.
 Departures from the paper, besides those of dqn.py, but the learning rate stays. In each
 screen the game repeats the last action with probability 0.25 ("sticky actions", Machado
 et al. 2018). Episodes end at game over, not at a lost life. FIRE begins every life, if
-the game has it. Runs have 2.5 million steps (paper: 50 million); updates begin after 20,000
-(50,000); eps falls to 0.01 in 250,000 (to 0.1 in a million); 250 updates per copy
-(10,000). Not yet run in full.
+the game has it. Runs have 2.5 million steps (paper: 50 million); updates begin after
+20,000 (50,000); eps falls to 0.01 in 250,000 (to 0.1 in a million); 250 updates per
+copy (10,000). Not yet run in full.
 
 Run   python -m algos.dqn_atari --env ALE/Pong-v5
 Diff  diff algos/dqn.py algos/dqn_atari.py

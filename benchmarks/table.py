@@ -227,19 +227,19 @@ def games(groups: dict[Key, list[dict]]) -> str:
             kwargs = {"repeat_action_probability": 0.25, "episodic_life": False} | json.loads(
                 run["changed"].get("env_kwargs", "{}"))
             sticky, lives_end = kwargs.pop("repeat_action_probability"), kwargs.pop("episodic_life")
-            name = (env.partition("/")[2] + f", sticky {sticky}" * bool(sticky)
-                    + ", whole games" * (not lives_end)
-                    + "".join(f", {k} {v}" for k, v in kwargs.items() if k != "num_threads"))
-            found[name, algo, flags(own), steps([run])].append(run)
+            differs = ([f"sticky {sticky}"] * bool(sticky) + ["whole games"] * (not lives_end)
+                       + [f"{k} {v}" for k, v in kwargs.items() if k != "num_threads"])
+            found[env, ", ".join(differs), algo, flags(own), steps([run])].append(run)
     rows = []
-    for (name, algo, text, budget), runs in sorted(found.items(), key=lambda pair: pair[0]):
+    for (env, differs, algo, text, budget), runs in sorted(found.items(), key=lambda x: x[0]):
         runs.sort(key=lambda run: run["seed"])
-        theirs = plot.published(runs[0]["env"], algo, budget, training=True)
+        theirs = [] if differs else plot.published(env, algo, budget, training=True)
         rows.append({
-            "game": name, "algorithm": algo, "flags": f"`{text}`" * bool(text), "steps": budget,
+            "game": env.partition("/")[2] + f", {differs}" * bool(differs), "algorithm": algo,
+            "flags": f"`{text}`" * bool(text), "steps": budget,
             "seeds": " ".join(str(run["seed"]) for run in runs),
             "train100": each(returns(runs, "train100")),
-            "Baselines": each(np.array([x for x, *_ in theirs if "," not in name])),
+            "Baselines": each(np.array([x for x, *_ in theirs])),
             "eval": each(returns(runs, "eval")),
             "hours": " ".join(f"{run['seconds'] / 3600:.1f}" for run in runs),
             "machine": ", ".join(dict.fromkeys(

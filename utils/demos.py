@@ -6,7 +6,7 @@ The file holds plain arrays, so `np.load(file, allow_pickle=False)` opens it and
 n counts the steps of all episodes, one episode after the other:
 
     obs [n, ...]              what the agent saw, as the environment gave it
-    act [n, ...]              what `env.step` got; it makes FIRE of the first one of a life in Atari
+    act [n, ...]              what the agent chose; Atari plays FIRE instead where a life begins
     rew [n]                   the environment's reward for the step
     terminated, truncated [n] how the step ended the episode; False where it went on
     ret [episodes]            the return of each episode

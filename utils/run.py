@@ -197,7 +197,7 @@ class Run:
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         self.cfg = cfg = suit_machine(suit_games(cfg, given), given)
         replace(cfg, num_procs=mpi.size(), resume=False)  # refuses what the ranks cannot share
-        self.run_dir = Path.cwd() / cfg.run_dir
+        self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)

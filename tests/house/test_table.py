@@ -73,11 +73,12 @@ def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
     both = game(3, 24.0, backend={"bf16": True}) | {"machine": "both"}
     three, flagged = made("games", groups(
         game(2, 19.0, bf16=True), game(1, 18.0) | {"machine": "GPU"}, both,
-        game(1, 16.0, anneal_lr=False)))
+        *(game(seed, 16.0, anneal_lr=False) for seed in (1, 2))))
     assert (three["seeds"], three["train100"], three["eval"]) == ("1 2 3", "18 19 24", "19 20 25")
     assert (three["machine"], three["hours"]) == ("GPU, CPU bf16, both bf16", "1.0 2.0 3.0")
     assert (three["game"], three["flags"], three["Baselines"]) == ("Breakout-v5", "", "22")
     assert (flagged["flags"], flagged["Baselines"]) == ("`--no-anneal-lr`", "22")
+    assert (flagged["machine"], flagged["commit"]) == ("CPU", "10123456 20123456")
 
 
 def test_a_game_is_as_in_the_old_tables_or_its_name_says_what_differs():

@@ -666,7 +666,7 @@ def test_a_run_says_how_sticky_its_game_is(capsys):
 
 
 def test_encoders_are_those_of_the_papers():
-    """Mnih et al. 2015, methods; Young & Tian 2019, section 4."""
+    """Mnih et al. 2015; Young & Tian 2019."""
     small = envs.nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
     large = envs.nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
     for net, shapes in ((small, [(16, 4, 3, 3), (512, 16 * 8 * 8)]), (large, [
