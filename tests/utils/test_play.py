@@ -341,6 +341,13 @@ def test_an_atari_video_shows_the_game_that_the_agent_plays():
         assert np.abs(picture - obs[-1]).mean() < 6
 
 
+def test_an_error_is_one_line():
+    done = subprocess.run([sys.executable, "-m", "utils.play", "nowhere"], capture_output=True,
+                          text=True)
+    assert done.returncode == 2 and done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1 and not done.stdout
+
+
 def test_the_screen_follows_the_game_frame_by_frame():
     """Its stickiness, the ends of lives and FIRE, too: a small ball elsewhere is easily missed."""
     kwargs = '{"repeat_action_probability": 0, "episodic_life": true}'
