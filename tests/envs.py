@@ -114,16 +114,8 @@ class GoalCounter(Counter):
 
     def observe(self):
         obs = super().observe()
-        return {"observation": obs, "achieved_goal": self.achieved(obs),
-                "desired_goal": self.goal(self.number, self.episode)}
-
-    @staticmethod
-    def achieved(obs):
-        return -1 - obs
-
-    @staticmethod
-    def goal(number, episode):
-        return np.float32([50 + number, 50 + episode, 50])
+        goal = np.float32([50 + self.number, 50 + self.episode, 50])
+        return {"observation": obs, "achieved_goal": -1 - obs, "desired_goal": goal}
 
     def reset(self, seed=None, options=None):
         obs, _ = super().reset(seed=seed)

@@ -83,14 +83,6 @@ def bare(algo):
     return sys.modules[name]
 
 
-def refuses_columns(function, count, *rest):
-    """The function must refuse each of its first `count` arguments as [4, 1] beside others [4]."""
-    for at_fault in range(count):
-        args = [torch.ones(4, 1) if at == at_fault else torch.ones(4) for at in range(count)]
-        with pytest.raises(AssertionError):
-            function(*args, *rest)
-
-
 def copies(agent):
     """Return a copy of an agent's state dict."""
     return {name: param.detach().clone() for name, param in agent.state_dict().items()}

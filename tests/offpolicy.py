@@ -9,31 +9,29 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from tests import envs as scripted
-from tests.helpers import BOX, VECTOR, name_of, quick
+from tests.helpers import BOX, VECTOR, close, column, name_of, quick
 from utils import mpi
 from utils.envs import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
 
 NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic",)}  # with targets
+THREE = {"obs": column(1.0, 2, 3), "act": column(0.5, -1, -1), "rew": torch.tensor([1.0, -2, 1]),
+         "next_obs": column(3.0, 20, 3), "terminated": torch.tensor([0.0, 0, 1])}
+UNUSED = 2 * [3 * (torch.nan,)]                                 # of critics that nobody should ask
 
 
 def make_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
     """Return a small agent whose weights, targets included, differ from the initial ones."""
     torch.manual_seed(seed)
-    if name_of(algo) == "sac_her":
-        obs_space = without_goals(obs_space)
+    if name_of(algo) == "sac_her":                              # goals without numbers
+        none = Box(0, 1, (0,))
+        obs_space = FlatBox(gym.spaces.Dict(achieved_goal=none, desired_goal=none,
+                                            observation=obs_space))
     agent = algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings}))
     for param in agent.parameters():
         param.data += 0.1 * torch.randn_like(param)
     return agent
-
-
-def without_goals(box):
-    """Return the space of a goal environment whose goals have no numbers, so only `box` is seen."""
-    none = Box(0, 1, (0,))
-    space = gym.spaces.Dict(achieved_goal=none, desired_goal=none, observation=box)
-    return FlatBox(space)
 
 
 def make_batch(algo, size=32, seed=0, dtype=torch.float32):
@@ -73,6 +71,15 @@ def gradient_in(net, loss_fn, *args):
     loss, metrics, *_ = loss_fn(*args)
     grads = torch.autograd.grad(loss, weights(net))
     return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
+
+
+def fits(net, expected, loss_fn, *args, rtol=1e-4):
+    """Compare a loss and its gradient in the weights of `net`. Return its metrics."""
+    grads = torch.autograd.grad(expected, weights(net))
+    loss, metrics, grad = gradient_in(net, loss_fn, *args)
+    close(loss, expected.detach(), rtol=rtol / 10)
+    close(grad, torch.cat([each.flatten() for each in grads]), rtol=rtol, atol=1e-5)
+    return metrics
 
 
 @contextlib.contextmanager
@@ -156,11 +163,6 @@ def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):
     return algo.Transitions(*parts)
 
 
-def dqn_loss(algo):
-    """Return the loss function of the file."""
-    return algo.per_loss if name_of(algo) == "dqn_per" else algo.dqn_loss
-
-
 # ---- stable-baselines3
 
 def as_it_is(obs, *args, **kwargs):
@@ -176,5 +178,6 @@ class TheirBuffer:
 
     def sample(self, batch_size, env=None):
         batch = next(self.left)
-        return ReplayBufferSamples(batch.obs, batch.act, batch.next_obs,
+        act = batch.act.view(len(batch.act), -1)                # also of numbers: [B] -> [B, 1]
+        return ReplayBufferSamples(batch.obs, act, batch.next_obs,
                                    batch.terminated[:, None], batch.rew[:, None])

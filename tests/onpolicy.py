@@ -4,6 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from torch.distributions import Categorical, Independent, Normal
@@ -39,17 +40,12 @@ def make_agent(algo, kind="box", seed=0, **settings):
         param.data += 0.05 * torch.randn_like(param)
     stats = agent.obs_stats
     stats.count.fill_(50), stats.mean.fill_(3.0), stats.var.fill_(4.0)
-    if scales_rewards(algo):
+    if hasattr(agent, "reward_sum_stats"):
         stats = agent.reward_sum_stats
         stats.count.fill_(50), stats.mean.fill_(1.0), stats.var.fill_(9.0)
-    else:
+    else:                                                       # PopArt normalises targets instead
         agent.num_rollouts.fill_(5), agent.loc.fill_(2.0), agent.square.fill_(13.0)     # scale 3
     return agent
-
-
-def scales_rewards(algo):
-    """Return whether a file divides rewards by a deviation. PopArt normalises targets instead."""
-    return algo is not ppo_popart
 
 
 def make_rollout(algo, agent, seed=0):
@@ -67,13 +63,8 @@ def make_rollout(algo, agent, seed=0):
     ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
     next_obs = torch.where(ended, final_obs, successor)
     rew = 1 + 5 * torch.randn(steps, envs)
-    memory = random_memory(algo, envs, agent.cfg)
-    return algo.Rollout(obs, act, rew, next_obs, terminated, done, **memory)
-
-
-def random_memory(algo, envs, cfg):
-    """Return what else a rollout of an algorithm with a memory holds."""
-    return {"memory": 0.5 * torch.randn(2, envs, cfg.lstm_size)} if algo is ppo_lstm else {}
+    memory = [0.5 * torch.randn(2, envs, agent.cfg.lstm_size)] if algo is ppo_lstm else []
+    return algo.Rollout(obs, act, rew, next_obs, terminated, done, *memory)
 
 
 def make_optimizers(algo, agent, make=None):
@@ -127,29 +118,6 @@ def learn_with(algo, agent, optimizers, rollout, lr=1e-3):
     return parameters(agent), metrics
 
 
-def steps_alone(algo, rew, terminated, done):
-    """Return a rollout with these tensors [T, N], and zeros elsewhere."""
-    nothing = torch.zeros(*rew.shape, 1)
-    memory = random_memory(algo, rew.shape[1], make_config(algo))
-    return algo.Rollout(nothing, nothing, rew, nothing, terminated, done, **memory)
-
-
-def gae(algo, rew, val, *rest):
-    """Call `gae` with tensors [T, N]; return A and R."""
-    adv = algo.gae(rew, val, *rest)
-    return adv, adv + val
-
-
-def reward_sums(algo, rew, done, last, gamma):
-    """Return G of every step, and the G that `update_stats` carries over to the next rollout."""
-    seen = []
-    stats = SimpleNamespace(update=seen.append)
-    agent = SimpleNamespace(cfg=SimpleNamespace(gamma=gamma), images=True, reward_sum=last,
-                            reward_sum_stats=stats)
-    algo.Agent.update_stats(agent, steps_alone(algo, rew, torch.zeros_like(rew), done))
-    return seen[0].view_as(rew), agent.reward_sum
-
-
 def values(agent, raw_obs):
     """Return V of raw observations: [T, N, ...] -> [T N]."""
     return agent.value(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1)))
@@ -167,10 +135,11 @@ def targets(algo, agent, rollout):
         val, next_val = (values(agent, obs).view_as(rollout.rew)
                          for obs in (rollout.obs, rollout.next_obs))
     rew = rollout.rew
-    if scales_rewards(algo):
+    if hasattr(agent, "reward_sum_stats"):
         rew = (rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     cfg, ends = agent.cfg, (rollout.terminated, rollout.done)
-    return [x.flatten() for x in gae(algo, rew, val, next_val, *ends, cfg.gamma, cfg.lam)]
+    adv = algo.gae(rew, val, next_val, *ends, cfg.gamma, cfg.lam)
+    return adv.flatten(), (adv + val).flatten()
 
 
 def distribution(agent, raw_obs):
@@ -216,6 +185,13 @@ class Spy:
     def __call__(self, agent, minibatch):
         self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
         return self.loss(agent, minibatch)
+
+
+def spied(algo, name, agent, rollout, lr=1e-3, spy=Spy):
+    """Make an update. Return the calls of the loss of this name, new parameters and metrics."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(algo, name, spy := spy(getattr(algo, name)))
+        return spy.calls, *learn(algo, agent, rollout, lr=lr)
 
 
 # ---- stable-baselines3

@@ -1,6 +1,4 @@
-"""algos/a2c.py: its loss, and stable-baselines3's step."""
-import math
-
+"""algos/a2c.py: its update, and stable-baselines3's step."""
 import pytest
 import torch
 from stable_baselines3 import A2C
@@ -8,92 +6,41 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
-from algos import a2c, acktr, vpg
-from tests.helpers import (
-    LOG_2PI, Nowhere, bare, close, gradients, name_of, refuses_columns, same, steps, vec)
+from algos import a2c, acktr
+from tests.algos.test_contract import build
+from tests.helpers import Nowhere, close, name_of, same, steps
 from tests.onpolicy import (
-    SPACES, Descent, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
-    targets, tiny_agent)
+    SPACES, Descent, Spy, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
+    targets)
+from tests.registry import config
 from utils import mpi
 
-every_kind = pytest.mark.parametrize("kind", SPACES)
 and_child = pytest.mark.parametrize("algo", [a2c, acktr], ids=name_of)
-
-
-# ---- The loss, also of its parent and its child
-
-@pytest.mark.parametrize("algo", [vpg, a2c, acktr], ids=name_of)
-def test_policy_loss_by_hand(algo):
-    loss, by_logp = gradients(lambda x: algo.policy_loss(x, vec(3, -1, 2)), vec(-1, -2, -0.5))
-    close(loss, (3 - 2 + 1) / 3)
-    close(by_logp, -vec(3, -1, 2) / 3)  # what did better than expected becomes likelier
-    refuses_columns(bare(algo).policy_loss, 2)
-
-
-@and_child
-def test_the_loss_refuses_a_column_of_returns(algo):
-    plain = bare(algo)
-    batch = plain.Batch(torch.zeros(4, 3), torch.zeros(4, 2), torch.zeros(4), torch.zeros(4, 1))
-    with pytest.raises(AssertionError):
-        plain.a2c_loss(make_agent(algo), batch)
-
-
-@and_child
-def test_whole_loss_by_hand(algo):
-    agent = tiny_agent(algo, mu=1, log_std=math.log(2), val=2, hidden=(1,), vf_coef=0.5,
-                       ent_coef=0.1)
-    act = vec((1,), (5,))  # 0 and 2 deviations off
-    loss, metrics = algo.a2c_loss(agent, algo.Batch(vec((3,), (4,)), act, vec(1, -2), vec(5, 1)))
-    names, params = zip(*agent.named_parameters())
-    grads = dict(zip(names, torch.autograd.grad(loss, params)))
-    low = -math.log(2) - LOG_2PI / 2  # log pi of the first; that of the second is 2 less
-    pi_loss, bonus = -(low - 2 * (low - 2)) / 2, math.log(2) + LOG_2PI / 2 + 0.5
-    close(metrics["pi_loss"], pi_loss)
-    close(metrics["v_loss"], 5)
-    close(metrics["entropy"], bonus)
-    close(loss.detach(), pi_loss + 0.5 * 5 - 0.1 * bonus)
-    close(grads["actor.2.bias"], vec(1))  # -mean of A z / sigma
-    close(grads["log_std"], vec(3.5 - 0.1))  # -mean of A (z^2 - 1), less ent_coef
-    close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
 
 
 # ---- The optimizer
 
 @pytest.mark.parametrize("rule", ["tf", "torch"])
-def test_the_flag_chooses(rule, monkeypatch):
-    made, plain = [], mpi.RMSProp
-
-    class Noted(plain):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(mpi, "RMSProp", Noted)
-    a2c.train(a2c.Config("CartPole-v1", num_envs=2, rollout_steps=8, total_steps=8,
-                         rmsprop=rule, rmsprop_eps=0.5, run_dir="run"))
-    assert made[0].tf_style == (rule == "tf") and made[0].eps == 0.5
-    assert (made[0].square > 0.9).all() == (rule == "tf")
+def test_the_flag_chooses(rule):
+    optimizer = build("a2c", config("a2c", rmsprop=rule, rmsprop_eps=0.5))["optimizer"]
+    assert optimizer.tf_style == (rule == "tf") and optimizer.eps == 0.5
+    assert (optimizer.square > 0.9).all() == (rule == "tf")
 
 
 # ---- The update
 
 @and_child
-@every_kind
+@pytest.mark.parametrize("kind", SPACES)
 def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
     """Down its gradient, or by the step of the natural gradient."""
     agent = make_agent(algo, kind, max_grad_norm=0.0)
-    rollout, calls, plain = make_rollout(algo, agent), [], algo.a2c_loss
+    rollout, spy = make_rollout(algo, agent), Spy(algo.a2c_loss)
     start = parameters(agent)
     adv, ret = targets(algo, agent, rollout)
-
-    def loss(agent, batch):
-        calls.append(batch)
-        return plain(agent, batch)
-
-    monkeypatch.setattr(algo, "a2c_loss", loss)
+    monkeypatch.setattr(algo, "a2c_loss", spy)
     [optimizer] = make_optimizers(algo, agent, Descent)
     after, metrics = learn_with(algo, agent, [optimizer], rollout, lr=0.1)
-    (batch,) = calls
+    (batch,) = spy.calls
     close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert torch.equal(batch.act, rollout.act.flatten(0, 1))
     close(batch.adv, adv, rtol=1e-4, atol=1e-5)
@@ -133,19 +80,13 @@ def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, ru
     model.set_logger(configure(None, []))
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
-    start, optimizer, samples = parameters(agent), mpi.RMSProp(agent, 0.03, tf), []
-    plain = a2c.a2c_loss
-
-    def loss(agent, batch):
-        nothing = torch.zeros(64)
-        samples.append(RolloutBufferSamples(batch.obs, batch.act, nothing, nothing, batch.adv,
-                                            batch.ret))
-        return plain(agent, batch)
-
-    monkeypatch.setattr(a2c, "a2c_loss", loss)
+    start, optimizer, spy = parameters(agent), mpi.RMSProp(agent, 0.03, tf), Spy(a2c.a2c_loss)
+    monkeypatch.setattr(a2c, "a2c_loss", spy)
     for seed in range(10):
         metrics = a2c.update(agent, optimizer, make_rollout(a2c, agent, seed), 1e-2)
-        model.rollout_buffer.get = lambda batch_size: iter(samples[-1:])
+        batch, nothing = spy.calls[-1], torch.zeros(64)
+        sample = RolloutBufferSamples(batch.obs, batch.act, nothing, nothing, batch.adv, batch.ret)
+        model.rollout_buffer.get = lambda batch_size, sample=sample: iter([sample])
         model.train()
         logged = model.logger.name_to_value
         close(metrics["pi_loss"], logged["train/policy_loss"], rtol=1e-5, atol=1e-5)

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
+from torch.nn.utils import parameters_to_vector as flat
 
 from algos import acer
 from tests import onpolicy
 from tests.helpers import bare, close, copies, gradients, refused, rows, same, vec
-from tests.onpolicy import SPACES, Descent, fitting, make_config, make_rollout
+from tests.onpolicy import SPACES, Descent, Spy, fitting, make_config, make_rollout
 from utils import mpi
 from utils.envs import make_envs
 
@@ -56,10 +57,6 @@ def learn(agent, rollout, make=mpi.RMSProp, lr=1e-3):
     return acer.update(agent, make_optimizer(agent, make), rollout, lr)
 
 
-def flat(params):
-    return torch.cat([param.detach().flatten().clone() for param in params])
-
-
 def outputs(agent, raw_obs):
     """The policy as a distribution, Q, and the average policy, at raw observations [B, ...]."""
     obs = agent.normalize_obs(raw_obs)
@@ -70,7 +67,10 @@ def outputs(agent, raw_obs):
 
 
 def targets(agent, rollout):
-    """Q(s_t, a_t), R_t and V(s_t), [T, N], by the definition of Retrace: a sum over steps."""
+    """Q(s_t, a_t), R_t and V(s_t), [T, N], by the definition of Retrace (Munos et al. 2016, eq. 4):
+
+    Q + sum_s gamma^(s-t) c_(t+1) .. c_s delta_s for every t.
+    """
     steps, envs = rollout.rew.shape
     policy, q, _ = outputs(agent, rollout.obs.flatten(0, 1))
     after, next_q, _ = outputs(agent, rollout.next_obs.flatten(0, 1))
@@ -83,24 +83,17 @@ def targets(agent, rollout):
     rew = rollout.rew.double()
     if agent.cfg.scale_rew:
         rew = (rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10)
-    ret = double_sum(rew, q, next_val, rho, rollout.terminated, rollout.done, agent.cfg.gamma,
-                     agent.cfg.lam)
-    return q.float(), ret.float(), val.float()
-
-
-def double_sum(rew, q, next_val, rho, terminated, done, gamma, lam):
-    """Munos et al. 2016, eq. 4, for every t: Q + sum_s gamma^(s-t) c_(t+1) .. c_s delta_s."""
-    ret = q.clone()
-    for t, n in np.ndindex(*rew.shape):
+    ret, gamma = q.clone(), agent.cfg.gamma
+    for t, n in np.ndindex(steps, envs):
         weight = 1.0
-        for s in range(t, len(rew)):
+        for s in range(t, steps):
             if s > t:
-                weight *= gamma * lam * min(1.0, rho[s, n])
-            tail = 0.0 if terminated[s, n] else gamma * next_val[s, n]
+                weight *= gamma * agent.cfg.lam * min(1.0, rho[s, n])
+            tail = 0.0 if rollout.terminated[s, n] else gamma * next_val[s, n]
             ret[t, n] += weight * (rew[s, n] + tail - q[s, n])
-            if done[s, n]:
+            if rollout.done[s, n]:
                 break
-    return ret
+    return q.float(), ret.float(), val.float()
 
 
 # ---- Retrace
@@ -254,18 +247,13 @@ def test_the_policy_gradient_refuses_columns():
 @every_kind
 def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
     agent = make_agent(kind, max_grad_norm=0.0)
-    rollout, calls, plain = old_rollout(agent), [], acer.acer_loss
+    rollout, spy = old_rollout(agent), Spy(acer.acer_loss)
     expected = q_batch(agent, rollout)
     start = flat(trained(agent))
-
-    def loss(agent, batch):
-        calls.append(batch)
-        return plain(agent, batch)
-
-    monkeypatch.setattr(acer, "acer_loss", loss)
+    monkeypatch.setattr(acer, "acer_loss", spy)
     optimizer = make_optimizer(agent, Descent)
     metrics = acer.update(agent, optimizer, rollout, 0.1)
-    (batch,) = calls
+    (batch,) = spy.calls
     for name, value in vars(expected).items():
         close(getattr(batch, name), value, rtol=1e-4, atol=1e-5)
     assert not batch.ret.requires_grad
@@ -399,11 +387,6 @@ def test_a_report_tells_new_and_replayed_rollouts_apart(monkeypatch):
                 assert float(row[prefix + name]) == pytest.approx(mean, rel=1e-5, abs=1e-7), name
 
 
-def test_a_buffer_without_end_is_refused():
-    said = refused(lambda: train(buffer_size=10**12))
-    assert said.startswith("--buffer-size") and "GB" in said
-
-
 # ---- More that went wrong unseen
 
 @every_kind
@@ -444,6 +427,8 @@ def test_a_buffer_is_restored_onto_its_own_device():
     assert {x.device.type for x in vars(second.sample()).values()} == {"meta"}
 
 
-def test_the_buffer_tells_the_memory_of_obs_and_next_obs(capsys):
+def test_the_buffer_tells_the_memory_of_obs_and_next_obs_and_refuses_one_without_end(capsys):
     acer.ReplayBuffer(64_000, gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), torch.device("cpu"))
     assert "64,000 transitions, 3.61 GB" in capsys.readouterr().out
+    said = refused(lambda: train(buffer_size=10**12))
+    assert said.startswith("--buffer-size") and "GB" in said

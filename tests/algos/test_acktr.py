@@ -15,16 +15,7 @@ from tests.offpolicy import noise_is
 from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, targets, values
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
-vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 tiny_agent = partial(onpolicy.tiny_agent, acktr, hidden=())
-FREE = {"lr": 1e9, "momentum": 0.0, "damping": 1e-6, "decay": 1.0}    # nothing but the trust region
-
-
-def batch_of(agent, rollout):
-    """The batch that `update` learns from."""
-    adv, ret = targets(acktr, agent, rollout)
-    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
-    return acktr.Batch(obs, rollout.act.flatten(0, 1), adv, ret)
 
 
 def measured(agent, obs, times=1):
@@ -61,7 +52,7 @@ def test_sampled_nll_by_hand():
     close(by_val, vec(-1))  # sum of V - v
 
 
-@vectors
+@pytest.mark.parametrize("kind", ["box", "discrete"])
 def test_the_last_factors_are_those_of_the_distributions(kind):
     """S is diag(p) - p p' of a softmax, diag(1 / sigma^2) of a normal, 1 of the critic."""
     agent = make_agent(acktr, kind, decay=1.0)
@@ -241,10 +232,11 @@ def test_step_size_by_hand(lr, max_kl, expected):
 def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
     """There the factors are exact: the step goes to the trust regions of pi and of N(V, 1)."""
     for seed in range(3):
-        agent = make_agent(acktr, seed=seed, hidden=(), max_kl=max_kl, v_max_kl=v_max_kl,
-                           rollout_steps=96, **FREE)
+        agent = make_agent(acktr, seed=seed, hidden=(), max_kl=max_kl, v_max_kl=v_max_kl, lr=1e9,
+                           rollout_steps=96, momentum=0.0, damping=1e-6, decay=1.0)
         rollout, before = make_rollout(acktr, agent, seed), copy.deepcopy(agent)
-        batch = batch_of(agent, rollout)
+        batch = acktr.Batch(agent.normalize_obs(rollout.obs).flatten(0, 1),
+                            rollout.act.flatten(0, 1), *targets(acktr, agent, rollout))
         metrics = take_step(measured(agent, batch.obs, times=200),
                             acktr.a2c_loss(agent, batch)[0], agent.cfg.lr)
         kl = kl_divergence(*(distribution(each, rollout.obs.flatten(0, 1))

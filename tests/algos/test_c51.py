@@ -8,9 +8,8 @@ from hypothesis import example, given, settings as how, strategies as st
 
 from algos import c51
 from tests.helpers import bare, close, refused, vec
-from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, gradient_in
+from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in
 
-many = how(max_examples=100, deadline=None, derandomize=True, database=None)
 CLEANRL = np.full(51, 1 / 51), np.linspace(-100, 100, 51)       # uniform, in steps of 4
 
 
@@ -37,7 +36,7 @@ def cases(draw):
             draw(st.floats(0, 1)))
 
 
-@many
+@how(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(cases())
 @example((0.0, 0.0, *CLEANRL, 1.0))                             # all stay on the grid
 @example((4.0, 0.0, *CLEANRL, 1.0))                             # the next one, the last one clipped
@@ -52,11 +51,6 @@ def test_the_projection_is_a_loop_over_pairs_of_atoms(case):
     target = projected(*case)
     np.testing.assert_allclose(target, expected, atol=1e-9)
     assert target.sum() == pytest.approx(1) and (target >= 0).all()
-
-
-def test_a_column_is_refused_without_the_checker_too():
-    with pytest.raises(AssertionError):
-        bare(c51).project(torch.ones(4, 1), torch.ones(4), torch.ones(4, 2), vec(0, 1), 0.5)
 
 
 # ---- The agent
@@ -120,19 +114,7 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
         logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
         close(logp.exp().sum(), 1.0)                            # over the atoms of each action
         losses.append(-(torch.from_numpy(target).float() * logp).sum())
-    expected = torch.stack(losses).mean()
-    grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
-    loss, _, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
-    close(loss, expected.detach())
-    close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("given,said", [
-    ({"num_atoms": 1}, "--num-atoms is 1; it takes a whole number, at least 2"),
-    ({"v_max": -100.0, "v_min": -100.0}, "--v-max is -100.0; it takes a number, above -100"),
-    ({"v_min": math.nan}, "--v-min is nan; it takes a number")])
-def test_what_is_no_support_is_refused(given, said):
-    assert refused(lambda: c51.Config(**given)).startswith(said)
+    fits(agent.critic, torch.stack(losses).mean(), c51.c51_loss, agent, batch)
 
 
 def test_weights_are_refused_by_another_support_and_taken_by_their_own():

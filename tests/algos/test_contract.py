@@ -13,8 +13,8 @@ import math
 import os
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -54,37 +54,6 @@ def test_every_file_has_a_row_that_names_its_parent():
 
 # ---- A run, watched
 
-@dataclass
-class Phase:
-    """A call of a function that learns."""
-
-    function: str
-    args: dict                                                  # copies of its data, by name
-    own: dict                                                   # what it got -> what is registered
-    before: dict                                                # name of an object -> state dict
-    after: dict
-    rng: torch.Tensor
-    metrics: dict
-    steps: int                                                  # of each environment, before it
-    batches: list                                               # (loss, its first tensor) of each
-
-
-@dataclass
-class Watched:
-    cfg: object
-    agent: torch.nn.Module
-    state: dict                                                 # what the run registered
-    phases: list
-    draws: list                                                 # (function, shape, numbers)
-    acts: list                                                  # of each environment
-    episodes: list
-    rows: list
-
-    @property
-    def updates(self):
-        return [phase for phase in self.phases if phase.function == "update"]
-
-
 def watch(name, cfg):
     """Train. Return all that was learned from, and what it did."""
     algo, state, phases, draws, batches = module(name), {}, [], [], []
@@ -104,8 +73,12 @@ def watch(name, cfg):
             result = function(*args)
             metrics = result[1] if isinstance(result, tuple) else result
             steps = len(Counter.made[0].acts) if Counter.made else 0
-            phases.append(Phase(function.__name__, data, own, before, snapshot(state), rng, metrics,
-                                steps, list(batches)))
+            phases.append(SimpleNamespace(                      # a call of a function that learns
+                function=function.__name__, args=data,          # copies of its data, by name
+                own=own,                                        # what it got -> what is registered
+                before=before, after=snapshot(state),           # name of an object -> state dict
+                rng=rng, metrics=metrics, steps=steps,          # of each environment, before it
+                batches=list(batches)))                         # (loss, its first tensor) of each
             return result
         return learn
 
@@ -135,8 +108,11 @@ def watch(name, cfg):
             patch.setattr(torch, each, drawing(getattr(torch, each)))
         agent = algo.train(cfg)
     acts = [np.array(env.acts) for env in Counter.made[:getattr(cfg, "num_envs", 0)]]
-    return Watched(cfg, agent, state, phases, draws, acts, rows(cfg.run_dir, "episodes.csv"),
-                   rows(cfg.run_dir))
+    return SimpleNamespace(
+        cfg=cfg, agent=agent, state=state, phases=phases,       # state: what the run registered
+        updates=[phase for phase in phases if phase.function == "update"],
+        draws=draws, acts=acts,                                 # (function, numbers); of each env
+        episodes=rows(cfg.run_dir, "episodes.csv"), rows=rows(cfg.run_dir))
 
 
 def snapshot(state):
@@ -521,10 +497,8 @@ def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
 
 def filled(state):
     """How many numbers a buffer holds."""
-    if isinstance(state, dict):
-        return sum(filled(x) for x in state.values())
-    if isinstance(state, list):
-        return sum(filled(x) for x in state)
+    if isinstance(state, dict | list):
+        return sum(map(filled, state.values() if isinstance(state, dict) else state))
     return state.numel() if isinstance(state, torch.Tensor) else 0
 
 
@@ -557,6 +531,12 @@ def rank_config(name, **settings):
                   total_steps=96, buffer_size=96, **settings)
 
 
+def watch_last_phases(name, run_dir):
+    """Train, and write the last call of each function that learns."""
+    seen = watch(name, rank_config(name, run_dir=run_dir))
+    torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
+
+
 def learn_share(name, folder):
     """Repeat the last phases of a run with this rank's part. Return what the agent is then."""
     state = build(name, rank_config(name))
@@ -580,13 +560,9 @@ def shares(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shares")
     names = {item.callspec.params["name"] for item in request.session.items
              if "shares" in getattr(item, "fixturenames", ())}
-    before = os.getcwd()
-    os.chdir(folder)
-    for name in sorted(names):
-        Counter.made.clear()
-        seen = watch(name, rank_config(name, run_dir=f"run-{name}"))
-        torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
-    os.chdir(before)
+    with contextlib.chdir(folder):
+        for name in sorted(names):
+            watch_last_phases(name, f"run-{name}")
     two_ranks(__file__, "share", folder, *sorted(names))
     return folder
 
@@ -629,8 +605,7 @@ def learn_compiled(folder, names):
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
 @every_algo
 def test_compiled_equals_eager(name, tmp_path, dynamo_env):
-    seen = watch(name, rank_config(name, run_dir="watched"))
-    torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
+    watch_last_phases(name, "watched")
     done = run([sys.executable, __file__, "compiled", tmp_path, name], env=dynamo_env)
     assert "--compile failed" not in done.stdout + done.stderr
     eager, compiled = torch.load(f"{name}-compiled.pt")
@@ -663,6 +638,42 @@ def test_no_setting_takes_nan_a_negative_number_or_a_huge_count(name):
             for bad in (-1, math.nan if kind is float else 10**15):
                 said = refused(lambda each=each, bad=bad: config(name, **{each.name: bad}))
                 assert said.startswith(f"{flag} is {bad}; it takes"), said
+
+
+COLUMN = (4, 1)
+
+
+@pytest.mark.parametrize("name,function,shapes,rest", [
+    *((name, "policy_loss", shapes, ()) for name in ("vpg", "a2c", "acktr")
+      for shapes in ((COLUMN, 4), (4, COLUMN))),
+    *(("ppo", "clipped_policy_loss", shapes, (0.2,))
+      for shapes in ((COLUMN, 4, 4), (4, COLUMN, 4), (4, 4, COLUMN))),
+    *(("qr_dqn", "quantile_huber", shapes, (torch.ones(3),))
+      for shapes in ((COLUMN, (4, 3)), ((4, 3), COLUMN), ((1, 3), (4, 3)))),
+    ("c51", "project", (COLUMN, 4, (4, 2)), (torch.arange(2.0), 0.5)),
+    ("ppo_mask", "mask_logits", ((4, 3), COLUMN), ())])
+def test_a_column_is_refused_without_the_checker_too(name, function, shapes, rest):
+    with pytest.raises(AssertionError):
+        getattr(helpers.bare(module(name)), function)(*map(torch.ones, shapes), *rest)
+
+
+@pytest.mark.parametrize("name,settings,says", [
+    ("c51", {"num_atoms": 1}, "--num-atoms is 1; it takes a whole number, at least 2"),
+    ("c51", {"v_min": -100.0, "v_max": -100.0}, "--v-max is -100.0; it takes a number, above -100"),
+    ("c51", {"v_min": math.nan}, "--v-min is nan; it takes a number"),
+    ("qr_dqn", {"num_quantiles": 0}, "--num-quantiles is 0; it takes a whole number, at least 1"),
+    ("grpo", {"width": 24}, "--width is 24"), ("grpo", {"layers": 0}, "--layers is 0"),
+    ("grpo", {"group_size": 1}, "--group-size is 1"),
+    ("crossq", {"critic_hidden": (0,)}, "--critic-hidden"),
+    ("crossq", {"critic_hidden": (10**15,)}, "--critic-hidden"),
+    ("bc", {"held_out": 0.0}, "--held-out is 0.0"),
+    ("bc", {"held_out": 0.95}, "--held-out is 0.95"),
+    ("ppo_lstm", {"minibatch_envs": 3},
+     "--num-envs is 8; it takes a multiple of --minibatch-envs, which is 3"),
+    ("ppo_lstm", {"num_envs": 6, "rollout_steps": 60, "minibatch_envs": 3, "num_procs": 2},
+     "--minibatch-envs is 3; it takes a multiple of --num-procs, which is 2")])
+def test_settings_with_bounds_of_their_own_are_refused(name, settings, says):
+    assert refused(lambda: module(name).Config(**settings)).startswith(says)
 
 
 # ---- Any configuration

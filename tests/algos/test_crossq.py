@@ -12,7 +12,7 @@ from algos import crossq
 from tests import offpolicy
 from tests.algos.test_contract import build
 from tests.helpers import bare, close, refused
-from tests.offpolicy import flat, gradient_in, make_batch, noise_is
+from tests.offpolicy import fits, flat, make_batch, noise_is
 from tests.registry import config
 from utils import mpi
 
@@ -142,14 +142,11 @@ def test_critics_see_both_halves_in_one_batch_and_learn_from_the_first():
     val = torch.min(both[0][32:], both[1][32:]).detach() - np.exp(-0.5) * next_logp
     target = batch.rew + 0.9 * (1 - batch.terminated) * val
     loss = (q1 - target).square().mean() + (q2 - target).square().mean()
-    grads = torch.autograd.grad(loss, list(critic.parameters()))
     with noise_is(eps):
-        ours, metrics, grad = gradient_in(critic, crossq.critic_loss, agent, batch)
-    close(ours, loss, rtol=1e-4)
-    close(metrics["critic_loss"], ours)
+        metrics = fits(critic, loss, crossq.critic_loss, agent, batch, rtol=1e-3)
+    close(metrics["critic_loss"], loss, rtol=1e-4)
     close(metrics["q1"], q1, rtol=1e-4, atol=1e-5)
     close(metrics["q2"], q2, rtol=1e-4, atol=1e-5)
-    close(grad, torch.cat([g.flatten() for g in grads]), rtol=1e-3, atol=1e-5)
     assert (apart - q1).abs().mean() > 0.01
     assert (plain(critic.q1, rows, False)[:, 0] - q1).abs().mean() > 0.01
     mean = torch.cat([rows, next_rows]).mean(0)                 # the statistics are those of both
@@ -170,13 +167,10 @@ def test_actor_is_normalised_by_its_batch_and_the_critics_are_not():
     rows = torch.cat([batch.obs, act], 1)
     q1, q2 = (plain(net, rows, False)[:, 0] for net in (agent.critic.q1, agent.critic.q2))
     loss = (np.exp(-0.5) * logp - torch.min(q1, q2)).mean()
-    grads = torch.autograd.grad(loss, list(agent.actor.parameters()))
     with noise_is(eps):
-        ours, metrics, grad = gradient_in(agent.actor, crossq.actor_loss, agent, batch)
-    close(ours, loss, rtol=1e-4)
-    close(metrics["actor_loss"], ours)
+        metrics = fits(agent.actor, loss, crossq.actor_loss, agent, batch, rtol=1e-3)
+    close(metrics["actor_loss"], loss, rtol=1e-4)
     close(metrics["logp"], logp.detach(), rtol=1e-4, atol=1e-5)
-    close(grad, torch.cat([g.flatten() for g in grads]), rtol=1e-3, atol=1e-5)
     assert all(map(torch.equal, critics, stats(agent.critic)))
     assert not any(map(torch.equal, before, stats(agent.actor)))
     now = stats(agent)
@@ -208,26 +202,12 @@ def test_every_third_update_moves_the_actor_and_alpha(learn_alpha):
 
 
 def test_adam_of_critics_and_actor_forgets_half():
-    """As PyTorch's does with this beta; that of alpha keeps its own."""
+    """That of alpha keeps its own beta."""
     made = build("crossq", config("crossq"))
     assert [made[key].beta1 for key in ("critic", "actor", "alpha")] == [0.5, 0.5, 0.9]
-    ours, theirs = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))
-    adam, torchs = mpi.Adam(ours, beta1=0.5), torch.optim.Adam([theirs], betas=(0.5, 0.999))
-    for k in range(5):
-        for param, each in ((ours, adam), (theirs, torchs)):
-            each.zero_grad()
-            ((param - k) ** 3).sum().backward()
-        adam.step(0.1), torchs.param_groups[0].update(lr=0.1), torchs.step()
-        close(ours, theirs.detach())
 
 
 def test_several_processes_are_refused(monkeypatch):
     assert refused(lambda: crossq.Config(num_procs=2)).startswith("--num-procs is 2; it takes 1")
     monkeypatch.setattr(mpi, "_size", 3)                        # by mpiexec
     assert refused(crossq.Config).startswith("--num-procs is 3")
-
-
-@pytest.mark.parametrize("name,bad", [
-    ("critic_hidden", (0,)), ("critic_hidden", (10**15,)), ("warm_up", -1)])
-def test_ranges(name, bad):
-    assert refused(lambda: crossq.Config(**{name: bad})).startswith("--" + name.replace("_", "-"))

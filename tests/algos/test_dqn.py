@@ -6,16 +6,13 @@ from gymnasium.spaces import Box, Discrete
 from scipy import stats
 from stable_baselines3 import DQN
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
-from tests.helpers import VECTOR, Nowhere, bare, close, name_of, rows, vec
+from tests.helpers import VECTOR, Nowhere, bare, close, name_of, rows
 from tests.offpolicy import (
-    dqn_agent as make_agent, dqn_batch as make_batch, dqn_loss as loss_of, dqn_quick as quick, flat,
-    gradient_in)
+    TheirBuffer, dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
 from utils import mpi
 
-every_algo = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari], ids=name_of)
 every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51, qr_dqn], ids=name_of)
 each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn, "vector"), (dqn, "film"), (dqn, "image"), (dqn_per, "vector"), (dqn_per, "image"),
@@ -23,20 +20,6 @@ each_alone = pytest.mark.parametrize("algo,kind", [
 
 
 # ---- Equations
-
-@every_algo
-def test_q_of_an_action_by_hand(algo):
-    close(algo.q_of(vec((1, 5, 2), (4, 3, 6)), torch.tensor([2, 0])), vec(2, 4))
-
-
-@every_algo
-def test_dueling_by_hand(algo):
-    base, adv = vec((10,), (20,)), vec((1, 2, 6), (0, 0, 3))
-    q = algo.dueling_q(base, adv)
-    close(q, vec((8, 9, 13), (19, 19, 22)))
-    close(q.mean(-1), vec(10, 20))                              # b is the mean of Q
-    close(algo.dueling_q(base, adv + 5), q)                     # the level of A does not matter
-
 
 @each_alone
 @pytest.mark.parametrize("dueling,outputs", [(True, 5), (False, 4)])
@@ -123,12 +106,10 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
         loss = size**2 / 2 if size < 1 else size - 0.5
         losses.append(loss * getattr(batch, "weight", torch.ones(32))[k])
     expected = torch.stack(losses).mean()
-    grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
-    loss, metrics, grad = gradient_in(agent.critic, loss_of(algo), agent, batch)
-    close(loss, expected.detach())
+    loss_fn = algo.per_loss if algo is dqn_per else algo.dqn_loss
+    metrics = fits(agent.critic, expected, loss_fn, agent, batch)
     close(metrics["q_loss"], expected.detach())
     close(metrics["q"], agent.critic(batch.obs)[range(32), batch.act].detach(), rtol=1e-4)
-    close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
     if algo is dqn_per:
         close(metrics["td_error"], torch.stack(errors).detach(), atol=1e-5)
 
@@ -150,11 +131,9 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
         their.q_net.load_state_dict(our.head.state_dict())
         their.extract_features = lambda obs, extractor: obs     # it would make them float32
     optimizer = mpi.Adam(agent.critic)
-    for k in range(num_steps):
-        batch = make_batch(algo, seed=k, dtype=torch.float64)
-        obs, act, rew, next_obs, terminated = vars(batch).values()
-        sample = ReplayBufferSamples(obs, act[:, None], next_obs, terminated[:, None], rew[:, None])
-        theirs.replay_buffer.sample = lambda *args, sample=sample, **kwargs: sample
+    batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
+    theirs.replay_buffer = TheirBuffer(batches)
+    for batch in batches:
         theirs.train(1, 32)
         metrics = algo.update(agent, optimizer, batch, 1e-3)
         close(metrics["q_loss"], theirs.logger.name_to_value["train/loss"], rtol=1e-9)
@@ -167,40 +146,24 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
 
 # ---- The loop
 
-def noted_run(algo, monkeypatch, cfg):
-    """A run -> its agent, and (step of all environments, network, target) after each step."""
-    weights, step, interact = [], [0], algo.interact
-
-    def noting_interact(agent, envs, *args):
-        if step[0]:
-            weights.append((step[0], flat(agent.critic), flat(agent.critic_targ)))
-        step[0] += envs.num_envs
-        return interact(agent, envs, *args)
-
-    monkeypatch.setattr(algo, "interact", noting_interact)
-    agent = algo.train(cfg)
-    return agent, [*weights, (step[0], flat(agent.critic), flat(agent.critic_targ))]
-
-
 @every_child
 @pytest.mark.parametrize("num_envs,update_every,target_every", [
     (1, 3, 7), (2, 3, 7), (7, 3, 2), (5, 1, 12), (3, 4, 25), (4, 2, 24), (1, 10, 3)])
 def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_every, target_every,
                                                         monkeypatch):
     """Copied at every multiple of target_every, or right after it, whatever the other two are."""
-    cfg = quick(algo, num_envs=num_envs, update_every=update_every, target_every=target_every,
-                anneal_lr=False, total_steps=90)
-    agent, weights = noted_run(algo, monkeypatch, cfg)
-    assert len(weights) == -(-90 // num_envs)
-    expected, before = weights[0][2], 0                         # the initial weights: none learned
-    for step, own, targ in weights:
-        if step // target_every > before // target_every:
+    weights, interact = [], algo.interact                       # of both, before each step
+    monkeypatch.setattr(algo, "interact", lambda agent, *rest: (
+        weights.append((flat(agent.critic), flat(agent.critic_targ))), interact(agent, *rest))[1])
+    agent = algo.train(quick(algo, num_envs=num_envs, update_every=update_every,
+                             target_every=target_every, anneal_lr=False, total_steps=90))
+    weights.append((flat(agent.critic), flat(agent.critic_targ)))
+    assert len(weights) == 1 - -90 // num_envs
+    for step, (own, targ) in zip(range(0, 99, num_envs), weights):
+        if step // target_every > (step - num_envs) // target_every:  # also at 0: they are equal
             expected = own
         assert torch.equal(targ, expected), f"after step {step}"
-        before = step
-    assert not torch.equal(expected, weights[0][1])
-    for own, targ in zip(agent.critic.parameters(), agent.critic_targ.parameters()):
-        assert own.data_ptr() != targ.data_ptr()
+    assert not torch.equal(expected, weights[0][0])
 
 
 @every_child

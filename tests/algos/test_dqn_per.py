@@ -27,10 +27,9 @@ def leaves(buffer):
 
 
 def rate(buffer, rng):
-    """Every filled row gets a priority of its own -> its rows, these."""
+    """Every filled row gets a priority of its own."""
     at = np.arange(buffer.num_stored)
     buffer.set_priorities(at, torch.tensor(rng.uniform(0.1, 2, len(at)), dtype=torch.float32))
-    return at
 
 
 # ---- Equations
@@ -44,15 +43,10 @@ def test_priority_by_hand():
 
 def test_rows_are_drawn_as_often_as_their_priorities_say():
     buffer = filled(50, 30)
-    at = rate(buffer, np.random.default_rng(1))
-    n = 40_000
-    drawn = buffer.tree.find(torch.rand(n, dtype=torch.float64).numpy() * buffer.tree.nodes[1])
+    rate(buffer, np.random.default_rng(1))
     sampled = np.concatenate([buffer.sample(1, 0.5).rows for _ in range(600)])
-    for found in (drawn, sampled):
-        counts = np.bincount(found, minlength=buffer.capacity)
-        expected = len(found) * leaves(buffer) / leaves(buffer).sum()
-        assert (counts[expected == 0] == 0).all()
-        assert stats.chisquare(counts[at], expected[at]).pvalue > 1e-3
+    counts, shares = np.bincount(sampled, minlength=50), leaves(buffer) / leaves(buffer).sum()
+    assert stats.chisquare(counts, 600 * shares).pvalue > 1e-3
 
 
 def test_a_batch_is_stratified():

@@ -5,7 +5,6 @@ the other, without padding and without masks.
 """
 import copy
 import math
-from functools import partial
 from itertools import product
 
 import gymnasium as gym
@@ -15,7 +14,7 @@ import torch
 from gymnasium.spaces import Box
 
 from algos import grpo
-from tests.helpers import close, copies, refused, rows, same, vec
+from tests.helpers import close, copies, rows, same, vec
 from tests.onpolicy import parameters
 from utils import mpi
 from utils.tasks import Text
@@ -291,11 +290,6 @@ def test_the_reference_is_the_pretrained_model_or_that_of_init_from(monkeypatch)
     assert same(loaded, copies(first)) and same(of_loaded, loaded)
     assert not same(second[0], reference) and not torch.equal(
         torch.cat([x.flatten() for x in agent.values()]), parameters(make_agent()))
-
-
-@pytest.mark.parametrize("name,value", [("width", 24), ("layers", 0), ("group_size", 1)])
-def test_refused_settings(name, value):
-    assert f"--{name.replace('_', '-')} is {value}" in refused(partial(config, **{name: value}))
 
 
 # ---- The tasks

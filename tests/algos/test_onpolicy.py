@@ -10,10 +10,10 @@ from hypothesis import given, settings as how, strategies as st
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, ppo, ppo_popart, vpg
-from tests.helpers import close, copies, gradients, moved, vec
+from tests.helpers import LOG_2PI, bare, close, copies, gradients, moved, vec
 from tests.onpolicy import (
-    DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, gae, learn, make_agent,
-    make_config as config, make_rollout, parameters, reward_sums, scales_rewards, targets)
+    DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, learn, make_agent,
+    make_config as config, make_rollout, parameters, targets, tiny_agent)
 from utils import mpi
 from utils.envs import ImageEncoder
 
@@ -24,59 +24,27 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 
 # ---- Equations that the files share
 
-def rollouts(max_steps=12):
-    """Steps of three environments that end at random: rew, val, next_val, terminated, done."""
-    def steps(seed, length, often):
-        rng = np.random.default_rng(seed)
-        rew, val, next_val = 3 * rng.normal(size=(3, length, 3))
-        terminated, truncated = rng.random((2, length, 3)) < often
-        return [torch.tensor(x, dtype=torch.float32)
-                for x in (rew, val, next_val, terminated, terminated | truncated)]
-
-    return st.builds(steps, st.integers(0, 999), st.integers(1, max_steps),
-                     st.sampled_from((0.0, 0.2, 1.0)))
-
-
-few = how(max_examples=15, deadline=None, derandomize=True, database=None)
 part = st.sampled_from((0.0, 0.5, 0.9, 1.0))
 
 
 @every_algo
 def test_gae_is_the_double_sum(name):
     """Eq. (16) of the GAE paper as it stands: from each step, all errors to the episode's end."""
-    @few
-    @given(rollouts(), part, part)
-    def check(steps, gamma, lam):
-        rew, val, next_val, terminated, done = steps
-        adv = torch.zeros_like(rew)
+    @how(max_examples=15, deadline=None, derandomize=True, database=None)
+    @given(st.integers(0, 999), st.integers(1, 12), st.sampled_from((0.0, 0.2, 1.0)), part, part)
+    def check(seed, length, often, gamma, lam):
+        rng = np.random.default_rng(seed)
+        rew, val, next_val = 3 * torch.tensor(rng.normal(size=(3, length, 3))).float()
+        terminated, truncated = torch.tensor(rng.random((2, length, 3)) < often).float()
+        done, adv = torch.maximum(terminated, truncated), torch.zeros_like(rew)
         for t, n in np.ndindex(*rew.shape):
             for k in range(t, len(rew)):
                 future = 0 if terminated[k, n] else gamma * next_val[k, n]
                 adv[t, n] += (gamma * lam) ** (k - t) * (rew[k, n] + future - val[k, n])
                 if done[k, n]:
                     break
-        close(gae(ALGOS[name], *steps, gamma, lam)[0], adv, rtol=1e-4, atol=1e-4)
-
-    check()
-
-
-@every_algo
-def test_reward_sums_are_double_sums_that_go_on_over_rollouts(name):
-    if not scales_rewards(ALGOS[name]):
-        return
-
-    @few
-    @given(rollouts(), part, st.integers(0, 12))
-    def check(steps, gamma, cut):
-        rew, *_, done = steps
-        first, last = reward_sums(ALGOS[name], rew[:cut], done[:cut], torch.zeros(3), gamma) if (
-            0 < cut < len(rew)) else (rew[:0], torch.zeros(3))
-        rest, _ = reward_sums(ALGOS[name], rew[len(first):], done[len(first):], last, gamma)
-        expected = torch.zeros_like(rew)
-        for t, n in np.ndindex(*rew.shape):
-            start = max([0, *(k + 1 for k in range(t) if done[k, n])])
-            expected[t, n] = sum(gamma ** (t - k) * rew[k, n] for k in range(start, t + 1))
-        close(torch.cat([first, rest]), expected, rtol=1e-4, atol=1e-4)
+        ours = ALGOS[name].gae(rew, val, next_val, terminated, done, gamma, lam)
+        close(ours, adv, rtol=1e-4, atol=1e-4)
 
     check()
 
@@ -98,6 +66,41 @@ def test_value_loss_by_hand(name):
     loss, by_val = gradients(lambda x: ALGOS[name].value_loss(x, vec(1, 4, 0)), vec(1, 2, 3))
     close(loss, 13 / 3)
     close(by_val, vec(0, -4 / 3, 2))
+
+
+@pytest.mark.parametrize("name,loss_name,loc,scale", [
+    ("a2c", "a2c_loss", 0, 1), ("acktr", "a2c_loss", 0, 1), ("ppo", "ppo_loss", 0, 1),
+    ("ppo_popart", "popart_loss", 50, 100)])
+def test_whole_loss_by_hand(name, loss_name, loc, scale):
+    """PopArt compares n(s) = 2 with targets in units of its scale, so that it has PPO's loss."""
+    agent = tiny_agent(ALGOS[name], mu=1, log_std=math.log(2), val=2, hidden=(1,), vf_coef=0.5,
+                       ent_coef=0.1)
+    logp = -math.log(2) - LOG_2PI / 2 - vec(0, 2)  # of actions 0 and 2 deviations off
+    columns = {"obs": vec((3,), (4,)), "act": vec((1,), (5,)), "adv": vec(1, -2),
+               "ret": loc + scale * vec(5, 1)}
+    pi_loss, by_log_std = -(logp[0] - 2 * logp[1]) / 2, 3.5
+    if "ppo" in name:  # the first ratio is beyond the range
+        columns["logp_old"], pi_loss, by_log_std = logp - vec(1.5, 1).log(), 0.4, 3
+    if loc:
+        agent.loc.fill_(loc), agent.square.fill_(loc**2 + scale**2)
+
+    def loss_of(algo, **changes):
+        make = algo.Minibatch if "ppo" in name else algo.Batch
+        return getattr(algo, loss_name)(agent, make(**columns | changes))
+
+    loss, metrics = loss_of(ALGOS[name])
+    names, params = zip(*agent.named_parameters())
+    grads = dict(zip(names, torch.autograd.grad(loss, params)))
+    bonus = math.log(2) + LOG_2PI / 2 + 0.5
+    close(metrics["pi_loss"], pi_loss)
+    close(metrics["v_loss"], 5)
+    close(metrics["entropy"], bonus)
+    close(loss.detach(), pi_loss + 0.5 * 5 - 0.1 * bonus)
+    close(grads["actor.2.bias"], vec(1))  # -mean of ratio A z / sigma
+    close(grads["log_std"], vec(by_log_std - 0.1))  # -mean of ratio A (z^2 - 1), less ent_coef
+    close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
+    with pytest.raises(AssertionError):
+        loss_of(bare(ALGOS[name]), ret=columns["ret"][:, None])
 
 
 # ---- The agent that acts
@@ -142,7 +145,7 @@ def test_observations_are_normalised_and_rewards_scaled_by_the_running_statistic
     close(make_agent(ALGOS[name]).normalize_obs(obs), [[-1, 0, 1], [2, 3, 10]])
     if "norm_obs" in vars(ALGOS[name].Config()):
         close(make_agent(ALGOS[name], norm_obs=False).normalize_obs(obs), obs)
-    if scales_rewards(ALGOS[name]):
+    if name != "ppo_popart":
         rew = torch.tensor([3.0, -6, 1e6])
         close(make_agent(ALGOS[name]).reward_sum_stats.scale(rew), [1, -2, 10])
 
@@ -209,7 +212,7 @@ def test_explained_variance_of_returns_that_do_not_vary(name, monkeypatch):
 def test_metrics_say_what_was_believed_before(name):
     """val and the explained variance are those of the critic that acted, not of the fitted one."""
     algo = ALGOS[name]
-    agent = make_agent(algo)
+    agent = make_agent(algo, epochs=3)
     rollout, before = make_rollout(algo, agent), copy.deepcopy(agent)
     _, metrics = learn(algo, agent, rollout, lr=1e-2)
     adv, ret = targets(algo, before, rollout)

@@ -12,12 +12,11 @@ from torch import nn
 
 from algos import ppo_lstm
 from tests import onpolicy
-from tests.helpers import close, refused
-from tests.onpolicy import SPACES, Descent, gae, learn, make_config, make_rollout
+from tests.helpers import close
+from tests.onpolicy import SPACES, Descent, Spy, learn, make_config, make_rollout
 from utils.envs import evaluate, make_envs
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
-QUICK = {"device": "cpu", "run_dir": "run"}
 
 
 def make_agent(kind="box", **settings):
@@ -57,17 +56,6 @@ def walk(agent, rollout):
             torch.cat(vals).view(shape).T, torch.cat(next_vals).view(shape).T)
 
 
-def note_minibatches(monkeypatch, note):
-    """Call `note` with the minibatch of every gradient step, before the step."""
-    plain = ppo_lstm.recurrent_ppo_loss
-
-    def loss(agent, minibatch):
-        note(minibatch)
-        return plain(agent, minibatch)
-
-    monkeypatch.setattr(ppo_lstm, "recurrent_ppo_loss", loss)
-
-
 # ---- Equations
 
 def test_loss_is_the_sum_of_its_parts():
@@ -99,9 +87,9 @@ def test_values_and_targets_are_those_of_single_steps(kind):
     with torch.no_grad():
         _, val, next_val = walk(agent, rollout)
         rew = (rollout.rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
-        expected = gae(ppo_lstm, rew, val, next_val, rollout.terminated, rollout.done, 0.9, 0.8)
+        adv = ppo_lstm.gae(rew, val, next_val, rollout.terminated, rollout.done, 0.9, 0.8)
         actual = ppo_lstm.recurrent_targets(agent, rollout, agent.normalize_obs(rollout.obs))
-    for ours, theirs in zip(actual, (val, *expected), strict=True):
+    for ours, theirs in zip(actual, (val, adv, adv + val), strict=True):
         close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
@@ -179,18 +167,19 @@ def test_rollouts_hold_the_memory_before_their_first_step(obs):
 def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch):
     agent = make_agent(kind, num_envs=6, rollout_steps=24, minibatch_envs=2, epochs=2,
                        norm_adv=False)
-    rollout, before, seen = make_rollout(ppo_lstm, agent), copy.deepcopy(agent), []
-    note_minibatches(monkeypatch, seen.append)
+    rollout, before = make_rollout(ppo_lstm, agent), copy.deepcopy(agent)
+    spy = Spy(ppo_lstm.recurrent_ppo_loss)
+    monkeypatch.setattr(ppo_lstm, "recurrent_ppo_loss", spy)
     learn(ppo_lstm, agent, rollout, Descent, lr=0.0)            # so that V stays
     obs, done, memory = normalized(before, rollout)
     scaled = (rollout.rew / before.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     with torch.no_grad():
         h, val, next_val = walk(before, rollout)
-        adv, ret = gae(ppo_lstm, scaled, val, next_val, rollout.terminated, done, 0.99, 0.95)
+        adv = ppo_lstm.gae(scaled, val, next_val, rollout.terminated, done, 0.99, 0.95)
         logp = ppo_lstm.log_prob(before.actor(h).flatten(0, 1), before.log_std,
-                                 rollout.act.flatten(0, 1)).view_as(ret)
+                                 rollout.act.flatten(0, 1)).view_as(adv)
     orders = []
-    for minibatch in seen:
+    for minibatch in spy.calls:
         assert minibatch.obs.shape[:2] == (4, 2)
         envs = [int((memory == minibatch.memory[:, i:i + 1]).all(2).all(0).nonzero())
                 for i in (0, 1)]
@@ -198,7 +187,7 @@ def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch
         assert torch.equal(minibatch.obs, obs[:, envs])
         assert torch.equal(minibatch.done, done[:, envs])
         assert torch.equal(minibatch.act, rollout.act[:, envs].flatten(0, 1))
-        for name, expected in (("logp_old", logp), ("adv", adv), ("ret", ret)):
+        for name, expected in (("logp_old", logp), ("adv", adv), ("ret", adv + val)):
             close(getattr(minibatch, name), expected[:, envs].flatten(), rtol=1e-4, atol=1e-4)
     epochs = orders[:3], orders[3:]
     assert all(sorted(sum(epoch, [])) == list(range(6)) for epoch in epochs)
@@ -241,19 +230,13 @@ def test_another_number_of_environments_starts_afresh():
     close(agent.act(obs, deterministic=True), expected)
 
 
-# ---- What is refused, and what is learned
-
-def test_environments_that_processes_or_minibatches_cannot_share_are_refused():
-    assert "--num-envs is 8; it takes a multiple of --minibatch-envs, which is 3" in refused(
-        lambda: ppo_lstm.Config(minibatch_envs=3))
-    assert "--minibatch-envs is 3; it takes a multiple of --num-procs, which is 2" in refused(
-        lambda: ppo_lstm.Config(num_envs=6, rollout_steps=60, minibatch_envs=3, num_procs=2))
-
+# ---- What is learned
 
 @pytest.mark.slow
 def test_it_learns_to_remember():
     """A policy without memory has a return of 0 on average. Rollouts end inside episodes."""
     cfg = ppo_lstm.Config(env="utils.tasks:Recall-v0", env_kwargs='{"delay": 3}', total_steps=9600,
-                          rollout_steps=240, lr=1e-2, lstm_size=16, hidden=(16,), epochs=4, **QUICK)
+                          rollout_steps=240, lr=1e-2, lstm_size=16, hidden=(16,), epochs=4,
+                          device="cpu", run_dir="run")
     returns, _ = evaluate(ppo_lstm.train(cfg), cfg, 20, seed=1)
     assert returns.mean() == 1

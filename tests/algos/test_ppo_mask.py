@@ -9,7 +9,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from algos import ppo, ppo_mask
 from tests.envs import with_mask
-from tests.helpers import VECTOR, bare, close, gradients, refused, rows, vec
+from tests.helpers import VECTOR, close, gradients, refused, rows, vec
 from tests.onpolicy import Spy
 from utils import mpi
 from utils.envs import FlatBox, make_envs, obs_kind
@@ -75,11 +75,6 @@ def test_the_log_probability_leaves_logits_of_what_is_forbidden_alone():
     close(logp, sum(math.log(p[a]) for p, a in zip(probs, act)))
     close(grad, torch.nn.functional.one_hot(act, 4) - vec(*probs))
     assert (grad[MASKS == 0] == 0).all()
-
-
-def test_what_has_another_shape_is_refused_without_the_checker_too():
-    with pytest.raises(AssertionError):
-        bare(ppo_mask).mask_logits(torch.ones(4, 3), torch.ones(4, 1))
 
 
 # ---- Acting

@@ -6,46 +6,26 @@ import copy
 import math
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 from algos import ppo_popart
 from tests import onpolicy
-from tests.helpers import close, copies, moved, vec
+from tests.helpers import UNIT, close, copies, moved, vec
 from tests.offpolicy import line
 from tests.onpolicy import SPACES, make_config, make_optimizers, parameters, rows_of
 
 make_agent = partial(onpolicy.make_agent, ppo_popart)
 make_rollout = partial(onpolicy.make_rollout, ppo_popart)
 targets = partial(onpolicy.targets, ppo_popart)
+learn = partial(onpolicy.spied, ppo_popart, "popart_loss")
 every_kind = pytest.mark.parametrize("kind", SPACES)
-PLAIN_LOSS = ppo_popart.popart_loss
-BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
-
-
-Spy = partial(onpolicy.Spy, PLAIN_LOSS)
-
-
-def learn(agent, rollout, loss=PLAIN_LOSS, lr=1e-3):
-    """Make an update. Return the parameters after it, and the metrics."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ppo_popart, "popart_loss", loss)
-        return onpolicy.learn(ppo_popart, agent, rollout, None, lr)
 
 
 def new_agent(**settings):
     """Return an agent for observations of two numbers, as it is at first."""
-    return ppo_popart.Agent(BOX, BOX, make_config(ppo_popart, **settings))
-
-
-def linear_agent(weights=(1.0, 2.0), bias=0.5, beta=0.1, loc=2.0, scale=3.0):
-    """Return an agent whose n(s) is linear, as it is after one rollout."""
-    agent = new_agent(hidden=(), popart_beta=beta)
-    agent.critic[-1] = line(list(weights), bias)
-    agent.num_rollouts.fill_(1), agent.loc.fill_(loc), agent.square.fill_(scale**2 + loc**2)
-    return agent
+    return ppo_popart.Agent(UNIT, UNIT, make_config(ppo_popart, **settings))
 
 
 def move(agent, *returns):
@@ -57,7 +37,10 @@ def move(agent, *returns):
 # ---- Location, scale and the last layer
 
 def test_value_by_hand():
-    val = linear_agent().value(vec((0, 0), (1, 0), (0, 1), (-1, -1)))
+    agent = new_agent(hidden=())
+    agent.critic[-1] = line([1.0, 2.0], 0.5)
+    agent.loc.fill_(2.0), agent.square.fill_(3.0**2 + 2.0**2)
+    val = agent.value(vec((0, 0), (1, 0), (0, 1), (-1, -1)))
     close(val.detach(), vec(3.5, 6.5, 9.5, -5.5))  # 2 + 3 n
     assert val.dtype == torch.float32
 
@@ -145,17 +128,16 @@ def test_the_first_value_is_0_and_after_one_rollout_the_mean(kind):
 @pytest.mark.parametrize("anew", [True, False])
 def test_targets_and_advantages_are_in_units_of_the_new_scale(kind, anew):
     """In every epoch: of V in units of reward, and of statistics that know these targets."""
-    agent, spy = make_agent(kind, epochs=3, norm_adv=False, gamma=0.9, lam=0.8,
-                            recompute_adv=anew), Spy()
+    agent = make_agent(kind, epochs=3, norm_adv=False, gamma=0.9, lam=0.8, recompute_adv=anew)
     rollout, before = make_rollout(agent), copy.deepcopy(agent)
     _, ret = targets(before, rollout)
     u = 1 / 6                                   # the sixth rollout
     loc = (1 - u) * 2 + u * ret.mean()
     square = (1 - u) * 13 + u * ret.square().mean()
     scale = (square - loc**2).sqrt()
-    learn(agent, rollout, spy, lr=1e-2)
-    assert len(spy.calls) == 3
-    for call in spy.calls:
+    calls, *_ = learn(agent, rollout, lr=1e-2)
+    assert len(calls) == 3
+    for call in calls:
         order = rows_of(call, agent, rollout)
         adv, ret = targets(call.agent if anew else before, rollout)  # at the start of the epoch
         close(call.adv, (adv / scale)[order], rtol=1e-4, atol=1e-5)
@@ -167,14 +149,12 @@ def test_targets_and_advantages_are_in_units_of_the_new_scale(kind, anew):
     assert agent.num_rollouts == 6
 
 
-def test_metrics_are_in_units_of_reward():
+def test_the_scale_is_logged_as_it_is_after_the_update():
     agent = make_agent()
-    rollout, before = make_rollout(agent), copy.deepcopy(agent)
-    _, metrics = learn(agent, rollout)
-    with torch.no_grad():
-        close(metrics["val"].flatten(), onpolicy.values(before, rollout.obs), rtol=1e-4, atol=1e-5)
+    before = agent.scale()
+    *_, metrics = learn(agent, make_rollout(agent))
     close(metrics["val_scale"], agent.scale())
-    assert metrics["val_scale"] != before.scale()
+    assert metrics["val_scale"] != before
 
 
 # ---- The unit of rewards

@@ -1,19 +1,15 @@
 """algos/pqn.py, where it is not algos/dqn.py: lambda-returns, LayerNorm, passes over a rollout."""
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Discrete
 from hypothesis import given, settings as how, strategies as st
 from torch import nn
 from torch.nn.functional import layer_norm
-from torch.nn.utils import parameters_to_vector
 
 from algos import pqn
 from tests.helpers import VECTOR, bare, close, vec
-from tests.onpolicy import Descent
+from tests.onpolicy import IMAGES, Descent, parameters
 from utils import mpi
-
-many = how(max_examples=100, deadline=None, derandomize=True, database=None)
-IMAGES = Box(0, 255, (44, 36, 3), np.uint8)
 
 
 def make_agent(space=VECTOR, **settings):
@@ -38,7 +34,7 @@ def make_rollout(steps=6, envs=2):
 
 # ---- The lambda-return
 
-@many
+@how(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(st.integers(1, 9), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_lambda_return_is_a_mean_of_n_step_returns(steps, gamma, lam, seed):
     """Weighted by (1 - lam) lam^(n - 1); the last one, up to an end, has all that is left."""
@@ -121,10 +117,9 @@ def test_eps_falls_to_its_end_and_stays(monkeypatch):
 def test_the_longest_gradient_is_that_of_the_settings():
     """Plain descent, so that one minibatch moves the weights by the clipped gradient."""
     agent, rollout = make_agent(epochs=1, minibatch_size=12, max_grad_norm=0.01), make_rollout()
-    before = parameters_to_vector(agent.critic.parameters()).detach()
+    before = parameters(agent.critic)
     metrics = pqn.update(agent, Descent(agent.critic), rollout, 1.0)
-    after = parameters_to_vector(agent.critic.parameters()).detach()
-    close((after - before).norm(), 0.01, rtol=1e-3)
+    close((parameters(agent.critic) - before).norm(), 0.01, rtol=1e-3)
     assert metrics["grad_norm"] > 0.1
 
 

@@ -4,22 +4,11 @@ import torch
 
 from algos import qr_dqn
 from tests.helpers import bare, close, gradients, refused, vec
-from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, gradient_in
+from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in
 from utils import checkpoint
-
-quantile_huber = bare(qr_dqn).quantile_huber                    # also takes float64
-
-
-def taus(count):
-    return make_agent(qr_dqn, num_quantiles=count).taus
 
 
 # ---- The loss of quantiles
-
-def test_the_taus_are_the_midpoints_of_equal_steps():
-    close(taus(1), vec(0.5))
-    close(taus(4), vec(0.125, 0.375, 0.625, 0.875))
-
 
 def test_quantile_huber_by_hand():
     """Beside another sample, which must not matter."""
@@ -33,35 +22,11 @@ def test_quantile_huber_by_hand():
 def test_loss_and_gradient_are_those_of_sb3_contrib(count):
     theirs = pytest.importorskip("sb3_contrib.common.utils").quantile_huber_loss
     quantiles, target = 3 * torch.randn(2, 16, count, dtype=torch.float64)
-    levels = taus(count).double()
-    ours = gradients(lambda x: quantile_huber(x, target, levels).mean(), quantiles)
+    levels = make_agent(qr_dqn, num_quantiles=count).taus.double()
+    ours = gradients(lambda x: bare(qr_dqn).quantile_huber(x, target, levels).mean(), quantiles)
     expected = gradients(lambda x: theirs(x, target), quantiles)
     for mine, other in zip(ours, expected):
         close(mine, other, rtol=1e-6)
-
-
-@pytest.mark.parametrize("count", [1, 4, 10])
-def test_the_loss_is_least_at_the_quantiles_of_the_targets(count):
-    """Of 200 skewed targets in many samples. It is convex, so a gradient of 0 is the minimum."""
-    values = torch.arange(200.0).square() * 10
-    levels = taus(count)
-    places = (levels * 200).long()                              # so many values lie below
-    best = (values[places - 1] + values[places]) / 2
-    target = values[torch.randperm(200)].view(-1, count)
-
-    def slope(quantiles):
-        _, grad = gradients(lambda x: qr_dqn.quantile_huber(x.expand_as(target), target,
-                                                            levels).mean(), quantiles)
-        return grad
-
-    close(slope(best), torch.zeros(count))
-    assert (slope(values[places] + 5) > 0).all() and (slope(values[places - 1] - 5) < 0).all()
-
-
-def test_a_column_is_refused_without_the_checker_too():
-    for shapes in (((4, 1), (4, 3)), ((4, 3), (4, 1)), ((1, 3), (4, 3))):
-        with pytest.raises(AssertionError):
-            quantile_huber(*map(torch.ones, shapes), taus(3))
 
 
 # ---- The loss of a batch
@@ -102,11 +67,7 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
         target = batch.rew[k] + 0.7 * (1 - batch.terminated[k]) * best
         quantiles = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
         losses.append(qr_dqn.quantile_huber(quantiles[None], target[None], agent.taus)[0])
-    expected = torch.stack(losses).mean()
-    grads = torch.autograd.grad(expected, list(agent.critic.parameters()))
-    loss, _, grad = gradient_in(agent.critic, qr_dqn.qr_loss, agent, batch)
-    close(loss, expected.detach())
-    close(grad, torch.cat([grad.flatten() for grad in grads]), rtol=1e-4, atol=1e-5)
+    fits(agent.critic, torch.stack(losses).mean(), qr_dqn.qr_loss, agent, batch)
 
 
 # ---- The agent
@@ -117,11 +78,6 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
 def test_the_best_action_has_the_highest_mean(quantiles, best):
     agent = tiny_agent(vec(*quantiles), vec(*quantiles[::-1]))
     assert agent.act(torch.zeros(5, 3), deterministic=True).tolist() == [best] * 5
-
-
-def test_what_is_no_number_of_quantiles_is_refused():
-    said = refused(lambda: qr_dqn.Config(num_quantiles=0))
-    assert said.startswith("--num-quantiles is 0; it takes a whole number, at least 1")
 
 
 def test_weights_of_another_number_of_quantiles_are_refused():

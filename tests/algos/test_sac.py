@@ -12,19 +12,11 @@ from algos import crossq, sac, sac_her
 from tests import helpers, offpolicy
 from tests.helpers import bare, close, column, name_of
 from tests.offpolicy import (
-    flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers, noise_is, update)
+    THREE, UNUSED, flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers,
+    noise_is, update)
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
 and_children = pytest.mark.parametrize("algo", [sac, sac_her, crossq], ids=name_of)
-S, A, NEXT = column(1.0, 2.0), column(0.5, -1.0), column(3.0, 20.0)
-REW, ENDS = torch.tensor([1.0, -2]), torch.tensor([0.0, 0])
-
-
-def policy(out):
-    """The same policy as a library's distribution of actions."""
-    mean, log_std = out.chunk(2, -1)
-    base = Normal(mean, log_std.clamp(-20, 2).exp())
-    return Independent(TransformedDistribution(base, TanhTransform(cache_size=1)), 1)
 
 
 def squashed(algo, out, eps):
@@ -42,8 +34,9 @@ def test_logp_is_that_of_torch_distributions(algo):
     out, eps = 2 * torch.randn(1000, 8).double(), torch.randn(1000, 4).double()
     act, logp = squashed(algo, out, eps)
     mean, log_std = out.chunk(2, -1)
-    theirs = policy(out)
-    raw = mean + log_std.clamp(-20, 2).exp() * eps
+    base = Normal(mean, log_std.clamp(-20, 2).exp())
+    theirs = Independent(TransformedDistribution(base, TanhTransform(cache_size=1)), 1)
+    raw = base.mean + base.stddev * eps
     sample = theirs.base_dist.transforms[0](raw)                    # which it then can invert
     close(act, sample, rtol=1e-12)
     assert logp.shape == (1000,)
@@ -76,12 +69,12 @@ def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
 
 # ---- Losses
 
-def shifted_policy(algo, lines, targets=None, **settings):
+def shifted_policy(algo, lines, targets=UNUSED, **settings):
     """Return an agent with alpha = 2 and linear critics, whose policy is the same in all states.
 
     mu = atanh 0.5 and sigma = 1, so for eps = 0 a = 0.5 and log pi = -log(2 pi) / 2 - log 0.75.
     """
-    agent = linear_agent(algo, lines, targets or lines, **settings)
+    agent = linear_agent(algo, lines, targets, **settings)
     agent.actor[0].weight.data.zero_()
     agent.actor[0].bias.data = torch.tensor([math.atanh(0.5), 0.0])
     agent.log_alpha.data.fill_(math.log(2))
@@ -104,19 +97,18 @@ def test_soft_value_by_hand(algo):
 @and_her
 def test_critic_loss_and_gradient_by_hand(algo):
     """a' = 0.5 and log pi = -0.6312565. alpha 2 adds 1.262513 to Q_targ, 9 at s' = 3 and 30.5 at
-    20 (the lower ones); y = 6.1312565 and 13.8812565."""
+    20 (the lower ones); y = 6.1312565, 13.8812565 and, at an end, 1."""
     agent = shifted_policy(algo, [(1.0, 1.0, 0.0), (2.0, 0.0, 0.0)],
                            [(2.0, 4.0, 1.0), (1.0, 1.0, 10.0)], gamma=0.5)
-    batch = algo.Transitions(S, A, REW, NEXT, ENDS)
-    with noise_is(torch.zeros(2, 1)):
+    batch = algo.Transitions(**THREE)
+    with noise_is(torch.zeros(3, 1)):
         loss, metrics, grad = gradient_in(agent.critic, algo.critic_loss, agent, batch)
-    first, second = (1.5 - 6.1312565, 1 + 1.5 - 15.3812565), (2 - 6.1312565, 4 - 13.8812565)
-    close(loss, sum(x * x for x in first) / 2 + sum(x * x for x in second) / 2)
+    first, second = (1.5 - 6.1312565, 1 - 13.8812565, 1), (2 - 6.1312565, 4 - 13.8812565, 5)
+    close(loss, sum(x * x for x in first) / 3 + sum(x * x for x in second) / 3)
     close(metrics["critic_loss"], loss)
-    close(metrics["q1"], [1.5, 1])
-    close(metrics["q2"], [2.0, 4])
-    close(grad[2], first[0] + first[1])
-    close(grad[5], second[0] + second[1])
+    close(metrics["q1"], [1.5, 1, 2])
+    close(metrics["q2"], [2.0, 4, 6])
+    close(1.5 * grad[2::3], [sum(first), sum(second)])             # of the biases
 
 
 @and_her
@@ -139,6 +131,7 @@ def test_actor_loss_and_gradient_by_hand(algo):
 def test_temperature_by_hand(algo):
     """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
     agent = make_agent(algo)
+    assert agent.target_entropy == -2                               # of as many dimensions
     agent.target_entropy = -1.0
     agent.log_alpha.data.fill_(math.log(0.2))
     loss, metrics = algo.alpha_loss(agent, torch.tensor([-1.0, -3]))
@@ -148,39 +141,22 @@ def test_temperature_by_hand(algo):
     close(torch.autograd.grad(loss, agent.log_alpha)[0], 3.0)
 
 
-def test_target_entropy_is_minus_the_dimensions():
-    """At exactly the entropy that is asked for, nothing pulls."""
-    agent, batch = make_agent(sac), make_batch(sac)
-    optimizers = make_optimizers(agent)
-    logp = update(sac, agent, optimizers, batch)["logp"]
-    close(optimizers["alpha"].grad, -(logp.mean() - 2)[None])
-    at_target = torch.tensor([2.5, 1.5])
-    close(gradient_in(agent.log_alpha, sac.alpha_loss, agent, at_target)[2], [0.0])
-
-
-def test_a_fixed_temperature_stays():
+@and_her
+def test_a_fixed_temperature_stays(algo):
     """The losses use it, whatever log_alpha says, and no metric tells of learning it."""
-    agent, batch, losses = make_agent(sac, alpha=0.2, learn_alpha=False), make_batch(sac), []
-    learned, optimizers = make_agent(sac), make_optimizers(agent)
+    agent, batch, losses = make_agent(algo, alpha=0.2, learn_alpha=False), make_batch(algo), []
+    learned, optimizers = make_agent(algo), make_optimizers(agent)
     agent.log_alpha.data.fill_(5.0), learned.log_alpha.data.fill_(math.log(0.2))
     for each in (agent, learned):
         torch.manual_seed(1)
-        losses.append([loss(each, batch)[0] for loss in (sac.critic_loss, sac.actor_loss)])
+        losses.append([loss(each, batch)[0] for loss in (algo.critic_loss, algo.actor_loss)])
     close(torch.stack(losses[0]), torch.stack(losses[1]))
-    metrics = update(sac, agent, optimizers, batch)
+    before, metrics = flat(agent.critic_targ), update(algo, agent, optimizers, batch)
     assert not {"alpha", "alpha_loss", "alpha_grad_norm"} & set(metrics)
     assert agent.log_alpha == 5 and optimizers["alpha"].steps == 0
-    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
-
-
-@and_her
-@pytest.mark.parametrize("learn_alpha", [True, False])
-def test_target_critics_follow_whether_alpha_is_learned_or_not(algo, learn_alpha):
-    agent = make_agent(algo, alpha=0.2, learn_alpha=learn_alpha)
-    before = flat(agent.critic_targ)
-    update(algo, agent, make_optimizers(agent), make_batch(algo))
     close(flat(agent.critic_targ), torch.lerp(before, flat(agent.critic), agent.cfg.tau))
     assert not torch.equal(flat(agent.critic_targ), before)
+    close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
 
 
 def test_a_fixed_temperature_is_not_that_of_another_run():
@@ -196,39 +172,15 @@ def test_a_fixed_temperature_is_not_that_of_another_run():
 # ---- stable-baselines3
 
 def pairs(agent, model):
-    """Our parameter and theirs, all but those of the actor's last layer, which are two there."""
-    policy = model.policy
-    theirs = policy.actor.latent_pi, *policy.critic.q_networks, *policy.critic_target.q_networks
-    ours = agent.actor[:-1], agent.critic.q1, agent.critic.q2, agent.critic_targ.q1, \
+    """Our parameter and theirs, all of them. The actor's last layer is two there."""
+    actor, critic, target = (getattr(model, name) for name in ("actor", "critic", "critic_target"))
+    theirs = actor.latent_pi, *critic.q_networks, *target.q_networks, actor.mu, actor.log_std
+    whole = agent.actor[:-1], agent.critic.q1, agent.critic.q2, agent.critic_targ.q1, \
         agent.critic_targ.q2
-    return [pair for a, b in zip(ours, theirs, strict=True)
-            for pair in zip(a.parameters(), b.parameters(), strict=True)]
-
-
-def last_layers(agent, model):
-    """Halves of our weights and biases, and their layer of each."""
-    ours = zip(*(x.chunk(2) for x in agent.actor[-1].parameters()))
-    return [pair for own, layer in zip(ours, (model.policy.actor.mu, model.policy.actor.log_std))
-            for pair in zip(own, layer.parameters(), strict=True)]
-
-
-def their_model(agent, batches):
-    """Theirs with our weights in float64, without its epsilon in the tanh correction.
-
-    It halves the critics' loss; with half of Adam's eps that makes the same step.
-    """
-    spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
-    model = SAC("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
-                ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
-    model.set_logger(configure(None, []))
-    model.policy.double()
-    model.actor.action_dist.epsilon = 0.0
-    model.log_ent_coef.data = agent.log_alpha.detach().clone().reshape(1)
-    model.critic.optimizer.param_groups[0]["eps"] = 0.5e-8
-    for our, their in pairs(agent, model) + last_layers(agent, model):
-        their.data.copy_(our.data)
-    model.replay_buffer = offpolicy.TheirBuffer(batches)
-    return model
+    halves = zip(*(x.chunk(2) for x in agent.actor[-1].parameters()))
+    ours = *(net.parameters() for net in whole), *halves
+    return [pair for own, net in zip(ours, theirs, strict=True)
+            for pair in zip(own, net.parameters(), strict=True)]
 
 
 def test_losses_and_ten_updates_are_those_of_stable_baselines3(monkeypatch):
@@ -236,8 +188,19 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(monkeypatch):
     algo = bare(sac)
     agent = make_agent(algo, space=helpers.UNIT, lr=1e-3, tau=0.05, gamma=0.9).double()
     agent.log_alpha.data.fill_(math.log(0.3))
+    spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
+    model = SAC("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
+                ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
+    model.set_logger(configure(None, []))
+    model.policy.double()
+    model.actor.action_dist.epsilon = 0.0                           # of the tanh correction
+    model.log_ent_coef.data = agent.log_alpha.detach().clone().reshape(1)
+    # It halves the critics' loss; with half of Adam's eps that makes the same step.
+    model.critic.optimizer.param_groups[0]["eps"] = 0.5e-8
+    for our, their in pairs(agent, model):
+        their.data.copy_(our.data)
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(10)]
-    model = their_model(agent, batches)
+    model.replay_buffer = offpolicy.TheirBuffer(batches)
     optimizers = make_optimizers(agent)
     noise = [torch.randn(2, 32, 2, dtype=torch.float64) for _ in batches]
     with monkeypatch.context() as patch:
@@ -255,6 +218,6 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(monkeypatch):
         close(mean, theirs[f"train/{their}"], rtol=1e-9)
     close(torch.stack([each["critic_loss"] for each in metrics]).mean(),
           2 * theirs["train/critic_loss"], rtol=1e-9)
-    for our, their in pairs(agent, model) + last_layers(agent, model):
+    for our, their in pairs(agent, model):
         close(our, their, rtol=1e-8, atol=1e-12)
     close(agent.log_alpha, model.log_ent_coef.item(), rtol=1e-10)

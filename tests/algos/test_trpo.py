@@ -23,7 +23,6 @@ from utils import mpi
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=())
-vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
 def rollout_of(obs, act):
@@ -269,7 +268,7 @@ def test_without_advantages_nothing_moves_and_nothing_is_nan():
 
 # ---- sb3-contrib
 
-@vectors
+@pytest.mark.parametrize("kind", ["box", "discrete"])
 def test_the_step_is_that_of_sb3_contrib(kind, monkeypatch):
     """Ten updates. Their KL is a mean over d dimensions, ours a sum: our damping is d times theirs.
     The peer's critic gets our falling rate, and we take its full steps."""

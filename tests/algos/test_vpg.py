@@ -10,10 +10,8 @@ import torch
 from algos import vpg
 from tests.helpers import close, vec
 from tests.onpolicy import (
-    SPACES, Descent, distribution, learn, make_agent, make_optimizers, make_rollout, parameters,
+    SPACES, Still, distribution, learn, make_agent, make_optimizers, make_rollout, parameters,
     targets)
-
-every_kind = pytest.mark.parametrize("kind", SPACES)
 
 
 # ---- A chain of two states, whose policy gradient is known
@@ -31,10 +29,10 @@ def closed_form(logits):
     return torch.stack([torch.stack([-by_p, by_p]), torch.stack([-by_q, by_q])])
 
 
-def chain_agent(val=(0.0, 0.0), lam=1.0):
+def chain_agent(val):
     """Linear in what it sees, so that the weights' gradient is that of the logits."""
     space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    cfg = vpg.Config(hidden=(), gamma=1.0, lam=lam, rollout_steps=2, minibatch_size=1, num_envs=1,
+    cfg = vpg.Config(hidden=(), gamma=1.0, lam=1.0, rollout_steps=2, minibatch_size=1, num_envs=1,
                      v_steps=1, norm_obs=False, scale_rew=False)
     agent = vpg.Agent(space, gym.spaces.Discrete(2), cfg)
     agent.actor[-1].weight.data = vec((0.3, -0.4), (0.9, 0.2))  # [action, state]
@@ -52,31 +50,17 @@ def chain_rollout(first, second):
     return vpg.Rollout(obs, torch.stack([first, second]), rew, obs.roll(-1, 0), ends, ends)
 
 
-class Kept(Descent):
-    """Stands still, and keeps the gradients that it was given."""
-
-    def move(self, lr):
-        self.kept = [*getattr(self, "kept", []), self.grad.clone()]
-
-
-def estimated(agent, rollout):
-    """The gradient of the expected return [state, action], as `update` estimates it."""
-    agent = copy.deepcopy(agent)
-    optimizers = make_optimizers(vpg, agent, Kept)
-    vpg.update(agent, *optimizers, rollout, 0.0)
-    (grad,) = optimizers[0].kept
-    weight = agent.actor[-1].weight
-    return -2 * grad[:weight.numel()].view_as(weight).T  # the loss is a mean over two steps
-
-
 def exact_expectation(agent):
-    """The mean of the estimate over the four courses of an episode, by their probabilities."""
-    probs = agent.actor[-1].weight.detach().T.softmax(-1)
-    total = torch.zeros(2, 2)
+    """The mean of `update`'s estimate over the four courses of an episode, by their probabilities.
+
+    It is the gradient of the expected return [state, action].
+    """
+    probs, total = agent.actor[-1].weight.detach().T.softmax(-1), torch.zeros(2, 2)
     for first, second in itertools.product(range(2), repeat=2):
-        likely = probs[0, first] * probs[first, second]
-        acts = torch.tensor([first]), torch.tensor([second])
-        total += likely * estimated(agent, chain_rollout(*acts))
+        twin, acts = copy.deepcopy(agent), (torch.tensor([first]), torch.tensor([second]))
+        vpg.update(twin, *make_optimizers(vpg, twin, Still), chain_rollout(*acts), 0.0)
+        gain = -2 * twin.actor[-1].weight.grad.T  # the loss is a mean over two steps
+        total += probs[0, first] * probs[first, second] * gain
     return total
 
 
@@ -88,7 +72,7 @@ def test_the_estimate_has_the_gradient_as_its_mean_whatever_the_baseline(val):
 
 # ---- Who moves what
 
-@every_kind
+@pytest.mark.parametrize("kind", SPACES)
 def test_the_policys_loss_is_given_the_advantages_of_the_critic_that_was(kind, monkeypatch):
     agent, calls, plain = make_agent(vpg, kind), [], vpg.policy_loss
     rollout = make_rollout(vpg, agent)

@@ -62,12 +62,7 @@ def test_it_runs(request):
     of = request.config.getoption("--of")
     if not {mpi.__file__, request.module.__file__} <= set(map(str, ROOT.rglob("*.py"))):
         raise RuntimeError("the tests import another tree than the one with the bug")
-    if of == "mpi":
-        run_mpi()
-    elif of == "envs":
-        run_algo("ppo")
-    else:
-        run_algo(of)
+    run_mpi() if of == "mpi" else run_algo("ppo" if of == "envs" else of)
 
 
 def plain(name):

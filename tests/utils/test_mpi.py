@@ -308,9 +308,11 @@ def test_a_long_gradient_is_clipped(compiling, limit, scale):
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-5])  # of the loss: where it is small, eps decides
-def test_adam_is_pytorchs(scale):
+@pytest.mark.parametrize("beta1", [0.9, 0.5])
+def test_adam_is_pytorchs(scale, beta1):
     net, twin, x = small_net(), small_net(), torch.ones(3)
-    ours, theirs = mpi.Adam(net, eps=1e-5), torch.optim.Adam(twin.parameters(), eps=1e-5)
+    ours = mpi.Adam(net, eps=1e-5, beta1=beta1)
+    theirs = torch.optim.Adam(twin.parameters(), eps=1e-5, betas=(beta1, 0.999))
 
     def loss_fn(net):
         return scale * net(x).square().sum(), {}
