@@ -78,9 +78,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)
     eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
     num_atoms: int = 51  # n, atoms (21 to 101)
-    v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first (Atari: -10)
-    v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1 (Atari: 10)
+    v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first
+    v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    for_atari = {"v_min": -10.0, "v_max": 10.0}  # instead of the above, for Atari games
 
     def __post_init__(self):
         super().__post_init__()
