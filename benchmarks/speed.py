@@ -14,9 +14,8 @@ rewards. Both processes count the environment's and the optimizer's steps, and
 the comparison fails if the counts differ (SBX's optimizer is not counted).
 Each library chooses its threads, as if typed; --threads N gives each N cores.
 
---table has a row per algorithm file, with the peer where there is one. `start`,
+--table has a row for each of fifteen files, with the peer where there is one. `start`,
 `environment`, `acting`, `learning` and `rest` are shares of the whole process.
-gail and bc are left out, because they need demonstrations.
 """
 
 import argparse
@@ -225,7 +224,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def table(args: argparse.Namespace) -> None:
-    """Print a row of Markdown per algorithm file: medians over pairs of runs in turn."""
+    """Print a row of Markdown for each of CASES: medians over pairs of runs in turn."""
     pairs = 1 if args.quick else args.pairs
     print("| algorithm | environment | N | steps/s | over the peer | " + " | ".join(PARTS)
           + " |\n|---|---|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
@@ -304,7 +303,7 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction,
                             help=f"run ours with or without --{name}; else it chooses by itself")
     parser.add_argument("--num-procs", type=int, default=1, help="processes of ours (1 to 2)")
-    parser.add_argument("--table", action="store_true", help="a row per algorithm file")
+    parser.add_argument("--table", action="store_true", help="a row for each of fifteen files")
     parser.add_argument("--quick", action="store_true",
                         help="--table with one pair of short runs each: five minutes")
     parser.add_argument("--scaling", action="store_true",

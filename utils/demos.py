@@ -5,7 +5,7 @@
 The file holds plain arrays, so `np.load(file, allow_pickle=False)` opens it and it can run no code.
 n counts the steps of all episodes, one episode after the other:
 
-    obs [n, ...]              what the agent saw, as the environment gave it
+    obs [n, ...]              what the agent saw, not normalised
     act [n, ...]              what the agent chose; Atari plays FIRE instead where a life begins
     rew [n]                   the environment's reward for the step
     terminated, truncated [n] how the step ended the episode; False where it went on
