@@ -57,8 +57,8 @@ def test_the_peer_of_a_game_has_our_settings():
         pytest.importorskip(name)
     from benchmarks.sb3 import make_game_peer, make_peer
 
-    peer, own = make_game_peer("ppo", "ALE/Pong-v5", 8), ppo.Config.for_games
-    assert own == {
+    peer, own = make_game_peer("ppo", "ALE/Pong-v5", 8), ppo.Config
+    assert own.for_games | own.for_atari == {
         "lr": peer.learning_rate(1.0), "minibatch_size": peer.batch_size, "epochs": peer.n_epochs,
         "clip_ratio": peer.clip_range(1.0), "ent_coef": peer.ent_coef,
         "rollout_steps": 8 * peer.n_steps, "scale_rew": False, "recompute_adv": False}

@@ -499,8 +499,8 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert run_module.for_game(trpo.Config(env="ALE/Pong-v5")) == games | atari
     assert run_module.for_game(trpo.Config(env="MinAtar/Breakout-v1")) == games
     assert not games.keys() & atari.keys()
-    both = type("Config", (ppo.Config,), {"for_atari": {"lr": 1.0}})(env="ALE/Pong-v5")
-    assert run_module.for_game(both) == ppo.Config.for_games | {"lr": 1.0}
+    both = ppo.Config.for_games | {"lr": 2.5e-4}
+    assert run_module.for_game(ppo.Config(env="ALE/Pong-v5")) == both != ppo.Config.for_games
     assert ppo_popart.Config.for_games | {"scale_rew": False} == ppo.Config.for_games
 
 
