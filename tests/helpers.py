@@ -69,6 +69,12 @@ def gradients(function, *inputs):
 
 # ---- Modules and agents of any algorithm
 
+def agent_for(algo, cfg):
+    """Return a new agent for the environments of a Config."""
+    envs = make_envs(cfg, 1)
+    return algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+
+
 def name_of(algo):
     return algo.__name__.rpartition(".")[2].removeprefix("bare_")
 
@@ -112,12 +118,11 @@ def script(number, steps):
 # ---- Demonstrations: bc, gail
 
 def write_demos(file="demos.npz", env="CartPole-v1", env_kwargs="{}", lengths=(3, 5), expert=None,
-                without="", **changes):
+                **changes):
     """Write demonstrations with random observations, and return their arrays.
 
     expert     function of an observation: what env.step gets (default: random actions)
-    without    the name of an array to leave out
-    changes    arrays to replace
+    changes    arrays to replace, or None to leave one out
     """
     made = len(scripted.Counter.made)
     envs = make_envs(ppo.Config(env=env, env_kwargs=env_kwargs), 1)
@@ -135,7 +140,7 @@ def write_demos(file="demos.npz", env="CartPole-v1", env_kwargs="{}", lengths=(3
     arrays = {"obs": obs, "act": np.array(act, dtype=act_space.dtype),
               "rew": rng.normal(size=count), "terminated": done & ~cut, "truncated": cut,
               "ret": rng.normal(size=len(lengths)), "env": env, "env_kwargs": env_kwargs} | changes
-    np.savez(file, **{name: array for name, array in arrays.items() if name != without})
+    np.savez(file, **{name: array for name, array in arrays.items() if array is not None})
     return arrays
 
 
@@ -218,23 +223,12 @@ def command(*args):
     return [sys.executable, "-m", "algos.ppo", *map(str, args)]
 
 
-def mpirun(*args):
-    """Return the same command for two processes."""
-    return [mpiexec(), "-n", "2", *command(*args)]
-
-
 def run(args, code=0, **kwargs):
     """Run a command. Fail with its output unless the exit status is `code`."""
     done = subprocess.run(list(map(str, args)), capture_output=True, text=True, timeout=PATIENCE,
                           **kwargs)
     assert done.returncode == code, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-def two_ranks(file, *args):
-    """Run a test file as a program in two processes."""
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
-    run([mpiexec(), "-n", "2", sys.executable, file, *args], env=env)
 
 
 def wait_for(condition, process=None, every=0.02):

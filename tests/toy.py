@@ -1,6 +1,7 @@
 """A toy algorithm: a linear layer, trained by `Run` as an algorithm file would, in milliseconds."""
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 
@@ -25,17 +26,6 @@ class Stop(Exception):
     """Ends a run where a test wants it."""
 
 
-class Ended:
-    """Environments of which these episodes have ended: (vector steps ago, env, ep_ret, ep_len)
-    and, if they tell it, success."""
-
-    def __init__(self, *episodes):
-        self.episodes = episodes
-
-    def pop_episodes(self):
-        return list(self.episodes)
-
-
 class Toy(Run):
     """A run that counts its own steps."""
 
@@ -44,10 +34,11 @@ class Toy(Run):
         return self.step
 
     def advance(self, steps, *episodes, **metrics):
-        """Report after so many more steps; episodes as in `Ended`."""
+        """Report after so many more steps, in which these episodes have ended: (vector steps ago,
+        env, ep_ret, ep_len) and, if the environment tells it, success."""
         self.step += steps
         self.evaluate(self.step)
-        self.log(self.step, Ended(*episodes), **metrics)
+        self.log(self.step, SimpleNamespace(pop_episodes=lambda: list(episodes)), **metrics)
         self.save(self.step)
 
 

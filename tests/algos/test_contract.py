@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings as how, strategies as st
 import utils.run
 from tests import helpers, probe
 from tests.envs import HIGH, LOW, Counter
-from tests.helpers import assert_same_run, close, refused, rows, run, same, script, two_ranks
+from tests.helpers import assert_same_run, close, mpiexec, refused, rows, run, same, script
 from tests.house.tree import tracked
 from tests.onpolicy import parameters
 from tests.registry import ALGOS, ENDS, config, module
@@ -563,7 +563,8 @@ def shares(request, tmp_path_factory):
     with contextlib.chdir(folder):
         for name in sorted(names):
             watch_last_phases(name, f"run-{name}")
-    two_ranks(__file__, "share", folder, *sorted(names))
+    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    run([mpiexec(), "-n", 2, sys.executable, __file__, "share", folder, *sorted(names)], env=env)
     return folder
 
 

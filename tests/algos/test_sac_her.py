@@ -9,7 +9,7 @@ from scipy import stats
 
 from algos import sac, sac_her
 from tests.envs import GoalCounter
-from tests.helpers import quick, rows, same, script, vec
+from tests.helpers import agent_for, quick, rows, same, script, vec
 from utils.envs import evaluate, goal_env, make_envs
 from utils.mpi import UsageError
 
@@ -39,12 +39,10 @@ def test_the_networks_see_the_observation_and_the_goal():
 
 
 def test_the_policy_heeds_both_and_not_what_is_achieved():
-    envs = make_envs(cfg := quick(sac_her, COUNTER), 1)
-    space = envs.single_observation_space
-    agent = sac_her.Agent(space, envs.single_action_space, cfg)
+    agent = agent_for(sac_her, quick(sac_her, COUNTER))
     obs = np.zeros((1, 9), np.float32)
     best = agent.act(obs, deterministic=True)
-    for name, part in space.parts.items():
+    for name, part in agent.spaces[0].parts.items():
         other = obs.copy()
         other[0, part] = [1, -2, 3]
         now = agent.act(other, deterministic=True)

@@ -11,9 +11,8 @@ import pytest
 
 from docs import __main__ as command
 
-MISSING = "the site's packages are missing: pip install -e '.[docs]'"
 for package in command.NEEDED:
-    pytest.importorskip(package, reason=MISSING)
+    pytest.importorskip(package, reason="it needs the extra: pip install -e '.[docs]'")
 if not shutil.which("git"):
     pytest.skip("no git, which finds new lines", allow_module_level=True)
 

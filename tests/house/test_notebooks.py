@@ -7,12 +7,12 @@ answers. All files are found by name.
 import importlib
 import inspect
 import os
+import shutil
 
 import nbformat
 import pytest
 
 from tests import notebooks
-from tests.house import tree
 from tests.house.tree import ROOT, tracked
 from tests.house.wrong import WRONG
 from tests.notebooks import changed_cells, execute
@@ -73,7 +73,11 @@ def copy(tmp_path, monkeypatch):
     """
     for name in ("JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
-    copied = tree.copy(tmp_path / "copy")
+    copied = tmp_path / "copy"
+    for file in tracked():
+        place = copied / file.relative_to(ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
     monkeypatch.setenv("PYTHONPATH", str(copied))
     return copied / "notebooks"
 

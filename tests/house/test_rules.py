@@ -48,9 +48,6 @@ def imports_only_helpers(file):
     yield from (f"imports {name}" for name in project_imports(file.tree) - HELPERS)
 
 
-RULES = [has_sections_in_order, annotates_shapes, imports_only_helpers]
-
-
 def project_imports(tree):
     """Return the full names of this project's modules that a file imports anywhere."""
     names = set()
@@ -112,7 +109,8 @@ ALGOS = {path.stem: Algorithm(path.stem, path.read_text(encoding="utf-8"))
          for path in tracked("algos/[a-z]*.py")}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [has_sections_in_order, annotates_shapes, imports_only_helpers],
+                         ids=lambda rule: rule.__name__)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_every_file(algo, rule):
     complaints = "\n".join(rule(ALGOS[algo]))

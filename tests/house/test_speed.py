@@ -8,12 +8,15 @@ from algos import ppo
 from benchmarks import speed
 
 
-@pytest.mark.parametrize("num_procs", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_real_run_is_counted_and_its_parts_are_the_whole(num_procs):
-    args = argparse.Namespace(algo="a2c", env="Pendulum-v1", num_envs=2, compile=False,
-                              bf16=False, num_procs=num_procs)
-    took, counts, parts = speed.timed("plainrl", args, 1, 400)
-    assert counts == {"env": 480, "optimizer": 3}  # three whole rollouts, one gradient step each
+@pytest.mark.parametrize("env,num_procs,steps,expected", [      # whole rollouts, one update each
+    pytest.param("Pendulum-v1", 1, 400, {"env": 480, "optimizer": 3}, marks=pytest.mark.slow),
+    ("Pendulum-v1", 2, 400, {"env": 480, "optimizer": 3}),
+    ("ALE/Pong-v5", 1, 320, {"env": 160, "optimizer": 2})])
+def test_a_real_run_is_counted_and_its_parts_are_the_whole(env, num_procs, steps, expected):
+    args = argparse.Namespace(algo="a2c", env=env, num_envs=2, compile=False, bf16=False,
+                              num_procs=num_procs)
+    took, counts, parts = speed.timed("plainrl", args, 1, steps)
+    assert counts == expected
     assert set(parts) == set(speed.PARTS) and min(parts.values()) > 0
     assert sum(parts.values()) == pytest.approx(took)
 
@@ -44,12 +47,6 @@ def test_the_flags_of_ours_reach_it_and_no_peer(monkeypatch):
             speed.timed(library, args, 1, 8)
     flags = {"--bf16", "--no-bf16", "--compile", "--no-compile"}
     assert [flags & command for command in commands] == [{"--bf16", "--no-compile"}, set()]
-
-
-def test_steps_of_a_game_are_counted():
-    args = argparse.Namespace(algo="a2c", env="ALE/Pong-v5", num_envs=2, compile=False, bf16=False,
-                              num_procs=1)
-    assert speed.timed("plainrl", args, 1, 320)[1] == {"env": 160, "optimizer": 2}
 
 
 def test_the_peer_of_a_game_has_our_settings():

@@ -3,6 +3,7 @@ import json
 import re
 import shlex
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,13 @@ from utils.run import parse
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
     made = {"algo": "ppo", "env": env, "seed": seed, "changed": changed, "train100": train100,
             "eval": [train100, train100 + 2], "total_steps": total_steps,
-            "git_commit": f"{seed}0123456789"}
+            "git_commit": f"{seed}0123456789", "id": 0}
     return made | ({"library": library} if library else {})
 
 
 def groups(*results):
-    found = {}
-    for made in results:
-        settings = ",".join(f"{k}={v}" for k, v in sorted(made["changed"].items()))
-        key = made["env"], made.get("library", "plainrl"), "ppo", settings
-        found.setdefault(key, []).append(made)
-    return found
+    Path("suite.jsonl").write_text("".join(json.dumps(made) + "\n" for made in results))
+    return table.read(Path("suite.jsonl"))
 
 
 def made(order, found, folder=None):

@@ -5,7 +5,6 @@ knows which files belong to the project. Without git, the algorithms are those i
 table, and all other files count.
 """
 import re
-import shutil
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
@@ -44,12 +43,3 @@ def in_readme(root=ROOT):
     """Return the names of the algorithms in the README's table."""
     text = (root / "README.md").read_text(encoding="utf-8")
     return re.findall(r"^\| \[[^\]]+\]\(algos/(\w+)\.py\)", text, re.MULTILINE)
-
-
-def copy(to):
-    """Copy the project's files to a folder in which a test may change them."""
-    for path in tracked():
-        place = to / path.relative_to(ROOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    return to

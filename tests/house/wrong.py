@@ -11,8 +11,6 @@ EQUAL = "torch.equal(agent.act(obs, deterministic=True), fresh.act(obs, determin
 MIDDLE = "np.sort(values)[cut:len(values) - cut].mean()"
 BIAS = "(scale_old * b + loc_old - loc) / scale"
 REACHED = "np.array_equal(achieved[t + 1], goal)"
-KEPT = "memory * (1 - done)[None, :, None]"
-BEST = "p_expert / (p_expert + p_policy)"
 SHARES = "(1 - f) * p"
 CLIP = "np.clip(moved, atoms[0], atoms[-1])"
 NORMED = "allowed / allowed.sum(-1, keepdim=True)"
@@ -81,7 +79,7 @@ WRONG = {
     "improvement": [("wins.mean()", wrong) for wrong in (
         "wins.sum()", "(wins > 0.5).mean()", "(wins >= 0.5).mean()", "(2 * wins - 1).mean()",
         "np.mean(a > b) if len(a) == len(b) else 0.0", "float(a.mean() > b.mean())")],
-    "next_memory": [(KEPT, wrong) for wrong in (
+    "next_memory": [("memory * (1 - done)[None, :, None]", wrong) for wrong in (
         "memory", "memory * 0", "memory * done[None, :, None]", "memory * (1 - done.max())",
         "memory[1] * (1 - done)[:, None]")],
     "same_values": [("return w * scale_old / scale", "return w"), (BIAS, "b"),
@@ -93,7 +91,7 @@ WRONG = {
                 (REACHED, "(achieved[t + 1] == goal).any()"),
                 (REACHED, "achieved[t + 1][0] == goal[0]"),
                 (REACHED, "(achieved[t:t + 2] == goal).all(1).any()")],
-    "best_d": [(BEST, wrong) for wrong in (
+    "best_d": [("p_expert / (p_expert + p_policy)", wrong) for wrong in (
         "1 - p_expert / (p_expert + p_policy)", "p_expert", "np.float64(p_expert > p_policy)",
         "0.5 + (p_expert - p_policy) / 2")],
     "projected": [(" * (1 - terminated)", ""), ("rew + ", ""), ("gamma * ", ""), ("+= (1", "= (1"),

@@ -2,7 +2,6 @@
 
 And what goes wrong later: an environment that fails is named with its step.
 """
-import dataclasses
 import json
 import os
 import shutil
@@ -24,24 +23,13 @@ FLAGS = ("--env CartPole-v1 --num-envs 2 --rollout-steps 64 --minibatch-size 32 
          "--hidden 8").split()
 
 
-@pytest.fixture(autouse=True)
-def stay_here(monkeypatch):
-    """What should have been refused must not turn the test process into mpiexec."""
-    def refuse(*args):
-        raise AssertionError(f"would run {args}")
-    monkeypatch.setattr(os, "execve", refuse)
-
-
 @pytest.fixture
 def refusal(capfd):
-    """Call it with command-line flags, or with a Config: the message with which it is refused."""
+    """Call it with command-line flags: the message with which they are refused."""
     def refuse(*args):
         before = snapshot(".")
         with pytest.raises(SystemExit) as caught, program():
-            if args and dataclasses.is_dataclass(args[0]):
-                ppo.train(*args)
-            else:
-                ppo.train(parse(ppo.Config, ppo.__doc__, args))
+            ppo.train(parse(ppo.Config, ppo.__doc__, args))
         message = capfd.readouterr().err.rstrip("\n")
         assert caught.value.code == 2, message
         assert snapshot(".") == before, "something was written"
@@ -55,9 +43,6 @@ def refusal(capfd):
 @pytest.mark.parametrize("flags,of,by", [
     ("--minibatch-size 1", "--minibatch-size is 1", "it takes a whole number, at least 2"),
     ("--minibatch-size 0 --no-norm-adv", "--minibatch-size is 0", "at least 1"),
-    ("--rollout-steps 2047", "--rollout-steps is 2047", "a multiple of --num-envs, which is 8"),
-    ("--rollout-steps 96 --minibatch-size 64", "--rollout-steps is 96",
-     "a multiple of --minibatch-size, which is 64"),
     ("--num-procs 3", "--num-envs is 8", "a multiple of --num-procs, which is 3"),
     ("--num-procs 3 --num-envs 3 --rollout-steps 96 --minibatch-size 32", "--minibatch-size is 32",
      "a multiple of --num-procs, which is 3"),
@@ -169,8 +154,7 @@ def test_resume_with_another_config(refusal, run, old, new, says):
 # It runs to its step 100 of 64 a rollout: well in the second one.
 @pytest.mark.parametrize("fault,kind,says", [
     ("raise", RuntimeError, "the motor of joint 3 is too hot"),
-    ("obs nan", UsageError, "environment .* vector step 100 "),
-    ("rew nan", FloatingPointError, "environment .* vector step 100 "),
+    ("nan", UsageError, "environment .* vector step 100 "),
     ("four", UsageError, "step 100 returned a tuple of 4; Gymnasium expects a tuple of 5"),
 ])
 def test_an_environment_that_goes_wrong_is_named(fault, kind, says):

@@ -7,7 +7,7 @@ import json
 import math
 import random
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from algos import ppo
 from tests.envs import Counter, Idle, Only, Reach, Uneven
-from tests.helpers import script
+from tests.helpers import BOX, VECTOR, agent_for, script
 from tests.toy import Config
 from utils import envs
 from utils.demos import read_demos, record_demos
@@ -64,8 +64,7 @@ def test_a_missing_extra_names_the_command():
 
 
 def test_known_notices_are_silent_and_others_are_not(capfd):
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as seen:
         with envs.refusing_bad_env(Config()):
             env = gym.make("HalfCheetah-v4")
             warnings.warn("another notice", DeprecationWarning, stacklevel=1)
@@ -81,37 +80,21 @@ def test_known_notices_are_silent_and_others_are_not(capfd):
 # ---- Observations that are no Box
 
 def test_a_dict_is_one_hot_and_joined():
-    """In the order of its keys; what ends an episode is flattened like every other observation."""
+    """As Gymnasium does, not by name; what ends an episode is flattened like all observations."""
     vector = make_envs(Config(env="tests.envs:Parts-v0"), 2)
     space = vector.single_observation_space
-    assert space == Box(np.float32([0, 0, 0, -np.inf, -np.inf]),
-                        np.float32([1, 1, 1, np.inf, np.inf]))
-    assert space.parts == {"kind": slice(0, 3), "place": slice(3, 5)}
+    assert space == Box(np.float32([-np.inf, -np.inf, 0, 0, 0]),
+                        np.float32([np.inf, np.inf, 1, 1, 1]))
+    assert space.parts == {"place": slice(0, 2), "kind": slice(2, 5)}
     obs, _ = vector.reset(seed=1)
     rows = [obs]
     for _ in range(4):
         obs, _, _, _, infos = vector.step(np.zeros(2, int))
         rows.append(obs)
     assert obs.dtype == np.float32
-    first = [[0, 0, 1, 0, 0], [1, 0, 0, 1, -1], [0, 1, 0, 2, -2], [0, 0, 1, 3, -3], [0, 0, 1, 0, 0]]
+    first = [[0, 0, 0, 0, 1], [1, -1, 1, 0, 0], [2, -2, 0, 1, 0], [3, -3, 0, 0, 1], [0, 0, 0, 0, 1]]
     np.testing.assert_array_equal([row[0] for row in rows], first)
-    np.testing.assert_array_equal(np.stack(infos["final_obs"]), 2 * [[1, 0, 0, 4, -4]])
-
-
-def test_a_flattened_dict_says_where_its_parts_are():
-    """In the order in which Gymnasium joins them, which is not always that of their names."""
-    vector = make_envs(Config(env="tests.envs:GoalCounter-v0"), 2)
-    space = vector.single_observation_space
-    assert list(space.parts) == ["observation", "achieved_goal", "desired_goal"]
-    vector.reset(seed=1)
-    for _ in range(3):
-        obs, *_, infos = vector.step(vector.action_space.sample())
-    seen = infos["final_obs"][0], obs[0], obs[1]                # environment 0 has just ended
-    for flat, (number, episode, time) in zip(seen, ((0, 0, 3), (0, 1, 0), (1, 0, 3))):
-        parts = {name: flat[part].tolist() for name, part in space.parts.items()}
-        assert parts == {"observation": [number, episode, time],
-                         "achieved_goal": [-1 - number, -1 - episode, -1 - time],
-                         "desired_goal": [50 + number, 50 + episode, 50]}
+    np.testing.assert_array_equal(np.stack(infos["final_obs"]), 2 * [[4, -4, 1, 0, 0]])
 
 
 TWO, THREE = Box(-1, 1, (2,)), Box(-1, 1, (3,))
@@ -356,10 +339,8 @@ def test_a_vector_of_bools_is_no_image():
     (TWO, MultiBinary(100)), (TWO, MultiDiscrete([65, 64])), (Box(0, 1, (84, 84)), TWO),
     (Box(0, 255, (3, 84, 84), np.int64), TWO), (Discrete(10**8), TWO)])
 def test_what_cannot_become_another_space_is_refused(obs, act):
-    cfg = uneven(obs, act)
-    vector = make_envs(cfg, 1)
     with pytest.raises(UsageError, match="space .*; docs/howto.md says what to do$"):
-        ppo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
+        agent_for(ppo, uneven(obs, act))
 
 
 # ---- What is recorded
@@ -417,10 +398,8 @@ def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():
     true = np.array([[rew for _, rew, *_ in script(env, 8)[0]] for env in range(2)]).T
     np.testing.assert_array_equal(rewards, np.clip(true, -1, 1))
     assert {-0.5, -1, 1} <= set(np.ravel(rewards))      # some within, some clipped at each end
-    expected = {(env, ep_ret, ep_len) for env in range(2)
-                for _, _, ep_ret, ep_len in script(env, 8)[1]}
-    got = {tuple(rest) for _, *rest in vector.pop_episodes()}
-    assert len(got) == len(expected) and max(abs(ret) for _, ret, _ in got) > 5
+    episodes = {tuple(rest) for _, *rest in vector.pop_episodes()}
+    assert episodes == {tuple(rest) for env in range(2) for _, *rest in script(env, 8)[1]}
 
 
 def test_atari_rewards_are_clipped_and_returns_are_scores():
@@ -433,7 +412,6 @@ def test_atari_rewards_are_clipped_and_returns_are_scores():
     (_, _, score, _), *_ = vector.pop_episodes()
     assert set(rewards) == {0, 1} and score % 5 == 0 and score > sum(rewards)  # of all episodes
     vector.close()
-    assert not make_envs(Config(), 1).clip_rewards
 
 
 class Vector(gym.vector.VectorEnv):
@@ -442,8 +420,8 @@ class Vector(gym.vector.VectorEnv):
     single_observation_space, single_action_space = Box(-9, 9, (1,)), Discrete(2)
     num_envs, metadata = 2, {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
 
-    def __init__(self, obs=0.0, rew=0.0, final_obs=0.0, at=3, lives=()):
-        self.given, self.at = (obs, rew, final_obs), at
+    def __init__(self, obs=0.0, rew=0.0, final_obs=0.0, at=3, lives=(), cut=False):
+        self.given, self.at, self.cut = (obs, rew, final_obs), at, cut
         self.lives, self.pressed = [[3, 3], *lives], []
 
     def told(self):
@@ -460,7 +438,7 @@ class Vector(gym.vector.VectorEnv):
         ended = np.array([False, self.time == self.at])
         final = {"final_obs": np.array([[-7.0], [final_obs]]), "_final_obs": ended}
         obs = np.array([[float(self.time)], [obs]])
-        return (obs, np.array([0.0, rew]), ended, ~ended & False,
+        return (obs, np.array([0.0, rew]), ended & (not self.cut), ended & self.cut,
                 self.told() | (final if ended.any() else {}))
 
 
@@ -487,8 +465,8 @@ class InPlace(Reach):
 def test_actions_are_copies_too():
     """Demonstrations hold those that the policy chose, whatever the environment makes of them."""
     gym.register("InPlace-v0", InPlace)
-    cfg, agent = agent_for(ppo, "InPlace-v0", hidden=(4,))
-    record_demos(agent, cfg, "demos.npz", 2, seed=1)
+    cfg = ppo.Config(env="InPlace-v0", hidden=(4,))
+    record_demos(agent_for(ppo, cfg), cfg, "demos.npz", 2, seed=1)
     arrays = read_demos("demos.npz")
     np.testing.assert_allclose(arrays["act"][:, 0], arrays["rew"], rtol=1e-5)
 
@@ -514,8 +492,7 @@ def test_memory_is_the_less_of_machine_and_group(groups, limits, expected, monke
 
 # ---- Spaces
 
-VECTOR, IMAGE = Box(-np.inf, np.inf, (3,)), Box(0, 255, (36, 40, 3), np.uint8)
-BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
+IMAGE = Box(0, 255, (36, 40, 3), np.uint8)
 
 
 @pytest.mark.parametrize("obs,act,message", [
@@ -530,9 +507,7 @@ BOX = Box(np.float32([0, -3]), np.float32([5, 3]))
     (VECTOR, Box(0, 9, (1,), np.int64), "Box of floats"), (VECTOR, MultiBinary(13), "8192 combi"),
 ])
 def test_spaces(obs, act, message):
-    if message is None:
-        return envs.check_spaces(obs, act, obs="vector image", act="discrete box")
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(UsageError, match=message) if message else nullcontext():
         envs.check_spaces(obs, act, obs="vector image", act="discrete box")
 
 
@@ -565,15 +540,9 @@ def test_a_seed_also_fixes_what_an_environment_draws_elsewhere(monkeypatch):
     assert drawn(1) == first and not any(a == b for a, b in zip(sum(drawn(2), []), sum(first, [])))
 
 
-def agent_for(algo, env, **more):
-    cfg = algo.Config(env=env, run_dir="run", **more)
-    vector = make_envs(cfg, 1)
-    return cfg, algo.Agent(vector.single_observation_space, vector.single_action_space, cfg)
-
-
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_predict_of_one_is_one_of_a_batch_a_batch_and_of_else_an_error(env):
-    _, agent = agent_for(ppo, env)
+    agent = agent_for(ppo, ppo.Config(env=env))
     obs = np.random.default_rng(0).normal(size=(3, *agent.obs_shape)).astype(np.float32)
     one = agent.predict(obs[0])
     for n in (1, 3):
@@ -592,7 +561,7 @@ def test_predict_of_one_is_one_of_a_batch_a_batch_and_of_else_an_error(env):
     lambda obs: obs.astype(np.longdouble), lambda obs: np.broadcast_to(obs, obs.shape)])
 def test_predict_takes_arrays_that_pytorch_does_not(change):
     """Such as a flipped image, which has negative strides."""
-    _, agent = agent_for(ppo, "CartPole-v1")
+    agent = agent_for(ppo, ppo.Config(env="CartPole-v1"))
     obs = np.float32([[1, 2, 3, 4], [4, 3, 2, 1]])
     assert np.array_equal(agent.predict(change(obs)), agent.predict(obs))
     assert agent.predict(change(obs[0])) == agent.predict(obs[0])
@@ -638,24 +607,14 @@ def test_what_has_no_button_to_fire_is_not_served():
     games.close()
 
 
-def test_fire_begins_each_life_once():
-    games = EpisodeRecorder(Vector(lives=[[2, 3], [2, 3], [2, 5]]), fire=9)
+@pytest.mark.parametrize("cut", [False, True])                  # by a time limit
+def test_fire_begins_each_life_once(cut):
+    games = EpisodeRecorder(Vector(lives=[[2, 3], [2, 3], [2, 5]], cut=cut), fire=9)
     games.reset()
     for _ in range(3):
         games.step(np.zeros(2))
     assert games.env.pressed == [[9, 9], [9, 0], [0, 0]]
     assert games.begins.tolist() == [False, True]               # the second game has ended
-
-
-def test_fire_begins_a_game_after_a_time_limit():
-    vector = Vector(at=1, lives=[[3, 5]])
-    step = vector.step
-    vector.step = lambda acts: (lambda obs, rew, end, cut, told: (obs, rew, cut, end, told))(
-        *step(acts))
-    games = EpisodeRecorder(vector, fire=9)
-    games.reset()
-    games.step(np.zeros(2))
-    assert games.begins.tolist() == [False, True]
 
 
 def test_a_run_says_how_sticky_its_game_is(capsys):
@@ -681,7 +640,6 @@ def test_an_evaluation_tells_true_returns_though_rewards_are_clipped():
     vector.clip_rewards = True
     agent = SimpleNamespace(act=lambda *_: vector.action_space.sample(), env_act=lambda act: act)
     first = [script(env, 8)[1][0][2] for env in range(2)]
-    assert max(map(abs, first)) > 8                             # more than clipped ones can give
     assert evaluate(agent, vector, 2, 1, envs=vector)[0].tolist() == first
 
 
@@ -694,8 +652,8 @@ def test_a_lost_life_keeps_its_own_last_observation():
     assert infos["final_obs"].tolist() == [obs[0].tolist(), [6.0]]
 
 
-@pytest.mark.parametrize("game,channels", [("Breakout", 4), ("Seaquest", 10)])
-def test_minatar_has_bytes_and_its_channels_last(game, channels):
+@pytest.mark.parametrize("game", ["Breakout", "Seaquest"])      # of 4 and 10 channels
+def test_minatar_has_bytes_and_its_channels_last(game):
     games = make_envs(Config(env=f"MinAtar/{game}-v1"), 2)
     obs, _ = games.reset(seed=1)
     assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255} and not games.clip_rewards
@@ -703,8 +661,6 @@ def test_minatar_has_bytes_and_its_channels_last(game, channels):
     games = make_envs(Config(env=f"MinAtar/{game}-v1", env_kwargs='{"max_episode_steps": 9}'), 2)
     assert games.unwrapped.envs[0].spec.max_episode_steps == 9
     encoder = envs.nature_cnn(games.single_observation_space)
-    weight = encoder[1].weight
-    assert weight.shape == (16, channels, 3, 3)
     features = torch.as_tensor(obs / 255).float().permute(0, 3, 1, 2)
     for layer in encoder[1:]:
         features = layer(features)
@@ -717,7 +673,7 @@ def test_minatar_has_bytes_and_its_channels_last(game, channels):
 
 def test_a_game_may_be_predicted_as_it_comes():
     """MinAtar's own observations are bools, which `make_envs` turns into 0 and 255."""
-    _, agent = agent_for(ppo, "MinAtar/Breakout-v1")
+    agent = agent_for(ppo, ppo.Config(env="MinAtar/Breakout-v1"))
     raw, seen = np.random.default_rng(0).random((4, *agent.obs_shape)) < 0.2, []
     agent.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     agent.predict(raw), agent.predict(raw[0])
@@ -728,14 +684,12 @@ def test_a_game_may_be_predicted_as_it_comes():
 
 # ---- How long they live
 
-@pytest.mark.parametrize("at", [1, 100])
-def test_environments_are_closed_after_an_exception(at, monkeypatch):
+def test_environments_are_closed_after_an_exception(monkeypatch):
     closed = []
     monkeypatch.setattr(Counter, "close", lambda self: closed.append(self))
     mine = make_envs(Config(env="tests.envs:Counter-v0"), 1)
     with pytest.raises(RuntimeError, match="too hot"):
-        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", env_kwargs=json.dumps({"at": at}),
-                             num_envs=4, total_steps=4096, epochs=1, hidden=(4,)))
+        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", num_envs=4, total_steps=4096, hidden=(4,)))
     assert len(closed) == 4 and not mine.unwrapped.closed
 
 

@@ -2,6 +2,7 @@
 import io
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,18 +102,11 @@ def test_a_late_column_is_empty_before(log):
 
 
 def test_a_row_is_on_disk_at_once_in_one_call(log, monkeypatch):
-    class File:
-        def write(self, data):
-            calls.append(data)
-            return len(data)
-
-        def close(self):
-            pass
-
     calls = []
     log.advance(100, a=1.0)
     assert len(rows()) == 1
-    monkeypatch.setattr(log.logger.progress, "file", File())
+    monkeypatch.setattr(log.logger.progress, "file", SimpleNamespace(
+        write=lambda data: calls.append(data) or len(data), close=lambda: None))
     log.advance(100, a=2.0)
     assert len(calls) == 1 and calls[0].startswith(b"200,") and calls[0].endswith(b"2.0\n")
 
@@ -132,12 +126,11 @@ def test_what_is_not_finite_stops_the_run(name, value, episodes):
     assert checkpoint.load_resume("run")[0] == checkpoint.load_file("run/policy.pt")["step"] == 100
 
 
-@pytest.mark.parametrize("where", [..., (1, 2)], ids=["all", "one"])
-def test_a_policy_with_nan_is_not_saved(where):
+def test_a_policy_with_nan_is_not_saved():
     agent = torch.nn.Linear(3, 2)
     with pytest.raises(FloatingPointError, match="weight of the agent is nan"):
         with start(Config(), agent) as log:
-            agent.weight.data[where] = float("nan")
+            agent.weight.data[1, 2] = float("nan")                 # one number is enough
             log.advance(100)
     assert checkpoint.load_file("run/policy.pt")["step"] == 0
 
@@ -153,7 +146,6 @@ def test_table_on_standard_output(capsys):
 
 
 def test_the_table_shows_the_last_known_value(log, capsys):
-    """progress.csv has only what each report measured."""
     log.advance(100, loss=1.0)
     log.advance(100, (0, 0, 5.0, 9), eval_ret=np.array([7.0]))
     log.advance(100, loss=3.0)
@@ -161,8 +153,6 @@ def test_the_table_shows_the_last_known_value(log, capsys):
     assert table[0] == ["step", "steps/s", "loss"] and table[1][2:] == ["1"]
     assert table[2] == ["step", "steps/s", "ep_ret", "ep_len", "eval_ret", "loss"]
     assert table[3][2:] == ["5", "9", "7", "1"] and table[4][2:] == ["5", "9", "7", "3"]
-    assert [row["ep_ret_mean"] for row in rows()] == ["", "5.0", ""]
-    assert [row["loss"] for row in rows()] == ["1.0", "", "3.0"]
     log.advance(100, **dict.fromkeys("abcdefgh", 1.0))
     title = capsys.readouterr().out.splitlines()[-2]
     assert title.endswith(" e  (3 more in progress.csv)")

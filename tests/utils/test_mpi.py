@@ -1,6 +1,5 @@
 """Optimizers against PyTorch's, `--compile`, averages against NumPy, ranks that end together."""
 import copy
-import dataclasses
 import functools
 import json
 import math
@@ -9,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -99,7 +98,6 @@ out["share"] = mpi.share(12)
 
 net = torch.nn.Linear(3, 2)
 broadcast(net)
-before = net.weight.detach().clone()
 
 class Descent(mpi.Optimizer):
     def move(self, lr):
@@ -108,16 +106,14 @@ class Descent(mpi.Optimizer):
 optimizer = Descent(net)
 
 def step(**settings):
+    before = net.weight.detach().clone()
     optimizer.zero_grad()
     net(torch.full((3,), float(rank))).sum().backward()
-    return optimizer.step(1.0, **settings)
+    norm = optimizer.step(1.0, **settings).item()
+    return (before - net.weight.detach()).tolist(), norm
 
-norm = step()
-out["grad"] = (before - net.weight.detach()).tolist()
-out["norm"] = norm.item()
-before = net.weight.detach().clone()
-step(max_grad_norm=0.5)
-out["clipped"] = (before - net.weight.detach()).tolist()
+out["grad"], out["norm"] = step()
+out["clipped"], _ = step(max_grad_norm=0.5)
 mpi.check_equal(optimizer.flat)
 flat = torch.linspace(-1000, 1001, 8)
 if rank == 1:
@@ -128,7 +124,6 @@ try:
     mpi.check_equal(flat)
 except RuntimeError as error:
     out["differ"] = str(error)
-mpi.say("said once")
 everything = mpi.gather(out)
 if rank == 0:
     print(json.dumps(everything))
@@ -201,16 +196,6 @@ def test_the_gradients_of_losses_before_a_step_add_up(compiling):
     torch.testing.assert_close(optimizer.grad, 3 * expected)
 
 
-def test_metrics_are_those_of_the_loss_and_hold_no_graph(compiling):
-    net, x = small_net(), torch.randn(5, 3)
-    expected = net(x).detach()
-    metrics = take_step(Descent(net), square_loss, net, x, lr=0.5)
-    assert list(metrics) == ["loss", "out", "grad_norm"]
-    torch.testing.assert_close(metrics["out"], expected)        # before the step
-    torch.testing.assert_close(metrics["loss"], expected.square().mean())
-    assert not any(value.requires_grad for value in metrics.values())
-
-
 def test_only_its_own_parameters_change(compiling):
     """Though the loss depends on others: an actor's loss cannot train the critic."""
     agent, x = nn.ModuleDict({"actor": small_net(0), "critic": nn.Linear(2, 1)}), torch.randn(5, 3)
@@ -226,13 +211,6 @@ def test_only_its_own_parameters_change(compiling):
         assert not torch.equal(params(agent["actor"]), before[0])
         assert torch.equal(params(agent["critic"]), before[1])
         assert not critic_opt.grad.any()                        # nor is time spent on others'
-
-
-def test_parameters_that_have_no_part_in_the_loss_stay(compiling):
-    net, x = small_net(), torch.randn(5, 3)
-    before = params(net)
-    take_step(Descent(net), square_loss, net[:2], x, lr=0.1)      # 16 of 26, as they come
-    assert (params(net) != before)[:16].any() and torch.equal(params(net)[16:], before[16:])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="no SIGALRM")
@@ -391,14 +369,11 @@ def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
 
 
 def test_a_run_sets_the_threads_and_ends_compiling():
-    before, environ = torch.get_num_threads(), dict(os.environ)
-    try:
-        for threads in (2, 1, 3):
-            with Run(toy.Config(torch_threads=threads, compile=threads == 2)):
-                assert torch.get_num_threads() == threads and mpi.COMPILE == (threads == 2)
-            assert not mpi.COMPILE and dict(os.environ) == environ
-    finally:
-        torch.set_num_threads(before)
+    environ = dict(os.environ)
+    for threads in (2, 1, 3):
+        with Run(toy.Config(torch_threads=threads, compile=threads == 2)):
+            assert torch.get_num_threads() == threads and mpi.COMPILE == (threads == 2)
+        assert not mpi.COMPILE and dict(os.environ) == environ
 
 
 def test_seeds_differ_by_run_rank_stream_and_step_and_leave_room_to_count(monkeypatch):
@@ -437,21 +412,11 @@ def assert_same_training(a, b, exact=True):
     assert torch.equal(a[2], b[2])
 
 
-COMPILED = '''
-import torch
-from tests.utils.test_mpi import assert_same_training, trained
-from utils import mpi
-
-eager = trained()
-mpi.COMPILE = True
-assert_same_training(eager, trained(), exact=False)
-'''
-
-
-def test_compiled_equals_eager_with_the_same_random_numbers(dynamo_env, capfd):
+def test_compiled_equals_eager_with_the_same_random_numbers(dynamo_env):
     """With the compiler of this machine; without one the fallback says so."""
-    subprocess.run([sys.executable, "-c", COMPILED], check=True, timeout=PATIENCE, env=dynamo_env)
-    out = capfd.readouterr().out
+    program = ("from tests.utils.test_mpi import *; eager = trained(); mpi.COMPILE = True; "
+               "assert_same_training(eager, trained(), exact=False)")
+    out = run([sys.executable, "-c", program], env=dynamo_env).stdout
     if "--compile failed" in out:
         pytest.skip(out)
 
@@ -517,7 +482,7 @@ def test_together_passes_results_and_failures_on(monkeypatch):
         mpi.together(divmod, 1, 0)
     monkeypatch.setattr(mpi, "gather", lambda value: [value, (True, "no such run")])
     with pytest.raises(mpi.UsageError, match="no such run"):
-        mpi.together(partial(max, 1, 2))
+        mpi.together(max, 1, 2)
 
 
 def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
@@ -533,12 +498,10 @@ def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
 @pytest.fixture
 def typed(monkeypatch):
     """A Config as the command line gives it, on two cores; what would start is returned."""
-    @dataclasses.dataclass(frozen=True)
-    class Config:
-        num_procs: int = 2
+    class Config(SimpleNamespace):
+        __module__ = "__main__"
 
     started = []
-    Config.__module__ = "__main__"
     for name in mpi.SIZES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "ppo.py", raising=False)
@@ -552,7 +515,7 @@ def typed(monkeypatch):
 def test_launch_starts_the_same_command_under_mpiexec(typed, monkeypatch):
     Config, started = typed
     monkeypatch.setenv("PMIX_RANK", "3")
-    mpi.launch(Config(2))
+    mpi.launch(Config(num_procs=2))
     (file, command, env), = started
     assert file == mpiexec()
     assert command == [mpiexec(), "-n", "2", sys.executable, "-m", "algos.ppo", "--num-procs", "2"]
@@ -577,15 +540,13 @@ def test_launch_refuses(typed, monkeypatch, procs, module, path, message):
         monkeypatch.setattr(sys, "executable", f"{path}/python")
         monkeypatch.setenv("PATH", path)
     with pytest.raises(mpi.UsageError, match=message):
-        mpi.launch(Config(procs))
+        mpi.launch(Config(num_procs=procs))
     assert started == []
 
 
 # -------------------------------------------------------------------------------- real ranks
 def test_three_ranks_compute_what_numpy_does():
-    said, printed = run_ranks(3, COLLECTIVES)[0].splitlines()
-    assert said == "said once"
-    outs = json.loads(printed)
+    outs = json.loads(run_ranks(3, COLLECTIVES)[0])
     rngs = [np.random.default_rng(k) for k in range(3)]
     data = np.stack([rng.standard_normal((5, 4)) for rng in rngs])
     rows = np.concatenate([1e6 + rng.standard_normal((k + 2, 4)) for k, rng in enumerate(rngs)])
