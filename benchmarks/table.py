@@ -128,7 +128,8 @@ def ours(groups: dict[Key, list[dict]], plain: bool = True) -> list[tuple[str, s
 
 def commits(results: list[dict]) -> str:
     """Return the cell that names the commits behind a row."""
-    return " ".join(sorted({(result.get("git_commit") or "-")[:8] for result in results}))
+    named = [(result.get("git_commit") or "-").partition("-dirty") for result in results]
+    return " ".join(sorted({commit[:8] + changed for commit, changed, _ in named}))
 
 
 def each(values: np.ndarray) -> str:
