@@ -16,7 +16,7 @@ from utils.run import parse
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
     made = {"algo": "ppo", "env": env, "seed": seed, "changed": changed, "train100": train100,
             "eval": [train100, train100 + 2], "total_steps": total_steps,
-            "git_commit": f"{seed}0123456789", "id": 0}
+            "git_commit": f"{seed}0123456789" + "-dirty" * (seed == 2), "id": 0}
     return made | ({"library": library} if library else {})
 
 
@@ -33,7 +33,7 @@ def test_few_seeds_are_marked_and_have_no_interval():
     two = [result(seed, 10.0 * seed) for seed in (1, 2)]
     (row,) = made("defaults", groups(*two, result(1, 50.0, gamma=0.9)))
     assert (row["seeds"], row["train100"], row["eval"]) == ("2*", "15.0", "16.0")
-    assert row["commit"] == "10123456 20123456"
+    assert row["commit"] == "10123456 20123456-dirty"
     (row,) = made("defaults", groups(*two, result(3, 30.0)))
     assert row["seeds"] == "3" and row["train100"].startswith("20.0 [")
 
@@ -75,7 +75,7 @@ def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
     assert (three["machine"], three["hours"]) == ("GPU, CPU bf16, both bf16", "1.0 2.0 3.0")
     assert (three["game"], three["flags"], three["Baselines"]) == ("Breakout-v5", "", "22")
     assert (flagged["flags"], flagged["Baselines"]) == ("`--no-anneal-lr`", "22")
-    assert (flagged["machine"], flagged["commit"]) == ("CPU", "10123456 20123456")
+    assert (flagged["machine"], flagged["commit"]) == ("CPU", "10123456 20123456-dirty")
 
 
 def test_a_game_is_as_in_the_old_tables_or_its_name_says_what_differs():
