@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, trpo, vpg
+from algos import a2c, c51, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, trpo, vpg
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE, ROOT, agent_for, assert_same_run, command, mpiexec, refused, rows, run, same, saved,
@@ -473,6 +473,8 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert not games.keys() & atari.keys()
     both = ppo.Config.for_games | {"lr": 2.5e-4}
     assert run_module.for_game(ppo.Config(env="ALE/Pong-v5")) == both != ppo.Config.for_games
+    assert ppo_popart.Config.for_atari == ppo.Config.for_atari
+    assert run_module.for_game(c51.Config(env="ALE/Pong-v5")) == {"v_min": -10, "v_max": 10}
     assert ppo_popart.Config.for_games | {"scale_rew": False} == ppo.Config.for_games
 
 
