@@ -48,7 +48,7 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.envs import (
-    Policy, check_memory, is_image, make_envs, mlp, nature_cnn, stack_steps)
+    Policy, check_memory, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -338,8 +338,8 @@ class Agent(Policy):  # which adds predict(obs)
         self.cfg = cfg
         self.images = is_image(obs_space)
         num_outputs = int(act_space.n)  # one logit and one Q per action
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
-        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
+        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, num_outputs], nn.Tanh)
         for layer in self.modules():

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn
+from utils.envs import Policy, cnn_out, is_image, make_envs, mlp, nature_cnn
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
@@ -203,8 +203,8 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
-        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
+        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
 

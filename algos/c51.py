@@ -48,7 +48,7 @@ from torch import Tensor, nn
 #            returns the gradient's norm
 from utils import mpi
 from utils.envs import (
-    Policy, SavedRows, check_memory, is_image, make_envs, mlp, nature_cnn)
+    Policy, SavedRows, check_memory, cnn_out, is_image, make_envs, mlp, nature_cnn)
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
@@ -239,7 +239,7 @@ class ReturnNetwork(nn.Module):
         sizes = (*obs_space.shape, *cfg.hidden)
         if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)
-            sizes = (512,)  # its outputs
+            sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         self.head = mlp([*sizes, math.prod(self.shape)], nn.ReLU)
 
     def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:

@@ -47,7 +47,8 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp, nature_cnn
+from utils.envs import (
+    Policy, SavedRows, check_memory, cnn_out, make_envs, mlp, nature_cnn)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -192,7 +193,7 @@ class QNetwork(nn.Module):
         super().__init__()
         self.dueling = cfg.dueling
         self.encoder = nature_cnn(obs_space)
-        sizes = (512,)  # its outputs
+        sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
         self.head = mlp([*sizes, num_outputs], nn.ReLU)
 

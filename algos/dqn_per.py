@@ -46,7 +46,7 @@ from torch.nn.functional import smooth_l1_loss
 #            returns the gradient's norm
 from utils import mpi
 from utils.envs import (
-    Policy, SavedRows, check_memory, is_image, make_envs, mlp, nature_cnn)
+    Policy, SavedRows, check_memory, cnn_out, is_image, make_envs, mlp, nature_cnn)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -212,7 +212,7 @@ class QNetwork(nn.Module):
         sizes = (*obs_space.shape, *cfg.hidden)
         if is_image(obs_space):
             self.encoder = nature_cnn(obs_space)
-            sizes = (512,)  # its outputs
+            sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
         self.head = mlp([*sizes, num_outputs], nn.ReLU)
 

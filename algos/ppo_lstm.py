@@ -47,7 +47,8 @@ from torch import Tensor, nn
 #               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
+from utils.envs import (
+    Policy, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -307,7 +308,7 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
+        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.encoder = nature_cnn(obs_space) if self.images else (
             nn.Sequential(mlp(sizes, nn.Tanh), nn.Tanh()))
         self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # PyTorch's initial weights

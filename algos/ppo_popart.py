@@ -46,7 +46,8 @@ from torch import Tensor, nn
 #               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
+from utils.envs import (
+    Policy, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -299,8 +300,8 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()  # to 512
-        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
+        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 # mpi.Adam     `step(lr)` averages the gradient over processes, clips it, moves the
 #              weights and returns the gradient's norm before clipping
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import Policy, cnn_out, is_image, make_envs, nature_cnn, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -225,8 +225,8 @@ class NormQNetwork(nn.Module):
         self.encoder = nn.Identity()
         sizes = (*obs_space.shape, *cfg.hidden)
         if is_image(obs_space):
-            self.encoder = nature_cnn(obs_space).append(nn.LayerNorm(512))
-            sizes = (512,)  # its outputs
+            sizes = cnn_out(obs_space)  # the encoder's outputs, (512,) or (128,)
+            self.encoder = nature_cnn(obs_space).append(nn.LayerNorm(sizes))
         self.head = norm_mlp(*sizes, num_acts)
 
     def forward(self, obs: Observations) -> PerAction:

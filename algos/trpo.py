@@ -49,7 +49,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 #               returns the gradient's norm
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
-from utils.envs import Policy, is_image, make_envs, mlp, nature_cnn, stack_steps
+from utils.envs import (
+    Policy, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -382,7 +383,7 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nn.Identity()  # in a2c.py, of images, for actor and critic
-        sizes = (512,) if self.images else (*obs_space.shape, *cfg.hidden)
+        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         if self.images:  # an encoder each, so that the critic's steps leave pi alone

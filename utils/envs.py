@@ -554,14 +554,24 @@ def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-def nature_cnn(space: gym.Space) -> nn.Sequential:
-    """Return a network from images of this space, uint8 [B, C, H, W] or [B, H, W, C], to [B, 512].
+def cnn_out(space: gym.Space) -> tuple[int]:
+    """Return the shape of what `nature_cnn` makes of an image of this space: (512,) or (128,)."""
+    return (128,) if min(image_shape(space)[1:]) < 36 else (512,)
 
-    It is that of Mnih et al. 2015 (Nature 518, 529) or, for images with a side under 36 pixels,
-    the convolution of Young & Tian 2019 (arXiv:1903.03176) for MinAtar.
-    """
+
+def image_shape(space: gym.Space) -> tuple[int, int, int]:
+    """Return channels, height and width."""
     shape = space.shape
-    channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
+    return (shape[2], *shape[:2]) if channels_last(shape) else shape
+
+
+def nature_cnn(space: gym.Space) -> nn.Sequential:
+    """Return a network from images of this space, uint8 [B, C, H, W] or [B, H, W, C], to features.
+
+    It is that of Mnih et al. 2015 (Nature 518, 529), to [B, 512], or, for images with a side under
+    36 pixels, that of Young & Tian 2019 (arXiv:1903.03176) for MinAtar, to [B, 128].
+    """
+    channels, height, width = image_shape(space)
     if min(height, width) < 36:
         conv = nn.Sequential(nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
     else:
@@ -570,7 +580,8 @@ def nature_cnn(space: gym.Space) -> nn.Sequential:
             nn.Conv2d(32, 64, kernel_size=4, stride=2), nn.ReLU(),
             nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
     num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
-    return ImageEncoder(ImageToFloat(), *conv, nn.Linear(num_features, 512), nn.ReLU())
+    linear = nn.Linear(num_features, *cnn_out(space))
+    return ImageEncoder(ImageToFloat(), *conv, linear, nn.ReLU())
 
 
 class ImageEncoder(nn.Sequential):

@@ -628,7 +628,7 @@ def test_encoders_are_those_of_the_papers():
     """Mnih et al. 2015; Young & Tian 2019."""
     small = envs.nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
     large = envs.nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
-    for net, shapes in ((small, [(16, 4, 3, 3), (512, 16 * 8 * 8)]), (large, [
+    for net, shapes in ((small, [(16, 4, 3, 3), (128, 16 * 8 * 8)]), (large, [
             (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)])):
         layers = [layer for layer in net[1:] if not isinstance(layer, torch.nn.Flatten)]
         assert [tuple(layer.weight.shape) for layer in layers[::2]] == shapes
@@ -667,7 +667,7 @@ def test_minatar_has_bytes_and_its_channels_last(game):
     assert torch.allclose(encoder(torch.as_tensor(obs)), features, atol=1e-6)
     encoder.bf16 = True
     short = encoder(torch.as_tensor(obs))
-    assert short.shape == (2, 512) and short.dtype == torch.float32
+    assert short.shape == (2, 128) and short.dtype == torch.float32
     assert 1e-5 < (short - features).abs().max() < 0.02 * features.abs().max()
 
 
