@@ -8,10 +8,11 @@
 
 A marker names the kind of table or the name of a figure, then the results it
 shows, as patterns of algorithm/environment/settings. No settings means the
-defaults; * before the algorithm adds the peers. All are in results.jsonl.
+defaults; * before the algorithm adds the peers; ! before a pattern leaves out
+what it matches. All are in results.jsonl.
 
-    <!-- made: defaults -->               every result with default settings,
-                                          for any number of steps
+    <!-- made: defaults * !*/MinAtar/* --> results with default settings, for
+                                          any number of steps
     <!-- made: peers -->                  those beside a peer's, at equal seeds
     <!-- made: settings ppo/Swimmer-v4/gamma=* -->
                                           commands, how long they took, and
@@ -280,8 +281,10 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
     """Return the text that belongs under the marker `order`."""
     kind, *patterns = order.split()
     names = {key: f"{key[1]} {key[2]}/{key[0]}/{key[3]}".removeprefix("plainrl ") for key in groups}
+    without = [pattern[1:] for pattern in patterns if pattern[0] == "!"]
     chosen = {key: results for key, results in groups.items()
-              if any(fnmatch(names[key], pattern) for pattern in patterns or "*")}
+              if any(fnmatch(names[key], pattern) for pattern in patterns or "*")
+              and not any(fnmatch(names[key], pattern) for pattern in without)}
     if not chosen:
         raise ValueError(f"no result matches: {order}")
     if kind.endswith(".svg"):

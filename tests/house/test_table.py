@@ -38,6 +38,12 @@ def test_few_seeds_are_marked_and_have_no_interval():
     assert row["seeds"] == "3" and row["train100"].startswith("20.0 [")
 
 
+def test_a_table_may_leave_results_out():
+    found = groups(result(1, 1.0), result(1, 2.0, env="MinAtar/Breakout-v1"))
+    for patterns, kept in ("* !*/MinAtar/*", ["1.00"]), ("*/MinAtar/*", ["2.00"]):
+        assert [row["train100"] for row in made(f"defaults {patterns}", found)] == kept
+
+
 def test_the_best_published_figure_has_the_same_measure_and_number_of_steps():
     """In anchors.csv Reacher's best training return is Vel's, its best evaluation Tianshou's."""
     (row,) = made("defaults", groups(result(1, -4.0, env="Reacher-v4")))
