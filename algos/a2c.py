@@ -79,7 +79,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    for_atari = {"lr": 7e-4, "ent_coef": 0.01}  # instead of the above, for Atari games
+    for_games = {"lr": 3e-3}  # instead of the above, for games
+    for_atari = {"lr": 7e-4, "ent_coef": 0.01}  # instead of that, for Atari
 
 
 # ===================================== data types =====================================

@@ -81,6 +81,9 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    for_games = {  # instead of the above, for games
+        "total_steps": 1e6, "start_steps": 5000, "update_every": 4, "target_every": 1000,
+        "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
     for_atari = {"v_min": -10.0, "v_max": 10.0}  # instead of the above, for Atari games
 
     def __post_init__(self):

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, c51, dqn, dqn_atari, dqn_per, ppo, ppo_popart, sac, trpo, vpg
+from algos import a2c, c51, dqn, dqn_atari, dqn_per, ppo, ppo_popart, qr_dqn, sac, trpo, vpg
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE, ROOT, agent_for, assert_same_run, command, mpiexec, refused, rows, run, same, saved,
@@ -464,7 +464,8 @@ def test_every_command_works():
 
 
 def test_atari_and_minatar_bring_settings_of_their_own():
-    for env, own in (("ALE/Pong-v5", a2c.Config.for_atari), ("MinAtar/Breakout-v1", {})):
+    for env, own in (("ALE/Pong-v5", {"lr": 7e-4, "ent_coef": 0.01}),
+                     ("MinAtar/Breakout-v1", {"lr": 3e-3}), ("CartPole-v1", {})):
         assert run_module.for_game(a2c.Config(env=env)) == own
     games, atari = trpo.Config.for_games, {
         "max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1, "bf16": False}
@@ -474,7 +475,10 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     both = ppo.Config.for_games | {"lr": 2.5e-4}
     assert run_module.for_game(ppo.Config(env="ALE/Pong-v5")) == both != ppo.Config.for_games
     assert ppo_popart.Config.for_atari == ppo.Config.for_atari
-    assert run_module.for_game(c51.Config(env="ALE/Pong-v5")) == {"v_min": -10, "v_max": 10}
+    q_learning = dqn.Config.for_games
+    assert all(algo.Config.for_games == q_learning for algo in (dqn_per, c51, qr_dqn))
+    assert run_module.for_game(c51.Config(env="ALE/Pong-v5")) == q_learning | {
+        "v_min": -10, "v_max": 10}
     assert ppo_popart.Config.for_games | {"scale_rew": False} == ppo.Config.for_games
 
 
