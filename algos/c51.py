@@ -82,9 +82,9 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
     for_games = {  # instead of the above, for games
-        "total_steps": 1e6, "start_steps": 5000, "update_every": 4, "target_every": 1000,
-        "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
-    for_atari = {"v_min": -10.0, "v_max": 10.0}  # instead of the above, for Atari games
+        "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
+        "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
+    for_atari = {"v_min": -10.0, "v_max": 10.0}  # and, for clipped rewards, for Atari
 
     def __post_init__(self):
         super().__post_init__()

@@ -80,8 +80,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
     for_games = {  # instead of the above, for games
-        "total_steps": 1e6, "start_steps": 5000, "update_every": 4, "target_every": 1000,
-        "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
+        "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
+        "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
 
 
 # ===================================== data types =====================================

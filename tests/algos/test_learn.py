@@ -109,8 +109,10 @@ def test_pixels(name, bf16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name,steps", [("a2c", 64_000), ("pqn", 64_000), ("dqn", 12_000)])
-def test_a_game(name, steps):
+@pytest.mark.parametrize("name,settings", [
+    ("a2c", {"total_steps": 64_000}), ("pqn", {"total_steps": 64_000}),
+    ("dqn", {"total_steps": 40_000, "start_steps": 1000, "eps_steps": 8000})])
+def test_a_game(name, settings):
     """Some bricks of Breakout, after half a minute to two. By chance it is 0.4."""
-    cfg = module(name).Config(env="MinAtar/Breakout-v1", total_steps=steps, **QUICK)
+    cfg = module(name).Config(env="MinAtar/Breakout-v1", **settings, **QUICK)
     assert evaluate(module(name).train(cfg), cfg, 20, seed=1)[0].mean() >= 2
