@@ -21,7 +21,7 @@ those that do, which count as v_min or v_max. If it stays above 0.01, widen the 
 
 Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4) and its learning rate falls
 to 0. `target_every` counts environment steps, not updates, and eps falls from the first
-step on. `project` mends Algorithm 1. The settings are for CartPole.
+step on. `project` mends Algorithm 1. The settings are for CartPole and MinAtar.
 
 Healthy values. On CartPole `q` rises to between 75 and 90, `q_loss` falls from log n =
 3.9 to about 2, `clipped` stays 0. Many runs end with the pole up for all 500 steps.

@@ -19,7 +19,7 @@ computes the target. One step of `train`:
 Departures from the paper. Double DQN (see dqn_loss) and the dueling network (dueling_q)
 came later; --no-double --no-dueling turns them off. Adam with an annealed learning rate
 replaces RMSProp. `target_every` counts environment steps, not updates. eps falls from
-the first step on, not only once updates start. The settings are for CartPole.
+the first step on, not only once updates start. Settings: for CartPole and MinAtar.
 
 Healthy values. On CartPole `q` rises slowly and ends near 70 to 85. A discounted return
 is at most 1 / (1 - gamma) = 100, so a much higher `q` means that Q diverges. `q_loss`

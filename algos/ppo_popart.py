@@ -79,7 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_adv: bool = True  # normalise advantages within each minibatch
     recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
-    for_games = {  # instead of the above, for games; but for lr as in OpenAI Baselines
+    for_games = {  # instead of the above, for games; all but lr as in OpenAI Baselines
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
         "clip_ratio": 0.1, "ent_coef": 0.01, "recompute_adv": False}
     for_atari = {"lr": 2.5e-4}  # instead of that, for Atari, as in OpenAI Baselines

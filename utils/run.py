@@ -147,7 +147,7 @@ def suit_games(cfg, given):
     file = checkpoint.file_of(type(cfg)) or Path("notebook.py")
     other = file.with_name(f"{file.stem.partition('_')[0]}_atari.py")
     if is_game(cfg.env, "ALE/") and other.exists() and other != file:
-        mpi.say(f"python -m algos.{other.stem} is made for Atari: ten times as many steps a second")
+        mpi.say(f"python -m algos.{other.stem} is made for Atari: it stores every frame once")
     if "hidden" in given:
         mpi.say("--hidden is not used: it is for vectors, and a game is seen as images")
     if mine:
