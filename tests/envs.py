@@ -17,7 +17,8 @@ from utils.tasks import Sums
 LENGTHS = (3,), (7,), (1, 5, 2)         # of episodes in environments 0, 1, 2; then again from 0
 ENDS = ("terminated", "truncated", "both")
 LOW, HIGH = np.float32([0, -3]), np.float32([5, 3])
-IMAGE = (36, 40, 3)                     # height, width, colours: the smallest image allowed
+IMAGE = (36, 40, 3)                     # height, width, colours: the smallest for Atari's network
+SMALL = (10, 12, 3)                     # for MinAtar's
 
 
 # ---- Scripted: actions change nothing
@@ -50,7 +51,7 @@ class Counter(gym.Env):
 
     def __init__(self, obs="vector", act="box", scale=1):
         image = obs == "image"
-        self.observation_space = (Box(0, 255, IMAGE, np.uint8) if image
+        self.observation_space = (Box(0, 255, SMALL, np.uint8) if image
                                   else Box(-np.inf, np.inf, (3,), np.float32))
         self.action_space = Box(scale * LOW, scale * HIGH) if act == "box" else Discrete(5)
         self.obs = np.zeros(self.observation_space.shape, self.observation_space.dtype)

@@ -165,7 +165,7 @@ def repeat(name, phase, state, **changes):
 
 def identity(obs):
     """(environment, episode, time) of Counter's observations [B, ...], which begin with them."""
-    obs = obs[..., 20, 20, :] if obs.ndim > 2 else obs[:, :3]
+    obs = obs[..., 5, 5, :] if obs.ndim > 2 else obs[:, :3]
     return [tuple(map(int, row)) for row in obs.tolist()]
 
 
