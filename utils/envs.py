@@ -556,13 +556,11 @@ def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
 
 def cnn_out(space: gym.Space) -> tuple[int]:
     """Return the shape of what `nature_cnn` makes of an image of this space: (512,) or (128,)."""
-    return (128,) if min(image_shape(space)[1:]) < 36 else (512,)
+    return (128,) if is_small(space) else (512,)
 
 
-def image_shape(space: gym.Space) -> tuple[int, int, int]:
-    """Return channels, height and width."""
-    shape = space.shape
-    return (shape[2], *shape[:2]) if channels_last(shape) else shape
+def is_small(space: gym.Space) -> bool:
+    return sorted(space.shape)[1] < 36  # of an image's three numbers, the least is the colours'
 
 
 def nature_cnn(space: gym.Space) -> nn.Sequential:
@@ -571,8 +569,9 @@ def nature_cnn(space: gym.Space) -> nn.Sequential:
     It is that of Mnih et al. 2015 (Nature 518, 529), to [B, 512], or, for images with a side under
     36 pixels, that of Young & Tian 2019 (arXiv:1903.03176) for MinAtar, to [B, 128].
     """
-    channels, height, width = image_shape(space)
-    if min(height, width) < 36:
+    shape = space.shape
+    channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
+    if is_small(space):
         conv = nn.Sequential(nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
     else:
         conv = nn.Sequential(
