@@ -17,6 +17,7 @@ what it matches. All are in results.jsonl.
     <!-- made: settings ppo/Swimmer-v4/gamma=* -->
                                           commands, how long they took, and
                                           what they reached
+    <!-- made: standing */ALE/* -->       games by algorithms, beside Baselines'
     <!-- made: games */ALE/* -->          one row per settings, with every seed
     <!-- made: mujoco.svg *ppo/Hopper-v4/ -->
                                           learning curves
@@ -28,6 +29,7 @@ benchmarks/sb3.py those of the peers. Brackets hold 95% percentile bootstraps
 over seeds. The column `commit` names the commit that made a row.
 """
 import argparse
+import csv
 import json
 import re
 import shlex
@@ -174,13 +176,15 @@ def table(groups: dict[Key, list[dict]]) -> str:
 
 def defaults(groups: dict[Key, list[dict]]) -> str:
     """Return our results with default settings beside the best that others have published."""
-    return plot.table([{
+    rows = [{
         "environment": env, "algorithm": algo, "steps": steps(results), "seeds": count(results),
         "train100": mean(returns(results, "train100")),
         "best published, training": best(env, algo, steps(results), training=True),
         "eval": mean(returns(results, "eval")),
         "best published, evaluation": best(env, algo, steps(results), training=False),
-        "commit": commits(results)} for env, algo, results in ours(groups)])
+        "commit": commits(results)} for env, algo, results in ours(groups)]
+    known = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    return plot.table([{name: row[name] for name in known} for row in rows])
 
 
 def peers(groups: dict[Key, list[dict]]) -> str:
@@ -215,39 +219,68 @@ def settings(groups: dict[Key, list[dict]]) -> str:
     } for env, algo, results in ours(groups, plain=False)])
 
 
+def rules(run: dict) -> str:
+    """Return how a run of a game differs from the old tables' rules, or ""."""
+    kwargs = {"repeat_action_probability": 0.25, "episodic_life": False} | json.loads(
+        run["changed"].get("env_kwargs", "{}"))
+    sticky, lives_end = kwargs.pop("repeat_action_probability"), kwargs.pop("episodic_life")
+    return ", ".join([f"sticky {sticky}"] * bool(sticky) + ["whole games"] * (not lives_end)
+                     + [f"{k} {v}" for k, v in kwargs.items() if k != "num_threads"])
+
+
+def standing(groups: dict[Key, list[dict]]) -> str:
+    """Return a row per game and a column per algorithm: our mean train100 (that of Baselines).
+
+    The old rules hold. Ours is bold if it is at least theirs; x3 tells three seeds. Games that
+    Baselines have no figure for, after as many steps, are left out.
+    """
+    with open(plot.ANCHORS, encoding="utf-8", newline="") as file:
+        plays = {(row["env"], row["algo"]): row["mean"] for row in csv.DictReader(file)
+                 if row["metric"] == "play"}
+    found = defaultdict(list)
+    for env, algo, results in ours(groups, plain=False):
+        found[steps(results), env, algo] += [run for run in results if not rules(run)]
+    algos = sorted({algo for _, _, algo in found})
+    rows = []
+    for budget, env in sorted({key[:2] for key, runs in found.items() if runs}):
+        name = env.rpartition("-v")[0]
+        row = {"game": name.partition("/")[2] + f", {budget:,}" * (budget != 10**6),
+               "random play": plays[name, "random play"]}
+        for algo in algos:
+            mine = returns(found[budget, env, algo], "train100")
+            theirs = plot.published(env, algo, budget, training=True)
+            cell = each(np.array([mine.mean()])) if len(mine) else "-"
+            if len(mine) and theirs and mine.mean().round() >= theirs[0][0]:  # theirs are rounded
+                cell = f"**{cell}**"
+            row[algo] = cell + f" x{len(mine)}" * (len(mine) > 1) + (
+                f" ({theirs[0][0]:g})" if theirs else "")
+        rows.append(row | {"a person": plays[name, "person"]})
+    return plot.table([row for row in rows if "(" in "".join(row.values())])
+
+
 def games(groups: dict[Key, list[dict]]) -> str:
     """Return our results on games: all seeds of an algorithm with the same flags in a row.
 
-    A game is as in the old tables, or else its name says what differs. The machine is a CPU unless
-    somebody wrote into the row that it was a GPU, or "both"; "bf16" stands beside it.
+    A game is as in the old tables, or else its name says what differs. Hours are those of a core,
+    unless somebody wrote into the row that a GPU had a part in it.
     """
     found = defaultdict(list)
     for env, algo, results in ours(groups, plain=False):
         for run in results:
             own = {name: value for name, value in run["changed"].items()
                    if name not in ("env_kwargs", "total_steps", "bf16")}
-            kwargs = {"repeat_action_probability": 0.25, "episodic_life": False} | json.loads(
-                run["changed"].get("env_kwargs", "{}"))
-            sticky, lives_end = kwargs.pop("repeat_action_probability"), kwargs.pop("episodic_life")
-            differs = ([f"sticky {sticky}"] * bool(sticky) + ["whole games"] * (not lives_end)
-                       + [f"{k} {v}" for k, v in kwargs.items() if k != "num_threads"])
-            found[env, ", ".join(differs), algo, flags(own), steps([run])].append(run)
+            found[env, rules(run), algo, flags(own), steps([run])].append(run)
     rows = []
     for (env, differs, algo, text, budget), runs in sorted(found.items(), key=lambda x: x[0]):
         runs.sort(key=lambda run: run["seed"])
-        theirs = [] if differs else plot.published(env, algo, budget, training=True)
+        hours = ["GPU" if run.get("machine", "CPU") != "CPU" else f"{run['seconds'] / 3600:.1f}"
+                 + " float32" * (not (run["changed"] | run["backend"]).get("bf16")) for run in runs]
         rows.append({
             "game": env.partition("/")[2] + f", {differs}" * bool(differs), "algorithm": algo,
             "flags": f"`{text}`" * bool(text), "steps": budget,
-            "seeds": " ".join(str(run["seed"]) for run in runs),
-            "train100": each(returns(runs, "train100")),
-            "Baselines": each(np.array([x for x, *_ in theirs])),
-            "eval": each(returns(runs, "eval")),
-            "hours": " ".join(f"{run['seconds'] / 3600:.1f}" for run in runs),
-            "machine": ", ".join(dict.fromkeys(
-                run.get("machine", "CPU") + " bf16" * (run["changed"] | run["backend"]).get(
-                    "bf16", False) for run in runs)),
-            "commit": commits(runs)})
+            "seed": " ".join(str(run["seed"]) for run in runs),
+            "train100": each(returns(runs, "train100")), "eval": each(returns(runs, "eval")),
+            "hours of a core": " ".join(hours), "commit": commits(runs)})
     return plot.table(rows)
 
 
@@ -272,7 +305,8 @@ def curves(groups: dict[Key, list[dict]], path: Path) -> str:
     found = plot.group([of_result(result) for results in groups.values() for result in results
                         if result["curve"]])
     path.parent.mkdir(exist_ok=True)
-    asked = plot.Plot((), smooth=(1,), y="return, mean over 5% of the steps")
+    asked = plot.Plot((), smooth=(1,), y="return, mean over 5% of the steps",
+                      anchors=all(env.startswith("ALE/") for env, *_ in groups))
     plot.save(plot.draw(found, asked), str(path))
     return f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
 
@@ -289,7 +323,8 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
         raise ValueError(f"no result matches: {order}")
     if kind.endswith(".svg"):
         return curves(chosen, folder / "figures" / kind)
-    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "games": games}
+    kinds = {"defaults": defaults, "peers": peers, "settings": settings, "games": games,
+             "standing": standing}
     return kinds[kind](chosen)
 
 
