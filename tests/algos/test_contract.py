@@ -83,11 +83,12 @@ def watch(name, cfg):
         return learn
 
     def losing(loss_name, loss):
-        def call(agent, batch, *rest):
+        def call(*args, **kwargs):
+            batch = args[isinstance(args[0], torch.nn.Module)]  # (agent, batch), or tensors alone
             if torch.is_grad_enabled():
                 first = batch if isinstance(batch, torch.Tensor) else [*vars(batch).values()][0]
                 batches.append((loss_name, first.detach().clone()))
-            return loss(agent, batch, *rest)
+            return loss(*args, **kwargs)
         return call
 
     def drawing(function):
@@ -102,8 +103,7 @@ def watch(name, cfg):
         for each in names:
             patch.setattr(algo, each, learning(getattr(algo, each)))
         for each in [each for each in vars(algo) if each.endswith("_loss")]:
-            if next(iter(inspect.signature(getattr(algo, each)).parameters), "") == "agent":
-                patch.setattr(algo, each, losing(each, getattr(algo, each)))
+            patch.setattr(algo, each, losing(each, getattr(algo, each)))
         for each in DRAWS:
             patch.setattr(torch, each, drawing(getattr(torch, each)))
         agent = algo.train(cfg)
@@ -528,7 +528,7 @@ def drawn_alike():
 
 def rank_config(name, **settings):
     return config(name, num_envs=4, rollout_steps=32, minibatch_size=32, minibatch_envs=4,
-                  total_steps=96, buffer_size=96, **settings)
+                  total_steps=96, buffer_size=96, anneal_lr=False, lr=1e-2, **settings)
 
 
 def watch_last_phases(name, run_dir):
@@ -549,6 +549,7 @@ def learn_share(name, folder):
             after, rollout = repeat(name, phase, state, **parts)
         if rollout is not None and hasattr(state["agent"], "update_stats"):
             state["agent"].update_stats(rollout)
+            after = snapshot(state)
         result[phase.function] = dict(copy.deepcopy(after.get("learner", after["agent"])))
     torch.save(result, Path(folder, f"{name}-{mpi.rank()}of{mpi.size()}.pt"))
     return result
