@@ -81,8 +81,7 @@ class Counter(gym.Env):
 
 
 class Faulty(Counter):
-    """A Counter that fails at its step `at`: it raises, or returns four values like the old Gym, or
-    an observation of NaN."""
+    """A Counter that fails at its step `at`: it raises, or returns an observation of NaN."""
 
     def __init__(self, fault="raise", at=5, **kwargs):
         super().__init__(**kwargs)
@@ -93,8 +92,6 @@ class Faulty(Counter):
         if len(self.acts) == self.at:
             if self.fault == "raise":
                 raise RuntimeError("the motor of joint 3 is too hot")
-            if self.fault == "four":
-                return obs, rew, terminated, info
             obs = np.full_like(obs, np.nan)
         return obs, rew, terminated, truncated, info
 
@@ -249,24 +246,6 @@ class MaskEnds(Ends):
     def observe(self, obs):
         allowed = (np.arange(4) + self.time) % 2
         return {"observation": obs, "action_mask": allowed.astype(np.int8)}
-
-
-class Only(Ends):
-    """A simulator of which one instance can exist at a time. `close` may fail."""
-
-    alive = 0
-
-    def __init__(self, close=True, **kwargs):
-        if self.alive:
-            raise OSError("the port is in use")
-        super().__init__(**kwargs)
-        self.closes = close
-        Only.alive += 1
-
-    def close(self):
-        Only.alive -= 1
-        if not self.closes:
-            raise OSError("the simulator does not answer")
 
 
 class Uneven(gym.Env):
@@ -433,8 +412,8 @@ def register(name, kind, quiet=False, **kwargs):
 
 for kind in (Counter, Faulty, GoalCounter, MaskCounter):
     register(kind.__name__, kind, quiet=True)                   # the checker warns of the traps
-for kind in (Ends, Flaky, GoalEnds, MaskEnds, Only, Uneven, NoRewards, Constant, Reach, Bright,
-             Parts, OneSum):
+for kind in (Ends, Flaky, GoalEnds, MaskEnds, Uneven, NoRewards, Constant, Reach, Bright, Parts,
+             OneSum):
     register(kind.__name__, kind)
 register("ProbeValue", Probe)
 register("ProbeObs", Probe, sees=True)

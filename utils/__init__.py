@@ -2,8 +2,7 @@
 Each imports the first three, imitation (bc, gail) also demos:
 
     mpi.py          optimizers and running statistics, averaged over processes; compiled losses
-    envs.py         make_envs, evaluate, what each kind of environment needs; `Checked` refuses
-                    what an environment should not return
+    envs.py         make_envs, evaluate, what each kind of environment needs
     run.py          RunConfig and Run: the directory and its lock, seeds, device, threads, whether
                     to compile, reports, save and resume
     demos.py        demonstrations of an expert, for imitation learning
@@ -20,15 +19,6 @@ Two files are commands: play.py (evaluate a run, record a video or demonstration
 
 import os
 import sys
-
-if sys.argv[:1] == ["-m"]:  # a command still imports; `program` in cli.py takes over
-    def in_one_line(kind, *rest):
-        if kind is KeyboardInterrupt:
-            print("stopped by Ctrl-C", file=sys.stderr)
-        else:
-            sys.__excepthook__(kind, *rest)
-
-    sys.excepthook = in_one_line
 
 # Both are read when PyTorch is loaded. Matrix products then have the same bits with one thread as
 # with two, so a run may change their number (`Threads` in utils/run.py). Threads wait for each

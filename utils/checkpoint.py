@@ -16,7 +16,6 @@ import os
 import pickle
 import shutil
 import sys
-import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -94,10 +93,6 @@ def load_file(path, *keys, flag="", mmap=False):
     UsageError, which begins with the `flag` that named the file, says what is wrong with it.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()  # torch loads a flipped bit silently
-        if damaged:
-            raise ValueError(f"{damaged} fails its checksum")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         missing = [key for key in keys if key not in payload]
         if missing or not isinstance(payload, dict):
@@ -135,16 +130,11 @@ def save_resume(run_dir, step, payload):
     tmp = Path(run_dir, f"resume-{step}.tmp")
     root = mpi.rank() == 0
     if root:
-        for left in tmp.parent.glob("resume-*.tmp"):  # from a killed process
+        for left in tmp.parent.glob("resume-*.tmp"):  # of a save that a kill or a full disk ended
             shutil.rmtree(left)
         tmp.mkdir()
-    mpi.barrier()
-    try:
-        together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
-    except BaseException:
-        if root:
-            shutil.rmtree(tmp, ignore_errors=True)  # the disk may be full
-        raise
+    together(None)  # the folder is there
+    together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
     if root:
         move(tmp, tmp.with_suffix(""))
         for old, folder in resume_folders(run_dir).items():

@@ -47,12 +47,12 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     rewards clipped to [-1, 1] for the learner. The recorded returns are the true scores. FIRE
     is the first action of every life. docs/howto.md says what older figures did otherwise.
-    Other environments are wrapped: see `Checked`, `flat_obs`, `numbered_acts` and `OwnStep`.
+    Other environments are wrapped: see `flat_obs`, `numbered_acts` and `OwnStep`.
     UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step,
-              "wrappers": [checked, flat_obs, numbered_acts, OwnStep]}
+              "wrappers": [flat_obs, numbered_acts, OwnStep]}
     atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
@@ -60,13 +60,7 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
         if is_game(cfg.env, "MinAtar/"):  # where one may wait forever; ALE's games have this limit
             env_kwargs.setdefault("max_episode_steps", 27_000)
         lives_end = atari and env_kwargs.pop("episodic_life", False)
-        try:
-            envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-        except Exception as error:
-            if num_envs > 1 or any(not envs.unwrapped.closed for envs in MADE.get()):
-                error.add_note("If there can be only one instance at a time: --num-envs 1 without "
-                               "--eval-every, and utils.play with --episodes 1 without --video")
-            raise
+        envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
     if atari:
         sticky = env_kwargs.get("repeat_action_probability", 0.25)
         if not 0 <= sticky <= 1:  # which ale-py does not see
@@ -119,89 +113,11 @@ def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bo
     return env.rpartition(":")[2].startswith(names)
 
 
-def checked(env: gym.Env) -> gym.Env:
-    """Put `Checked` around what is not Gymnasium's own, below Gymnasium's own wrappers."""
-    own = [type(part).__module__.startswith("gymnasium.") for part in (env, getattr(env, "env", 0))]
-    if isinstance(env, gym.Wrapper) and any(own):
-        env.env = checked(env.env)
-    return env if own[0] else Checked(env)
-
-
-class Checked(gym.Wrapper):
-    """Refuse what an environment returns, unless it is of the kinds that Gymnasium expects.
-
-    What loses nothing passes, such as a NumPy bool, an array without dimensions, or float64 for
-    float32. UsageError names environment and step.
-    """
-
-    def __init__(self, env: gym.Env):
-        super().__init__(env)
-        self.steps = 0
-        for name in ("observation_space", "action_space"):
-            if not isinstance(space := getattr(env, name, None), gym.Space):
-                self.refuse(f"its {name} is {kind_of(space)}", "a space from its __init__ on")
-
-    def refuse(self, fact: str, expected: str):
-        name = getattr(self.unwrapped.spec, "id", type(self.unwrapped).__name__)
-        raise UsageError(f"--env is {name}: {fact}; Gymnasium expects {expected}")
-
-    def reset(self, **kwargs):
-        return self.check(f"its reset after {self.steps} steps", self.env.reset(**kwargs))
-
-    def step(self, action):
-        self.steps += 1
-        return self.check(f"its step {self.steps}", self.env.step(action),
-                          "reward", "terminated", "truncated")
-
-    def check(self, call: str, returned, *numbers: str) -> tuple:
-        names = "observation", *numbers, "info"
-        if not isinstance(returned, tuple) or len(returned) != len(names):
-            length = f" of {len(returned)}" if isinstance(returned, (tuple, list)) else ""
-            self.refuse(f"{call} returned a {type(returned).__name__}{length}",
-                        f"a tuple of {len(names)}: {', '.join(names)}")
-        obs, *values, info = returned
-        if wrong := unfit(self.observation_space, obs):
-            self.refuse(f"{call} returned the observation {wrong}",
-                        f"one of its observation_space, {one_line(self.observation_space)}")
-        for name, value in zip(numbers, values):
-            if type(value) is bool:
-                continue
-            array, is_reward = as_array(value), name == "reward"
-            fits = array.dtype.kind in ("buif" if is_reward else "bui")
-            if array.shape or not fits or not is_reward and array not in (0, 1):
-                self.refuse(f"{call} returned {name} = {kind_of(value)}",
-                            "a number" if is_reward else "a bool")
-        if not isinstance(info, dict):
-            self.refuse(f"{call} returned info = {kind_of(info)}", "a dict")
-        return returned
-
-
-def unfit(space: gym.Space, value) -> str:
-    """Return "" if a value is of a space, or else what it is. A Box may be left."""
-    if isinstance(space, gym.spaces.Dict):
-        if not isinstance(value, dict) or space.keys() - value.keys():
-            return kind_of(value)
-        wrong = {name: unfit(part, value[name]) for name, part in space.items()}
-        return next((f"{name} = {what}" for name, what in wrong.items() if what), "")
-    if not isinstance(space, gym.spaces.Box):
-        return "" if space.contains(value) else kind_of(value)
-    array = as_array(value)
-    fits = array.dtype.kind == space.dtype.kind == "f" or np.can_cast(array.dtype, space.dtype)
-    return "" if fits and array.shape == space.shape else kind_of(value)
-
-
 def as_array(value) -> np.ndarray:
     try:
         return np.asarray(value)
     except (ValueError, TypeError, RuntimeError):  # lists of different lengths, tensors on a GPU
         return np.empty((), object)
-
-
-def kind_of(value) -> str:
-    """Return what a message says about a value: a NumPy type and a shape, or the value itself."""
-    if isinstance(value, np.ndarray) and value.size != 1:
-        return f"{value.dtype} {list(value.shape)}"
-    return f"{one_line(repr(value))[:80]} ({type(value).__name__})"
 
 
 def one_line(text) -> str:
@@ -314,12 +230,6 @@ class OwnStep(gym.Wrapper):
         told = success(info) if terminated or truncated else {}
         return np.copy(obs), rew, terminated, truncated, told
 
-    def close(self):
-        try:
-            super().close()
-        except Exception as error:  # what was learned in it is not lost by that
-            warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
-
 
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     """Return the part of the first environment that has `compute_reward`, for other goals' rewards.
@@ -330,8 +240,8 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     """
     env = envs.unwrapped.envs[0]
     wrong = f"--env is {env.spec.id}, "
-    harmless = (Checked, gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker,
-                gym.wrappers.TimeLimit, gym.wrappers.HumanRendering, gym.wrappers.RenderCollection)
+    harmless = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit,
+                gym.wrappers.HumanRendering, gym.wrappers.RenderCollection)
     while isinstance(env.observation_space, FlatBox):
         env = env.env
     while isinstance(env, gym.Wrapper) and not hasattr(env, "compute_reward"):
@@ -521,7 +431,7 @@ class Policy(nn.Module):
         ValueError: it is of another shape or type, or has NaN or infinity in it.
         """
         obs_space, act_space = self.spaces
-        if isinstance(obs_space, FlatBox) and not unfit(obs_space.own, obs):
+        if isinstance(obs_space, FlatBox) and as_array(obs).shape[-1:] != self.obs_shape:
             obs = obs_space.flatten(obs)
         obs = as_array(obs)
         one = obs.shape == self.obs_shape

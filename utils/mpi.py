@@ -15,7 +15,6 @@ import functools
 import hashlib
 import os
 import shutil
-import signal
 import sys
 import time
 import traceback
@@ -35,15 +34,10 @@ _rank = int(os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", 0)
 
 COMPILE = False  # --compile; Run sets it for the duration of a run
 COMPILABLE = set()  # the modules that have losses which can be compiled
-COMPILING = False  # whether a compilation is going on
 
 
 class UsageError(ValueError):
     """Bad input. The message names the flag, what it got and what it takes."""
-
-
-class StopCompiling(BaseException):
-    """Raised by `stop_compiling`."""
 
 
 # ---- optimizers
@@ -244,35 +238,16 @@ class CompiledLoss:
 
     def first_compute(self, agent: nn.Module, *batch) -> tuple:
         """Make the graph, and return loss, gradient, metrics, ... by it; eagerly if that fails."""
-        global COMPILING
         rng = torch.get_rng_state()
-        COMPILING = True
         try:
             self.graph = compile_gradient(self.loss_fn, self.optimizer.params)
             return self.graph(agent, *batch)
-        except (Exception, StopCompiling) as error:
-            COMPILING = False
-            if isinstance(error, StopCompiling):
-                signal.setitimer(signal.ITIMER_REAL, 0)  # a late alarm would kill Python at its end
+        except Exception as error:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            ended = "stopped" if isinstance(error, StopCompiling) else "failed"
-            say(f"--compile {ended}, continuing without it ({reason[:100]})")
+            say(f"--compile failed, continuing without it ({reason[:100]})")
             self.graph = flat_gradient(self.loss_fn, self.optimizer.params)
             torch.set_rng_state(rng)  # part of the graph may have run already
             return self.graph(agent, *batch)  # raises the loss's own error again
-        finally:
-            COMPILING = False
-
-
-def stop_compiling(*_) -> None:
-    """End a compilation, which may take minutes: its loss is then computed eagerly.
-
-    It is the handler of SIGALRM, too, and asks twice a second: PyTorch swallows some exceptions.
-    """
-    if COMPILING:
-        signal.signal(signal.SIGALRM, stop_compiling)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        raise StopCompiling("by a signal")
 
 
 # ---- ranks
@@ -387,11 +362,6 @@ def gather(value) -> list:
     return [value] if size() == 1 else comm().allgather(value)
 
 
-def bcast(value):
-    """Return rank 0's plain object on every rank."""
-    return value if size() == 1 else comm().bcast(value)
-
-
 def together(action, *args):
     """Return `action(*args)`, or fail on every rank if it failed on one. With None, only wait.
 
@@ -408,12 +378,6 @@ def together(action, *args):
     for refused, message in filter(None, told):
         raise (UsageError if refused else OSError)(message)
     return result
-
-
-def barrier() -> None:
-    """Wait until every rank is here."""
-    if size() > 1:
-        comm().Barrier()
 
 
 def check_equal(flat: Tensor) -> None:

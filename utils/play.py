@@ -32,7 +32,6 @@ from typing import Annotated, Literal
 import gymnasium as gym
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from utils import checkpoint
 from utils.checkpoint import check_target
@@ -129,13 +128,12 @@ class Film(gym.vector.VectorWrapper):
         super().__init__(envs)
         self.screen = screen
         self.fps = 15 if screen else envs.unwrapped.envs[0].metadata.get("render_fps") or 30
-        self.writer = self.bar = None
+        self.writer = None
         self.frames, self.every = 0, 1  # of every so many frames, the first is drawn
 
-    def open(self, file: Path, seconds: float | None, steps: int | None) -> None:
+    def open(self, file: Path, seconds: float | None) -> None:
         import imageio.v2 as imageio  # an extra
 
-        self.bar = tqdm(total=steps, desc=file.name, unit=" steps", disable=None, leave=False)
         self.left = np.inf if seconds is None else seconds * self.fps
         self.frames, self.small = 0, 1
         if file.suffix == ".gif":  # it compresses badly: 20 frames per second, 240 pixels wide
@@ -170,13 +168,12 @@ class Film(gym.vector.VectorWrapper):
     def step(self, act):
         returned = self.env.step(act)
         shown = self.screen and self.screen.step(act)
-        self.bar.update()
         if "episode" not in returned[-1]:  # else a new one has begun
             self.draw(shown)
         return returned
 
     def close(self, **kwargs):
-        for each in (self.bar, self.env, self.screen, self.writer):  # last, for it may fail
+        for each in (self.env, self.screen, self.writer):  # last, for it may fail
             if each is not None:
                 each.close()
 
@@ -194,18 +191,6 @@ def choose_renderer(file: str) -> None:
             os.environ.setdefault("MUJOCO_GL", "egl")
 
 
-def check_picture(cfg, flag: str, modes: set[str]) -> None:
-    """UsageError, which names the flag: the environment draws in none of these `render_modes`."""
-    if is_game(cfg.env, "ALE/"):  # they have none, but a screen
-        return
-    envs = make_envs(cfg, 1)
-    own = envs.unwrapped.envs[0].metadata.get("render_modes") or ()
-    envs.close()
-    if modes.isdisjoint(own):
-        raise UsageError(f"{flag}: {cfg.env} has no picture: its render_modes, {list(own)}, lack "
-                         f"{' and '.join(sorted(modes))}")
-
-
 def make_with(cfg, **more):
     """Return one environment, made with more keyword arguments."""
     kwargs = json.loads(cfg.env_kwargs) | more
@@ -214,7 +199,6 @@ def make_with(cfg, **more):
 
 def make_film(cfg) -> Film:
     """Return an environment that can be drawn. UsageError: it cannot be drawn here."""
-    check_picture(cfg, "--video", {"rgb_array"})
     try:
         if is_game(cfg.env, "ALE/"):
             film = Film(make_envs(cfg, 1), make_with(cfg, grayscale=False, img_height=210,
@@ -235,7 +219,6 @@ def make_film(cfg) -> Film:
 
 def make_window(cfg) -> gym.vector.VectorEnv:
     """Return an environment in a window. UsageError: there can be none; it names --video."""
-    check_picture(cfg, "--render", {"human", "rgb_array"})  # a window can show arrays, too
     try:
         if sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
             raise OSError("there is no display")
@@ -261,12 +244,10 @@ def follow_robot(env) -> None:
 
 
 def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: bool = True,
-                seconds: float | None = None, max_steps: int = 100_000,
-                steps: int | None = None) -> tuple[float, int]:
+                seconds: float | None = None, max_steps: int = 100_000) -> tuple[float, int]:
     """Play in `film` and write it to `file`, whole or not at all.
 
     seconds    its length, over several episodes if they are short (default: one episode)
-    steps      the length of that episode, if it is known, for the progress bar
 
     Return (return, number of steps) of the last episode; without `seconds`, it is the only one.
     """
@@ -274,7 +255,7 @@ def write_video(agent, cfg, film: Film, file: str, seed: int, deterministic: boo
         made = Path(folder, Path(file).name)
         try:
             with closing(film):
-                film.open(made, seconds, steps)
+                film.open(made, seconds)
                 for k in itertools.count():  # episodes, until the seconds are full
                     returns, lengths = evaluate(agent, cfg, 1, seed + k, deterministic,
                                                 lambda: film.frames >= film.left, max_steps, film)
@@ -334,7 +315,7 @@ def main(play: Play) -> np.ndarray:
     if film:
         print(f"drawing an episode of about {lengths[0]:,} steps", flush=True)
         ret, length = write_video(agent, cfg, film, video, seed, not play.stochastic,
-                                  play.seconds, play.max_steps, int(lengths[0]))
+                                  play.seconds, play.max_steps)
         print(f"{play.video}: " + (f"{play.seconds:g} seconds" if play.seconds else
                                    f"an episode with return {ret:.2f} in {length} steps"))
     return returns

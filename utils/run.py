@@ -31,7 +31,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -201,7 +200,6 @@ class Run:
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)
-        self.pid = os.getpid()
         self.signal, self.signal_time = 0, 0.0
         self.reported_step, self.saved_step = 0, None
         self.seconds = self.save_seconds = 0.0
@@ -258,8 +256,6 @@ class Run:
         the agent alone. If the run has all its steps, nothing is written.
         """
         cfg = self.cfg
-        if self.root and cfg.eval_every:
-            make_envs(cfg, 1).close()  # refuses if there can be none beside those of training
         # It also waits until every rank has found the directory free.
         initial = together(self.load_policy if cfg.init_from and not cfg.resume else None)
         with ExitStack() as stack:  # a later refusal closes what was opened
@@ -324,11 +320,6 @@ class Run:
         self.saved, self.saved_step = time.perf_counter(), self.reported_step
 
     def on_signal(self, number, frame):
-        if os.getpid() != self.pid:  # a process of an environment, forked from this one
-            if number == signal.SIGTERM:  # a Ctrl-C is for the run, which still needs this process
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-            return
         now = time.monotonic()
         # A terminal and mpiexec may both deliver the same Ctrl-C.
         if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
@@ -338,8 +329,6 @@ class Run:
             os.write(2, b"\nsaving and stopping" + when + b"; Ctrl-C again stops at once\n")
         self.signal, self.signal_time = self.signal or number, now
         mpi.COMPILE = False  # what is not yet compiled no longer pays
-        if os.name == "posix":
-            mpi.stop_compiling()
 
     # ---- reports
 
@@ -528,7 +517,7 @@ def broadcast(agent: torch.nn.Module) -> None:
     if mpi.size() == 1:
         return
     for tensor in agent.state_dict().values():
-        tensor.copy_(torch.from_numpy(mpi.bcast(tensor.cpu().numpy())))
+        tensor.copy_(torch.from_numpy(mpi.gather(tensor.cpu().numpy())[0]))
 
 
 # ---- the run directory
@@ -603,8 +592,6 @@ def read_config(run_dir, prefix=""):
         wrong = (f"{run_dir} holds no run: config.json: {error.strerror}"
                  if isinstance(error, OSError) else
                  f"{path} is damaged: {type(error).__name__} {error}")
-        if zipfile.is_zipfile(Path(run_dir, "policy.pt")):
-            wrong += f"; --init-from {run_dir} still starts another run with its weights"
         if nearby := ", ".join(runs_in(run_dir)):
             wrong += f"; runs nearby: {nearby}"
         raise UsageError(prefix + wrong) from None

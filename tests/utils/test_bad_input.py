@@ -82,7 +82,6 @@ def test_a_directory_that_holds_a_run(refusal, run):
         for more in ([], ["--overwrite"]):
             message = refusal(*FLAGS, "--run-dir", "run", *more)
             assert "another --run-dir is needed: run holds no run: config.json: No" in message
-            assert ("--init-from run still starts" in message) == (left == "config.json")
     for path in run.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / "notes").touch()                                     # a directory is not yet a run
@@ -155,7 +154,6 @@ def test_resume_with_another_config(refusal, run, old, new, says):
 @pytest.mark.parametrize("fault,kind,says", [
     ("raise", RuntimeError, "the motor of joint 3 is too hot"),
     ("nan", UsageError, "environment .* vector step 100 "),
-    ("four", UsageError, "step 100 returned a tuple of 4; Gymnasium expects a tuple of 5"),
 ])
 def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
     """And the checkpoint from before it stays."""

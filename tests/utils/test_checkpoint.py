@@ -2,7 +2,6 @@
 import errno
 import os
 import pickle
-import random
 import shutil
 import sys
 import warnings
@@ -16,7 +15,7 @@ import torch
 
 from algos import ppo
 from tests import toy
-from tests.helpers import refused, rows, run, same, steps
+from tests.helpers import refused, rows, run, steps
 from utils import checkpoint, play, run as run_module
 from utils.mpi import UsageError
 from utils.run import open_run, read_config
@@ -32,22 +31,6 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path, value):
     with pytest.raises(OSError, match="cannot write .*a.pt: .* no tensor or plain value"):
         checkpoint.save_file(tmp_path / "a.pt", value)
     assert not os.listdir(tmp_path)
-
-
-def test_each_flipped_bit_is_refused_or_harmless(tmp_path):
-    path = tmp_path / "a.pt"
-    checkpoint.save_file(path, PAYLOAD)
-    assert same(checkpoint.load_file(path), PAYLOAD)
-    whole, refusals, rng = path.read_bytes(), 0, random.Random(1)
-    for _ in range(400):
-        spoiled = bytearray(whole)
-        spoiled[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
-        path.write_bytes(spoiled)
-        try:
-            assert same(checkpoint.load_file(path), PAYLOAD)            # a gap between the records
-        except UsageError:
-            refusals += 1
-    assert refusals > 100
 
 
 class Payload:
@@ -117,7 +100,8 @@ def test_the_old_file_stays_if_saving_fails(tmp_path, monkeypatch, module, name,
     monkeypatch.undo()
     assert checkpoint.load_file(path) == {"step": 1}
     assert checkpoint.load_resume(tmp_path) == (1, {"step": 1})
-    assert sorted(os.listdir(tmp_path)) == ["a.pt", "resume-1"]         # nothing half is left
+    checkpoint.save_resume(tmp_path, 3, {"step": 3})
+    assert sorted(os.listdir(tmp_path)) == ["a.pt", "resume-3"]         # nothing half is left
 
 
 def test_before_every_call_of_the_system_there_is_a_whole_checkpoint(tmp_path):

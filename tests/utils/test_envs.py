@@ -19,7 +19,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete
 
 from algos import ppo
-from tests.envs import Counter, Idle, Only, Reach, Uneven
+from tests.envs import Counter, Idle, Reach
 from tests.helpers import BOX, VECTOR, agent_for, script
 from tests.toy import Config
 from utils import envs
@@ -183,102 +183,6 @@ def test_robots_have_goals_and_tell_success(env, size, capfd):
         vector.step(vector.action_space.sample())
     assert [len(end) for end in vector.pop_episodes()] == [5, 5]
     assert capfd.readouterr().err == ""
-
-
-GOOD = (np.zeros(2, np.float32), 1.0, False, False, {})
-NAMES = ("observation", "reward", "terminated", "truncated", "info")
-
-
-def given(space=TWO, step=GOOD, reset=None):
-    """Return an environment that returns what a test asks for, as `make_envs` wraps it."""
-    env = Uneven(space, Discrete(2))
-    reset = (step[0], {}) if reset is None else reset
-    env.reset, env.step = lambda seed=None, options=None: reset, lambda act: step
-    return envs.checked(gym.wrappers.TimeLimit(gym.wrappers.OrderEnforcing(env), 9))
-
-
-def with_one(name, value):
-    return tuple(value if name == each else old for each, old in zip(NAMES, GOOD))
-
-
-@pytest.mark.parametrize("name,value,says", [
-    *(("reward", value, "a number") for value in (
-        np.ones(1), [1.0], None, "1", 1j, [1, [2]], np.ones(3), {})),
-    *((name, value, "a bool") for name in ("terminated", "truncated") for value in (
-        np.array([False]), 2, None, "no", 0.0, [])),
-    ("info", None, "a dict"), ("info", [], "a dict"),
-    *(("observation", value, r"one of its observation_space, Box\(-1.0, 1.0") for value in (
-        np.zeros(3, np.float32), np.zeros((1, 2)), 0.0, None, "ab", [0.0, [1.0]], {},
-        np.zeros(2, np.int64), np.zeros(2, complex), np.array([None, 1]),
-        torch.zeros(2, requires_grad=True))),
-])
-def test_what_an_environment_may_not_return(name, value, says):
-    env = given(step=with_one(name, value), reset=GOOD[::4])
-    env.reset()
-    with pytest.raises(UsageError, match=f"Uneven: its step 1 returned .*{name}.*expects {says}"):
-        env.step(0)
-
-
-@pytest.mark.parametrize("name,value", [
-    *(("reward", value) for value in (1, True, np.float32(1), np.int8(1), np.array(1.0))),
-    *((name, value) for name in ("terminated", "truncated") for value in (
-        np.bool_(0), 0, 1, np.array(True), np.int64(1))),
-    *(("observation", value) for value in (
-        np.zeros(2), [0.0, 9.0], (0.0, 0.5), np.float16([1, 2]), np.uint8([1, 2]))),
-])
-def test_what_is_harmless_passes(name, value):
-    env = given(step=with_one(name, value))
-    env.reset()
-    assert env.step(0)[NAMES.index(name)] is value
-
-
-@pytest.mark.parametrize("space,good,bad", [
-    (Discrete(3), (0, np.int8(2), np.array(1)), (3, -1, 1.0, np.array([1]))),
-    (MultiDiscrete([2, 3]), (np.array([1, 2]),), (np.array([2, 0]), np.array([1]))),
-    (MultiBinary(2), (np.int8([1, 0]),), (np.array([2, 0]),)),
-    (Box(0, 255, (2,), np.uint8), (np.zeros(2, np.uint8),), (np.zeros(2, int), np.zeros(2))),
-    (Dict(a=TWO, b=Discrete(2)), ({"a": GOOD[0], "b": 1}, {"a": GOOD[0], "b": 0, "c": 9}),
-     (GOOD[0], {"a": GOOD[0]}, {"a": GOOD[0], "b": 2}, {"a": np.zeros(3), "b": 1})),
-])
-def test_observations_of_each_kind_of_space(space, good, bad):
-    for value in good:
-        given(space, reset=(value, {})).reset()
-    for value in bad:
-        with pytest.raises(UsageError, match="its reset after 0 steps returned the observation"):
-            given(space, reset=(value, {})).reset()
-
-
-@pytest.mark.parametrize("step,says", [
-    (GOOD[:4], "a tuple of 4"), (None, "a NoneType"), (list(GOOD), "a list of 5"), ((), "of 0")])
-def test_the_old_gym_is_explained(step, says):
-    env = given(step=step, reset=GOOD[::4])
-    env.reset()
-    with pytest.raises(UsageError, match=f"its step 1 returned .*{says}; .* a tuple of 5: obs"):
-        env.step(0)
-    with pytest.raises(UsageError, match="returned a ndarray; Gymnasium expects a tuple of 2: obs"):
-        given(reset=GOOD[0]).reset()
-
-
-@pytest.mark.parametrize("obs,act,says", [
-    (None, Discrete(2), "observation_space is None"), (TWO, "box", "action_space is 'box'"),
-])
-def test_spaces_that_are_none(obs, act, says):
-    """Perhaps the first reset makes them."""
-    with pytest.raises(UsageError, match=f"--env is Uneven: its {says}"):
-        envs.checked(Uneven(obs, act))
-
-
-def test_checks_stand_below_gymnasiums_wrappers_and_around_those_of_users():
-    """Its own environments are not checked; what is beneath a user's wrapper is not hidden."""
-    def layers(env):
-        return [type(env).__name__, *(layers(env.env) if isinstance(env, gym.Wrapper) else [])]
-
-    base, wrap = Uneven(TWO, Discrete(2)), gym.wrappers.OrderEnforcing
-    assert "Checked" not in layers(envs.checked(gym.make("CartPole-v1")))
-    assert layers(envs.checked(wrap(wrap(base)))) == 2 * ["OrderEnforcing"] + ["Checked", "Uneven"]
-    assert layers(envs.checked(wrap(Idle(wrap(base))))) == [
-        "OrderEnforcing", "Checked", "Idle", "OrderEnforcing", "Checked", "Uneven"]
-    assert layers(envs.checked(Idle(base))) == ["Checked", "Idle", "Uneven"]
 
 
 # ---- Spaces that become others
@@ -617,13 +521,6 @@ def test_fire_begins_each_life_once(cut):
     assert games.begins.tolist() == [False, True]               # the second game has ended
 
 
-def test_a_run_says_how_sticky_its_game_is(capsys):
-    envs.say_once.cache_clear()
-    for kwargs, sticky in ("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"):
-        make_envs(Config(env="ALE/Pong-v5", env_kwargs=kwargs), 1)
-        assert capsys.readouterr().out == f"Atari: sticky actions {sticky}\n"
-
-
 def test_encoders_are_those_of_the_papers():
     """Mnih et al. 2015; Young & Tian 2019."""
     small = envs.nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
@@ -691,28 +588,3 @@ def test_environments_are_closed_after_an_exception(monkeypatch):
     with pytest.raises(RuntimeError, match="too hot"):
         ppo.train(ppo.Config(env="tests.envs:Faulty-v0", num_envs=4, total_steps=4096, hidden=(4,)))
     assert len(closed) == 4 and not mine.unwrapped.closed
-
-
-ONE = {"env": "tests.envs:Only-v0", "num_envs": 1, "rollout_steps": 64, "minibatch_size": 64,
-       "epochs": 1, "total_steps": 64, "hidden": (4,)}
-
-
-@pytest.mark.parametrize("settings", [{"num_envs": 2}, {"eval_every": 64}])
-def test_an_environment_that_can_exist_once(settings, monkeypatch):
-    """It is trained and played. A second one fails before anything is written; a note says why."""
-    monkeypatch.setattr(Only, "alive", 0)
-    with pytest.raises(OSError, match="the port is in use") as caught:
-        ppo.train(ppo.Config(**ONE | settings | {"run_dir": "more"}))
-    assert "--num-envs 1 without --eval-every" in caught.value.__notes__[0]
-    assert not Path("more").exists()
-    Only.alive = 0
-    cfg = ppo.Config(**ONE)
-    agent = ppo.train(cfg)
-    assert evaluate(agent, cfg, 1, seed=1)[1].tolist() == [16]
-    assert Only.alive == 0
-
-
-def test_an_environment_that_does_not_close_is_warned_of():
-    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
-        ppo.train(ppo.Config(**ONE, env_kwargs='{"close": false}', run_dir="run"))
-    assert Path("run/policy.pt").exists()

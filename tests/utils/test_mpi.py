@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,7 +50,7 @@ def train(cfg, mode):
     if mode == "signal":
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda number, frame: got.append(number))
-        mpi.barrier()
+        mpi.together(None)
         mpi.say("learning")
     while mode:
         mpi.average(grad)
@@ -93,7 +92,6 @@ rows = torch.from_numpy(1e6 + rng.standard_normal((rank + 2, 4)))
 count, mean, var = mpi.moments(rows)
 out["moments"] = [count, mean.tolist(), var.tolist()]
 out["gather"] = mpi.gather({"rank": rank})
-out["bcast"] = mpi.bcast(f"from {rank}")
 out["share"] = mpi.share(12)
 
 net = torch.nn.Linear(3, 2)
@@ -211,36 +209,6 @@ def test_only_its_own_parameters_change(compiling):
         assert not torch.equal(params(agent["actor"]), before[0])
         assert torch.equal(params(agent["critic"]), before[1])
         assert not critic_opt.grad.any()                        # nor is time spent on others'
-
-
-@pytest.mark.skipif(os.name != "posix", reason="no SIGALRM")
-def test_a_compilation_ends_when_it_is_told_to(monkeypatch, capsys):
-    """The loss is then computed eagerly. PyTorch may swallow the exception that says so."""
-    told = []
-
-    def compile_gradient(loss_fn, params):
-        for swallows in (True, False):
-            try:
-                mpi.stop_compiling()
-                time.sleep(60)                                  # the next one comes by an alarm
-            except mpi.StopCompiling as error:
-                told.append(error)
-                monkeypatch.setattr(mpi, "stop_compiling", lambda: None)
-                if not swallows:
-                    raise
-
-    monkeypatch.setattr(mpi, "compile_gradient", compile_gradient)
-    monkeypatch.setattr(mpi, "COMPILE", True)
-    mpi.stop_compiling()                                        # does nothing now
-    net, x = small_net(), torch.randn(5, 3)
-    optimizer = Descent(net)
-    for _ in range(3):
-        before, expected = params(net), gradient_of(net, x)
-        take_step(optimizer, square_loss, net, x, lr=0.5)
-        torch.testing.assert_close(params(net), before - 0.5 * expected)
-    assert len(told) == 2 and not mpi.COMPILING
-    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)       # it would kill Python at its end
-    assert capsys.readouterr().out.count("--compile stopped, continuing without it") == 1
 
 
 def test_what_is_optimized_may_be_a_module_a_parameter_or_several():
@@ -560,7 +528,7 @@ def test_three_ranks_compute_what_numpy_does():
         np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-14)
         np.testing.assert_allclose(var, rows.var(0), rtol=1e-6)     # of an average of 1e6
         assert out["gather"] == [{"rank": k} for k in range(3)]
-        assert out["bcast"] == "from 0" and out["share"] == 4
+        assert out["share"] == 4
         np.testing.assert_allclose(out["grad"], np.ones((2, 3)), rtol=1e-5)     # of 0, 1 and 2
         assert out["norm"] == pytest.approx(8 ** 0.5)               # 6 weights, 2 biases
         np.testing.assert_allclose(out["clipped"], np.full((2, 3), 0.5 / 8 ** 0.5), rtol=1e-4)

@@ -83,7 +83,7 @@ REFUSED = {
     "a folder of runs": (lambda run: (run.rename("x"), shutil.copytree("x", run / "a/b")),
                          "runs nearby: .*/run/a/b$"),
     "config cut off": (lambda run: os.truncate(run / "config.json", 40),
-                       "config.json is damaged: .* --init-from"),
+                       "config.json is damaged: "),
     "both cut off": (lambda run: [os.truncate(run / name, 40) for name in (
         "config.json", "policy.pt")], "config.json is damaged: [^;]*$"),
     "no policy": (lambda run: (run / "policy.pt").unlink(), "policy.pt cannot be read: No such"),
@@ -210,27 +210,6 @@ def test_what_cannot_be_drawn_is_refused_before_it_is_played(trained, monkeypatc
     assert not os.listdir()
 
 
-@pytest.mark.parametrize("modes, made", [([], None), (["ansi"], None),
-                                         (["human"], play.make_window)])
-def test_what_has_no_picture_is_refused_by_the_flag(monkeypatch, modes, made, recwarn):
-    """Without a word by Gymnasium. A window needs no arrays, but they are enough for it."""
-    monkeypatch.setattr(Odd, "metadata", {"render_modes": modes})
-    monkeypatch.setenv("DISPLAY", ":0")
-    for flag, make in (("--video", play.make_film), ("--render", play.make_window)):
-        if make == made:
-            make(ppo.Config("OddFrames-v0"))
-        else:
-            with pytest.raises(UsageError, match=f"^{flag}: OddFrames-v0 has no picture"):
-                make(ppo.Config("OddFrames-v0"))
-    assert not recwarn.list
-
-
-def test_arrays_are_enough_for_a_window(monkeypatch):
-    monkeypatch.setenv("DISPLAY", ":0")
-    monkeypatch.setattr(play, "make_with", lambda cfg, render_mode: play.make_envs(cfg, 1))
-    play.make_window(ppo.Config("OddFrames-v0"))                # Odd draws arrays alone
-
-
 def test_a_text_task_shows_prompts_and_answers(capsys):
     grpo.train(grpo.Config(total_steps=8, batch_size=1, pretrain_steps=1, width=16, run_dir="run"))
     returns = play.main(play.Play("run", 12))
@@ -270,15 +249,12 @@ def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, capsys):
 
 
 def test_a_picture_of_floats_is_drawn_as_bytes_and_large(trained, monkeypatch):
-    """A terminal shows how many steps have been drawn."""
     _, agent, cfg = trained["OddFrames-v0"]
     monkeypatch.setattr(Odd, "frame", np.full((10, 10, 3), 0.6))
     monkeypatch.setattr(gym.registry["OddFrames-v0"], "disable_env_checker", False)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with warnings.catch_warnings(action="error"):  # Gymnasium's about floats is not for players
         film = play.make_film(cfg)
-        length = play.write_video(agent, cfg, film, "run.gif", seed=1)[1]
-    assert length == film.bar.n > 0
+        play.write_video(agent, cfg, film, "run.gif", seed=1)
     assert frames("run.gif").shape[1:] == (160, 160, 3) and (frames("run.gif") == 153).all()
 
 
@@ -333,7 +309,7 @@ def test_the_screen_follows_the_game_frame_by_frame():
     """Its stickiness, the ends of lives and FIRE, too: a small ball elsewhere is easily missed."""
     kwargs = '{"repeat_action_probability": 0, "episodic_life": true}'
     film, ended = play.make_film(ppo.Config("ALE/Breakout-v5", kwargs)), 0
-    film.bar, acts = SimpleNamespace(update=lambda: None), np.random.default_rng(1)
+    acts = np.random.default_rng(1)
     for _ in range(200):
         ended += "episode" in film.step(acts.integers(4, size=1))[-1]
         assert film.env.lives == film.screen.lives

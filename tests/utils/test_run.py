@@ -510,11 +510,6 @@ def test_train_takes_a_config():
         run_module.Run("CartPole-v1")
 
 
-def test_an_interrupt_while_python_imports_is_no_traceback():
-    Path("gymnasium.py").write_text("raise KeyboardInterrupt")
-    assert run(command(), -signal.SIGINT).stderr == "stopped by Ctrl-C\n"
-
-
 @pytest.mark.parametrize("env,said", [
     ("ALE/Pnog-v5", "games are called"), ("MinAtar/Brekout-v1", "Breakout"), ("CartPole-v9", "v1"),
     ("ale/pong-v5", "game is called ALE/Pong-v5"),
