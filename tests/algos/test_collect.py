@@ -1,26 +1,12 @@
 """What PPO collects where final observations come as a dense array, as those of Atari do."""
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from algos import ppo
-from tests.helpers import bare
 from utils.envs import make_envs
-
-
-def test_true_next_obs_of_a_dense_array():
-    """As ale-py gives it, with garbage for those that go on. The contract suite has the other."""
-    next_obs, done = np.float32([[0, 1], [2, 3], [4, 5]]), np.array([True, False, True])
-    infos = {"final_obs": np.float32([[10, 11], [99, 99], [14, 15]]), "_final_obs": done}
-    results = next_obs, np.zeros(3), done, np.zeros(3, bool), infos
-    agent = SimpleNamespace(act=lambda obs: torch.zeros(3), env_act=lambda act: act)
-    envs, before = SimpleNamespace(step=lambda act: results), next_obs.copy()
-    rollout, obs = bare(ppo).collect(agent, envs, np.zeros((3, 2), np.float32), 1)
-    assert rollout.next_obs[0].tolist() == [[10, 11], [2, 3], [14, 15]]
-    assert np.array_equal(obs, before)                          # it goes on from there
 
 
 def test_true_next_obs_of_the_atari_vector():

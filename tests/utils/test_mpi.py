@@ -427,22 +427,6 @@ def test_many_losses_may_be_compiled_in_one_process(monkeypatch):
     assert torch._dynamo.config.recompile_limit >= 64
 
 
-def test_an_error_of_the_loss_is_its_own(monkeypatch):
-    def wrong(net, x):
-        if calls:                                               # in the compiled call
-            raise ZeroDivisionError("mine")
-        calls.append(x)
-        return square_loss(net, x)
-
-    calls, net = [], small_net()
-    monkeypatch.setattr(mpi, "COMPILE", True)
-    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-    optimizer = Descent(net)
-    take_step(optimizer, wrong, net, torch.ones(3), lr=0.1)
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        take_step(optimizer, wrong, net, torch.ones(3), lr=0.1)
-
-
 def test_together_passes_results_and_failures_on(monkeypatch):
     assert mpi.together(max, 1, 2) == 2
     assert mpi.together(None, 1) is None

@@ -248,41 +248,6 @@ def script(text, *command):
     run([*command, sys.executable, "-c", text])
 
 
-def test_killed_again_and_again():
-    """SIGKILL at random moments (numbers of calls), then --resume: rows of an undisturbed run."""
-    script("""
-        import random
-        from dataclasses import replace
-        calls, deadly = 0, -1
-
-        def count(frame, event, arg):
-            global calls
-            calls += 1
-            if calls == deadly:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        cfg = Config(total_steps=1200)
-        train(replace(cfg, run_dir="whole"))                    # the first one imports more
-        sys.setprofile(count)
-        train(replace(cfg, run_dir="again"), always=True)
-        sys.setprofile(None)
-        half = calls // 2
-        kills, status = 0, None
-        while status != 0:                                      # also of one with nothing to do
-            calls, deadly = 0, random.randrange(half)           # each child's own moment
-            child = os.fork()
-            if child == 0:
-                sys.setprofile(count)
-                train(replace(cfg, resume=os.path.exists("run/config.json")), always=True)
-                os._exit(0)
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            assert status in (0, -signal.SIGKILL), status
-            kills += status != 0
-        assert rows("run") == rows("whole") and len(rows("run")) == 12
-        assert kills >= 2
-        """)
-
-
 TWO_RANKS = """
     from utils import mpi
     rank, told = mpi.rank(), {}
