@@ -345,7 +345,7 @@ def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int
             ax.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
             if len(lines) <= CROWDED:
                 ax.plot(x, y, color=colour, linewidth=0.6, alpha=0.4)
-        if plot.anchors and plot.y.startswith(("ep_ret", "return")):
+        if plot.anchors and plot.y == "ep_ret":
             for mean, *_ in published(runs[0].env, runs[0].algo, runs[0].total_steps, True):
                 ax.axhline(mean, color=colour, ls=":", lw=0.8, label=f"{line}, published")
 

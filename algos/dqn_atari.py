@@ -26,7 +26,7 @@ the game has it. Runs have 2.5 million steps (paper: 50 million); updates begin 
 copy (10,000). Not yet run in full.
 
 Healthy values. On Pong, by the rules of older tables, `q` falls to -1.5 within 200,000
-steps and is at 1.1 after a million; the return is at -20 for 350,000 and then at 18.
+steps and is at 1.1 after a million. The return leaves -20 after 350,000.
 
 Run   python -m algos.dqn_atari --env ALE/Pong-v5
 Diff  diff algos/dqn.py algos/dqn_atari.py

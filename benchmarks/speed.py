@@ -164,7 +164,7 @@ def child(library: str, args: argparse.Namespace) -> None:
         with tempfile.TemporaryDirectory() as folder:
             module.train(module.Config(
                 env=args.env, total_steps=args.steps, num_envs=args.num_envs,
-                num_procs=args.num_procs, run_dir=mpi.bcast(f"{folder}/run"), **given,
+                num_procs=args.num_procs, run_dir=mpi.gather(f"{folder}/run")[0], **given,
                 **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
         seconds["train"] = time.perf_counter() - began
         counts["env"] = sum(mpi.gather(counts["env"]))  # every rank takes every gradient step

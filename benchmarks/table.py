@@ -152,9 +152,25 @@ def count(results: list[dict]) -> str:
     return f"{len(results)}{'*' * (len(results) < plot.FEW)}"
 
 
-def best(env: str, algo: str, budget: int, training: bool) -> str:
+def rules(run: dict) -> str:
+    """Return how a run on Atari differs from the old tables' rules, or ""."""
+    if not run["env"].startswith("ALE/"):
+        return ""
+    kwargs = {"repeat_action_probability": 0.25, "episodic_life": False} | json.loads(
+        run["changed"].get("env_kwargs", "{}"))
+    sticky, lives_end = kwargs.pop("repeat_action_probability"), kwargs.pop("episodic_life")
+    return ", ".join([f"sticky {sticky}"] * bool(sticky) + ["whole games"] * (not lives_end)
+                     + [f"{k} {v}" for k, v in kwargs.items() if k != "num_threads"])
+
+
+def published(run: dict, training: bool) -> list[tuple]:
+    """Return others' figures: see `plot.published`. On Atari they are by the old tables' rules."""
+    return [] if rules(run) else plot.published(run["env"], run["algo"], steps([run]), training)
+
+
+def best(run: dict, training: bool) -> str:
     """Return the highest figure of anchors.csv for equally many steps, and its source."""
-    found = plot.published(env, algo, budget, training)
+    found = published(run, training)
     return f"{plot.cell(found[0][0])} ({found[0][1]})" if found else "-"
 
 
@@ -179,11 +195,11 @@ def defaults(groups: dict[Key, list[dict]]) -> str:
     rows = [{
         "environment": env, "algorithm": algo, "steps": steps(results), "seeds": count(results),
         "train100": mean(returns(results, "train100")),
-        "best published, training": best(env, algo, steps(results), training=True),
+        "best published, training": best(results[0], training=True),
         "eval": mean(returns(results, "eval")),
-        "best published, evaluation": best(env, algo, steps(results), training=False),
+        "best published, evaluation": best(results[0], training=False),
         "commit": commits(results)} for env, algo, results in ours(groups)]
-    known = [name for name in rows[0] if any(row[name] != "-" for row in rows)]
+    known = [name for name in (rows or [{}])[0] if any(row[name] != "-" for row in rows)]
     return plot.table([{name: row[name] for name in known} for row in rows])
 
 
@@ -219,20 +235,11 @@ def settings(groups: dict[Key, list[dict]]) -> str:
     } for env, algo, results in ours(groups, plain=False)])
 
 
-def rules(run: dict) -> str:
-    """Return how a run of a game differs from the old tables' rules, or ""."""
-    kwargs = {"repeat_action_probability": 0.25, "episodic_life": False} | json.loads(
-        run["changed"].get("env_kwargs", "{}"))
-    sticky, lives_end = kwargs.pop("repeat_action_probability"), kwargs.pop("episodic_life")
-    return ", ".join([f"sticky {sticky}"] * bool(sticky) + ["whole games"] * (not lives_end)
-                     + [f"{k} {v}" for k, v in kwargs.items() if k != "num_threads"])
-
-
 def standing(groups: dict[Key, list[dict]]) -> str:
     """Return a row per game and a column per algorithm: our mean train100 (that of Baselines).
 
-    The old rules hold. Ours is bold if it is at least theirs; x3 tells three seeds. Games that
-    Baselines have no figure for, after as many steps, are left out.
+    All runs are by the old rules. Ours is bold if it is at least theirs; x3 is a mean of three
+    seeds. Games for which Baselines have no figure after as many steps are left out.
     """
     with open(plot.ANCHORS, encoding="utf-8", newline="") as file:
         plays = {(row["env"], row["algo"]): row["mean"] for row in csv.DictReader(file)
@@ -245,7 +252,7 @@ def standing(groups: dict[Key, list[dict]]) -> str:
     for budget, env in sorted({key[:2] for key, runs in found.items() if runs}):
         name = env.rpartition("-v")[0]
         row = {"game": name.partition("/")[2] + f", {budget:,}" * (budget != 10**6),
-               "random play": plays[name, "random play"]}
+               "random play": plays.get((name, "random play"), "-")}
         for algo in algos:
             mine = returns(found[budget, env, algo], "train100")
             theirs = plot.published(env, algo, budget, training=True)
@@ -254,15 +261,15 @@ def standing(groups: dict[Key, list[dict]]) -> str:
                 cell = f"**{cell}**"
             row[algo] = cell + f" x{len(mine)}" * (len(mine) > 1) + (
                 f" ({theirs[0][0]:g})" if theirs else "")
-        rows.append(row | {"a person": plays[name, "person"]})
+        rows.append(row | {"a person": plays.get((name, "person"), "-")})
     return plot.table([row for row in rows if "(" in "".join(row.values())])
 
 
 def games(groups: dict[Key, list[dict]]) -> str:
     """Return our results on games: all seeds of an algorithm with the same flags in a row.
 
-    A game is as in the old tables, or else its name says what differs. Hours are those of a core,
-    unless somebody wrote into the row that a GPU had a part in it.
+    A game is as in the old tables, or else its name says what differs. Hours are those of a core.
+    A row whose `machine` is not a CPU says GPU instead.
     """
     found = defaultdict(list)
     for env, algo, results in ours(groups, plain=False):
@@ -305,9 +312,11 @@ def curves(groups: dict[Key, list[dict]], path: Path) -> str:
     found = plot.group([of_result(result) for results in groups.values() for result in results
                         if result["curve"]])
     path.parent.mkdir(exist_ok=True)
-    asked = plot.Plot((), smooth=(1,), y="return, mean over 5% of the steps",
-                      anchors=all(env.startswith("ALE/") for env, *_ in groups))
-    plot.save(plot.draw(found, asked), str(path))
+    asked = plot.Plot((), smooth=(1,), anchors=all(env.startswith("ALE/") for env, *_ in groups))
+    figure = plot.draw(found, asked)
+    for ax in figure.axes:
+        ax.set_ylabel(ax.get_ylabel() and "return, mean over 5% of the steps")
+    plot.save(figure, str(path))
     return f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
 
 

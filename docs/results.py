@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-import plot
 from benchmarks import table
 
 FOLDERS = ("results", "ablation", "batch", "imitation", "powers", "scaled")
@@ -39,11 +38,11 @@ def command(key: tuple, results: list[dict]) -> str:
 def anchors(key: tuple, results: list[dict]) -> list[list]:
     """Return [mean, source, what was measured, whether in training] of others' results, best first.
     """
-    _, env, library, algo, settings = key
+    _, _, library, _, settings = key
     if library != "plainrl" or not table.PLAIN.fullmatch(settings):
         return []
     return sorted(([*row, training] for training in (True, False) for row in
-                   plot.published(env, algo, table.steps(results), training)), reverse=True)
+                   table.published(results[0], training)), reverse=True)
 
 
 def line(key: tuple, results: list[dict]) -> dict:

@@ -16,6 +16,7 @@ import os
 import pickle
 import shutil
 import sys
+import zipfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,6 +94,10 @@ def load_file(path, *keys, flag="", mmap=False):
     UsageError, which begins with the `flag` that named the file, says what is wrong with it.
     """
     try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()  # torch loads a flipped bit silently
+        if damaged:
+            raise ValueError(f"{damaged} fails its checksum")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         missing = [key for key in keys if key not in payload]
         if missing or not isinstance(payload, dict):

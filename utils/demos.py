@@ -104,10 +104,27 @@ def read_demos(file: str) -> dict[str, np.ndarray]:
     try:
         with np.load(file, allow_pickle=False) as opened:
             arrays = {name: opened[name] for name in ARRAYS}
+        check_arrays(arrays)
     except Exception as error:  # a damaged file can fail in any way; so does one that holds code
         raise UsageError(f"--demos {file} cannot be read, or is not what {how} writes: {error}"
                          ) from None
     return arrays
+
+
+def check_arrays(arrays: dict[str, np.ndarray]) -> None:
+    """ValueError unless the arrays of a file fit together."""
+    lengths = {name: len(arrays[name]) for name in PER_STEP}
+    if len(set(lengths.values())) > 1 or not lengths["rew"]:
+        raise ValueError(f"steps are missing: {lengths}")
+    flat = {name: arrays[name] for name in ("rew", "terminated", "truncated", "ret")}
+    done = arrays["terminated"] | arrays["truncated"]
+    if any(array.ndim != 1 for array in flat.values()) or done.dtype != bool:
+        raise ValueError(f"{', '.join(flat)} have one dimension, and the ends are bool")
+    if not done[-1] or len(arrays["ret"]) != done.sum():
+        raise ValueError("each episode ends and has one return")
+    for name in ("obs", "act", "rew", "ret"):
+        if arrays[name].dtype.kind not in "buif" or not np.isfinite(arrays[name]).all():
+            raise ValueError(f"{name} holds NaN, infinity or what is no number")
 
 
 def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:

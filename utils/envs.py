@@ -113,6 +113,18 @@ def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bo
     return env.rpartition(":")[2].startswith(names)
 
 
+def belongs(value, space: gym.Space) -> bool:
+    """Return whether a value is of a space. It may leave the bounds of a Box."""
+    if isinstance(space, gym.spaces.Dict):
+        return isinstance(value, dict) and all(
+            name in value and belongs(value[name], part) for name, part in space.items())
+    if not isinstance(space, gym.spaces.Box):
+        return space.contains(value)
+    array = as_array(value)
+    fits = array.dtype.kind == space.dtype.kind == "f" or np.can_cast(array.dtype, space.dtype)
+    return fits and array.shape == space.shape
+
+
 def as_array(value) -> np.ndarray:
     try:
         return np.asarray(value)
@@ -172,6 +184,9 @@ class FlatBox(gym.spaces.Box):
         self.kind = "goal" if has_goals else "mask" if has_mask else "vector"
 
     def flatten(self, obs) -> np.ndarray:
+        if not belongs(obs, self.own):
+            raise UsageError(f"the environment returned an observation that is not of its space, "
+                             f"{one_line(self.own)}: {one_line(repr(obs))[:80]}")
         return gym.spaces.flatten(self.own, obs).astype(np.float32)
 
 
@@ -229,6 +244,12 @@ class OwnStep(gym.Wrapper):
         obs, rew, terminated, truncated, info = self.env.step(action)
         told = success(info) if terminated or truncated else {}
         return np.copy(obs), rew, terminated, truncated, told
+
+    def close(self):
+        try:
+            super().close()
+        except Exception as error:  # what was learned in it is not lost by that
+            warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
 
 
 def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
@@ -431,7 +452,7 @@ class Policy(nn.Module):
         ValueError: it is of another shape or type, or has NaN or infinity in it.
         """
         obs_space, act_space = self.spaces
-        if isinstance(obs_space, FlatBox) and as_array(obs).shape[-1:] != self.obs_shape:
+        if isinstance(obs_space, FlatBox) and belongs(obs, obs_space.own):
             obs = obs_space.flatten(obs)
         obs = as_array(obs)
         one = obs.shape == self.obs_shape

@@ -8,7 +8,9 @@ counting. episodes.csv has one row per episode, with `success` (1 or 0) if the e
 """
 
 import csv
+import errno
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -168,7 +170,8 @@ class Table:
         # repr gives the shortest text that reads back as the same float.
         cells = [[repr(row[name]) if name in row else "" for name in self.columns] for row in rows]
         data = "".join(",".join(row) + "\n" for row in cells).encode()
-        self.file.write(data)
+        if self.file.write(data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def close(self):
         self.file.close()

@@ -278,7 +278,6 @@ def main(play: Play) -> np.ndarray:
         choose_renderer(play.video)
     if play.record:
         check_target("--record", play.record, (".npz",), play.overwrite)
-    # An environment may change the folder.
     run, video, record = map(os.path.abspath, (play.run, play.video, play.record))
     _, cfg, policy = read_run(run, play.best)
     torch.set_num_threads(max(1, cfg.torch_threads))

@@ -200,6 +200,7 @@ class Run:
         self.root = mpi.rank() == 0
         self.logger = Logger()
         self.device = choose_device(cfg)
+        self.pid = os.getpid()
         self.signal, self.signal_time = 0, 0.0
         self.reported_step, self.saved_step = 0, None
         self.seconds = self.save_seconds = 0.0
@@ -320,6 +321,11 @@ class Run:
         self.saved, self.saved_step = time.perf_counter(), self.reported_step
 
     def on_signal(self, number, frame):
+        if os.getpid() != self.pid:  # a process of an environment, forked from this one
+            if number == signal.SIGTERM:  # a Ctrl-C is for the run, which still needs this process
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
         now = time.monotonic()
         # A terminal and mpiexec may both deliver the same Ctrl-C.
         if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:

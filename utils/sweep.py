@@ -66,6 +66,8 @@ def plan(sweep: Sweep) -> list[Job]:
         raise UsageError("--algos and --envs are needed, or --results")
     grid = [parse_set(text) for text in sweep.set]
     names = [name for name, _ in grid]
+    if len(names) > len(set(names)):
+        raise UsageError(f"--set {' '.join(sweep.set)}: it takes each setting once")
     runs = []
     for algo, env in itertools.product(sweep.algos, sweep.envs):
         module = play.find_module(algo, f"--algos {algo}")
@@ -133,6 +135,8 @@ class Crew:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log,
                                    stderr=subprocess.STDOUT)
         self.processes.add(process)
+        if self.signal:  # it came while the process was starting
+            process.send_signal(self.signal)
         status = process.wait()
         self.processes.discard(process)
         return status

@@ -8,7 +8,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from algos import a2c, acktr
 from tests.algos.test_contract import build
-from tests.helpers import Nowhere, close, name_of
+from tests.helpers import Nowhere, close, name_of, same, steps
 from tests.onpolicy import (
     SPACES, Descent, Spy, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
     targets)
@@ -52,6 +52,19 @@ def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
     else:
         close(start - after, 0.1 * optimizer.grad, rtol=1e-3)
         close(metrics["grad_norm"], optimizer.grad.norm())
+
+
+def test_report_every_changes_nothing_but_the_reports():
+    """Also if a report does not fall on a whole number of rollouts."""
+    agents, reports = [], []
+    for every in (8, 20, 40):
+        agents.append(a2c.train(a2c.Config("CartPole-v1", num_envs=2, rollout_steps=8,
+                                           total_steps=80, report_every=every, lr=0.1,
+                                           run_dir=f"run{every}")))
+        reports.append(steps(f"run{every}"))
+    assert reports == [list(range(8, 81, 8)), [24, 40, 64, 80], [40, 80]]
+    first, *others = (agent.state_dict() for agent in agents)
+    assert all(same(first, other) for other in others)
 
 
 # ---- stable-baselines3

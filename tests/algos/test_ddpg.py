@@ -7,7 +7,7 @@ import torch
 
 from algos import crossq, ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
-from tests.helpers import close, name_of, quick
+from tests.helpers import close, copies, name_of, quick
 from tests.offpolicy import (
     NETS, THREE, UNUSED, flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers,
     noise_is, update)
@@ -69,6 +69,18 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
 
 
 # ---- Targets and gradients
+
+@every_algo
+def test_the_critics_targets_are_constants(algo):
+    """No gradient of the critic's loss reaches the actor or a target network."""
+    agent, batch = make_agent(algo), make_batch(algo)
+    for param in agent.parameters():
+        param.requires_grad_(True)
+    loss, _ = algo.critic_loss(agent, batch)
+    grads = torch.autograd.grad(loss, list(agent.parameters()), allow_unused=True)
+    reached = {name for (name, _), grad in zip(agent.named_parameters(), grads) if grad is not None}
+    assert reached == {name for name in copies(agent) if name.startswith("critic.")}
+
 
 @pytest.mark.parametrize("algo", [td3, sac], ids=["td3", "sac"])
 def test_two_critics_begin_different(algo):

@@ -32,8 +32,6 @@ def rate(buffer, rng):
     buffer.set_priorities(at, torch.tensor(rng.uniform(0.1, 2, len(at)), dtype=torch.float32))
 
 
-# ---- Equations
-
 # ---- The buffer
 
 def test_rows_are_drawn_as_often_as_their_priorities_say():

@@ -194,6 +194,14 @@ def test_the_loss_by_hand():
     assert not any(x.requires_grad for x in metrics.values())       # no graph is kept for the log
 
 
+def test_no_token_attends_to_nothing(monkeypatch):
+    """Padding, too: a softmax of nothing would be NaN."""
+    attend = grpo.scaled_dot_product_attention
+    monkeypatch.setattr(grpo, "scaled_dot_product_attention", lambda *qkv, attn_mask: attend(
+        *qkv, attn_mask=attn_mask) if attn_mask.any(-1).all() else pytest.fail("nothing to see"))
+    make_agent().logits(tokens([0, 0, 1], [1, 2, 3]))
+
+
 # ---- An iteration
 
 def test_a_group_answers_one_prompt_and_gets_its_own_rewards(monkeypatch):

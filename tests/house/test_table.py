@@ -98,12 +98,20 @@ def test_where_games_stand_beside_baselines():
     """By the old rules alone, after as many steps, with the mean of our seeds."""
     found = groups(*(game(seed, 20.0 + seed) for seed in (1, 2, 3)), game(1, 90.0, {}),
                    game(4, 98.0, total_steps=3e6), game(1, 50.0, total_steps=2e6),
-                   game(1, 4.0) | {"algo": "a2c"})
+                   game(1, 2.6) | {"algo": "a2c"})
     assert made("standing", found) == [
-        {"game": "Breakout", "random play": "1.7", "a2c": "**4** (3)", "ppo": "**22** x3 (22)",
+        {"game": "Breakout", "random play": "1.1", "a2c": "**2.6** (3)", "ppo": "**22** x3 (22)",
          "a person": "31.8"},
-        {"game": "Breakout, 3,000,000", "random play": "1.7", "a2c": "- (50)", "ppo": "98 (99)",
+        {"game": "Breakout, 3,000,000", "random play": "1.1", "a2c": "- (50)", "ppo": "98 (99)",
          "a person": "31.8"}]
+
+
+def test_figures_of_games_have_the_published_ends_and_sticky_rows_have_none():
+    run = game(1, 20.0) | {"id": "one", "curve": [[1e4 * k, 1.0] for k in range(100)], "settings": {}}
+    table.curves(groups(run), Path("games.svg"))
+    assert "ppo, published" in Path("games.svg").read_text()
+    typed = table.defaults(groups(game(1, 20.0, {})))
+    assert "published" not in typed and "22" not in typed
 
 
 def test_commands_of_the_settings_that_a_marker_names():

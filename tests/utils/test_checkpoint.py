@@ -2,6 +2,7 @@
 import errno
 import os
 import pickle
+import random
 import shutil
 import sys
 import warnings
@@ -15,7 +16,7 @@ import torch
 
 from algos import ppo
 from tests import toy
-from tests.helpers import refused, rows, run, steps
+from tests.helpers import refused, rows, run, same, steps
 from utils import checkpoint, play, run as run_module
 from utils.mpi import UsageError
 from utils.run import open_run, read_config
@@ -31,6 +32,22 @@ def test_what_could_not_be_loaded_is_not_saved(tmp_path, value):
     with pytest.raises(OSError, match="cannot write .*a.pt: .* no tensor or plain value"):
         checkpoint.save_file(tmp_path / "a.pt", value)
     assert not os.listdir(tmp_path)
+
+
+def test_each_flipped_bit_is_refused_or_harmless(tmp_path):
+    path = tmp_path / "a.pt"
+    checkpoint.save_file(path, PAYLOAD)
+    assert same(checkpoint.load_file(path), PAYLOAD)
+    whole, refusals, rng = path.read_bytes(), 0, random.Random(1)
+    for _ in range(400):
+        spoiled = bytearray(whole)
+        spoiled[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(spoiled)
+        try:
+            assert same(checkpoint.load_file(path), PAYLOAD)            # a gap between the records
+        except UsageError:
+            refusals += 1
+    assert refusals > 100
 
 
 class Payload:

@@ -1,5 +1,6 @@
 """`utils.play --record` and `utils.demos`: what is written, what is read again, what is refused."""
 import pickle
+from contextlib import nullcontext
 from pathlib import Path
 
 import gymnasium as gym
@@ -176,13 +177,24 @@ def test_an_episode_shorter_than_the_spacing_gives_one_pair():
 # ---- What is refused
 
 N = 8                                                           # rows of the file
+NOTHING = {name: [] for name in ("obs", "act", "rew", "terminated", "truncated", "ret")}
 NO = "cannot be read, or is not what python -m utils.play RUN --record demos.npz writes: "
 BAD = {
     "missing": (lambda: Path("demos.npz").unlink(), NO + "[Errno 2] No such file"),
+    "empty": (lambda: Path("demos.npz").write_bytes(b""), NO),
     "a pickle": (lambda: pickle.dump(Payload(), open("demos.npz", "wb")), NO),
     "objects": (lambda: write_demos(ret=np.array([Payload(), Payload()])), NO),
+    "cut off": (lambda: Path("demos.npz").write_bytes(Path("demos.npz").read_bytes()[:-300]), NO),
     "a flipped bit": (lambda: flip_bit("demos.npz"), NO),
     "no ret": (lambda: write_demos(ret=None), NO + "'ret is not a file"),
+    "no steps": (lambda: write_demos(lengths=(), **NOTHING), NO + "steps are missing"),
+    "another length": (lambda: write_demos(act=np.zeros(N + 1, int)), "steps are missing: {'obs':"),
+    "rows of rewards": (lambda: write_demos(rew=np.zeros((N, 1))), "have one dimension"),
+    "ends that are numbers": (lambda: write_demos(terminated=np.zeros(N, int)), "ends are bool"),
+    "no end": (lambda: write_demos(truncated=np.zeros(N, bool)), "each episode ends"),
+    "a return too many": (lambda: write_demos(ret=np.ones(3)), "and has one return"),
+    "obs nan": (lambda: write_demos(obs=np.full((N, 4), np.nan, np.float32)), "obs holds NaN"),
+    "texts": (lambda: write_demos(act=np.full(N, "left")), "act holds NaN, infinity or what is no"),
     "obs of another size": (lambda: write_demos(obs=np.zeros((N, 3), np.float32)),
                             "obs, float32 [8, 3], is not of the space of --env CartPole-v1"),
     "obs of another kind": (lambda: write_demos(obs=np.zeros((N, 4))), "obs, float64 [8, 4]"),
@@ -206,6 +218,14 @@ def test_a_damaged_file_is_refused_and_nothing_in_it_is_run(spoil, message):
     spoil()
     said = refused(load)
     assert message in said and "\n" not in said                # `refused`: nothing was written
+
+
+@pytest.mark.parametrize("act,fits", [((-2.0,), True), ((2.0,), True), ((2.01,), False),
+                                      ((-2.01,), False), ((np.nan,), False)])
+def test_bounds_of_a_box(act, fits):
+    write_demos(env="Pendulum-v1", act=np.float32([(0.0,)] * (N - 1) + [act]))
+    with nullcontext() if fits else pytest.raises(UsageError, match="not of the space|NaN"):
+        load("Pendulum-v1")
 
 
 @pytest.mark.parametrize("settings,message", [

@@ -521,6 +521,13 @@ def test_fire_begins_each_life_once(cut):
     assert games.begins.tolist() == [False, True]               # the second game has ended
 
 
+def test_a_run_says_how_sticky_its_game_is(capsys):
+    envs.say_once.cache_clear()
+    for kwargs, sticky in ("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"):
+        make_envs(Config(env="ALE/Pong-v5", env_kwargs=kwargs), 1)
+        assert capsys.readouterr().out == f"Atari: sticky actions {sticky}\n"
+
+
 def test_encoders_are_those_of_the_papers():
     """Mnih et al. 2015; Young & Tian 2019."""
     small = envs.nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))

@@ -281,6 +281,13 @@ def test_two_processes():
     assert not same(first["rng"], second["rng"])
     assert first["state"]["agent"]["obs_stats.count"].max() == 512
     assert first["state"]["optimizer"]["steps"] == 4 * 2 * 4
+    # The same shape as one process's.
+    train(env="tests.envs:Ends-v0", num_envs=4, rollout_steps=128, eval_every=128, run_dir="one")
+    assert list(rows("run")[0]) == list(rows("one")[0])
+    assert list(episodes[0]) == list(rows("one", "episodes.csv")[0])
+    one, both = ({path.name.partition(".")[0] for path in Path(name).iterdir()}
+                 for name in ("one", "run"))
+    assert one - {"resume-256"} == both - {"resume-512"}
     # In two halves.
     os.rename("run", "whole")
     run([mpiexec(), "-n", 2, *command(*flags, "--total-steps", 256)])

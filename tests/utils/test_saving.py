@@ -1,14 +1,17 @@
 """A run is saved, resumed, stopped and killed, and nothing is lost. With a toy algorithm."""
 import json
+import multiprocessing
 import os
 import re
 import signal
 import sys
 import textwrap
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +20,7 @@ import torch
 from tests.helpers import mpiexec, refused, rows, run, saved
 from tests.toy import Config, Stop, Toy, start, train
 from utils import checkpoint, mpi, run as run_module
-from utils.logger import Logger, read_table
+from utils.logger import Logger, Table, read_table
 from utils.run import Stopped, read_config
 
 
@@ -224,12 +227,43 @@ def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(where, mon
     assert len(rows()) == 8
 
 
+def test_processes_of_an_environment_end_when_they_are_told_to():
+    """Forked from a run, they have its handlers. A Ctrl-C reaches them, too, but is for the run."""
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with start(Config()):
+        child.start()
+        os.kill(child.pid, signal.SIGINT)
+        child.join(0.3)
+        assert child.is_alive()
+        child.terminate()
+        child.join(10)
+    ended = child.exitcode
+    child.kill()
+    assert ended == -signal.SIGTERM
+
+
 def test_threads_leave_the_signals_alone():
     done, before = [], signal.getsignal(signal.SIGTERM)
     thread = threading.Thread(target=lambda: done.append(train(Config())))
     thread.start()
     thread.join()
     assert done and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_disk_too_full_for_a_row(monkeypatch):
+    full = SimpleNamespace(write=lambda data: len(data) - 1, close=lambda: None)
+    with start(Config()) as log, pytest.raises(OSError, match="No space left.*progress.csv"):
+        monkeypatch.setattr(log.logger.progress, "file", full)
+        log.advance(100)
+
+
+def test_a_table_that_cannot_be_written_anew_stays(monkeypatch, tmp_path):
+    table = Table(tmp_path / "a.csv", ["step", "x"], 9)
+    table.write([{"step": 1, "x": 2.0}])
+    monkeypatch.setattr(os, "replace", lambda *names: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        table.write([{"step": 2, "late": 3.0}])                     # a new column
+    assert (tmp_path / "a.csv").read_text() == "step,x\n1,2.0\n"
 
 
 def test_a_run_is_locked_until_it_ends():

@@ -65,6 +65,7 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     ({"set": ("rollout_steps=1001",)}, "--rollout-steps is 1001"),
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
+    ({"set": ("lr=1e-3", "lr=1e-4")}, "--set lr=1e-3 lr=1e-4: it takes each setting once"),
     ({"seeds": 10**12}, "--seeds is 1000000000000; it takes .* at most 100000"),
 ])
 def test_refused_before_anything_starts(changed, message):
@@ -177,6 +178,13 @@ def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsy
     assert sweep.run_all([job], 1, crew) == 1
     out = capsys.readouterr().out
     assert "failed" in out and "it ended before its last step" in out and "done" not in out
+
+
+def test_a_signal_that_comes_while_a_run_starts_reaches_it():
+    there = sweep.Crew()
+    there.on_signal(signal.SIGTERM, None)
+    with open("log", "w") as log:
+        assert there.call(["sleep", "200"], log) == -signal.SIGTERM
 
 
 # ---- Results
