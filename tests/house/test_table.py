@@ -107,7 +107,8 @@ def test_where_games_stand_beside_baselines():
 
 
 def test_figures_of_games_have_the_published_ends_and_sticky_rows_have_none():
-    run = game(1, 20.0) | {"id": "one", "curve": [[1e4 * k, 1.0] for k in range(100)], "settings": {}}
+    curve = [[1e4 * k, 1.0] for k in range(100)]
+    run = game(1, 20.0) | {"id": "one", "curve": curve, "settings": {}}
     table.curves(groups(run), Path("games.svg"))
     assert "ppo, published" in Path("games.svg").read_text()
     typed = table.defaults(groups(game(1, 20.0, {})))

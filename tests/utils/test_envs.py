@@ -198,6 +198,7 @@ def uneven(obs, act):
 
 @pytest.mark.parametrize("space,size,act", [
     (SQUARE, 25, Discrete(3)), (Box(-1, 1, ()), 1, Discrete(3, start=1)),
+    (Box(-1, 1, (1, 3)), 3, Discrete(3)),
     (Box(0, 9, (2, 3), np.int64), 6, MultiDiscrete([3, 2])),
     (Box(0, 1, (3, 3, 3)), 27, MultiDiscrete([[2, 2], [1, 3]])),
     (MultiDiscrete([3, 2]), 5, MultiDiscrete([2, 2], start=[1, -1])),
@@ -221,6 +222,18 @@ def test_uneven_spaces_are_played_predicted_and_shown(space, size, act, capsys):
     one, same, two = (agent.predict(obs) for obs in (seen, flat, np.stack([flat, flat])))
     assert one in act and np.array_equal(one, same)
     assert np.allclose(two, [one, one], atol=1e-6) and two.dtype == one.dtype
+
+
+@pytest.mark.parametrize("space,wrong", [
+    (SQUARE, np.zeros((1, 25), np.float32)), (SQUARE, None), (Discrete(3), -1), (Discrete(3), [0]),
+    (MultiDiscrete([3, 2]), np.array([1, 2])), (Box(0, 9, (2, 3), np.int64), np.zeros((2, 3))),
+    (Dict(a=TWO, b=Discrete(2)), {"a": np.zeros(2, np.float32)}),
+    (Dict(a=TWO, b=SQUARE), {"a": np.zeros((5, 5)), "b": np.zeros(2)})])
+def test_what_is_flattened_is_of_the_space(space, wrong):
+    flat = envs.FlatBox(space)
+    assert flat.flatten(space.sample()).shape == flat.shape
+    with pytest.raises(UsageError, match="returned an observation that is not of its space, "):
+        flat.flatten(wrong)
 
 
 @pytest.mark.parametrize("act,count", [
@@ -595,3 +608,12 @@ def test_environments_are_closed_after_an_exception(monkeypatch):
     with pytest.raises(RuntimeError, match="too hot"):
         ppo.train(ppo.Config(env="tests.envs:Faulty-v0", num_envs=4, total_steps=4096, hidden=(4,)))
     assert len(closed) == 4 and not mine.unwrapped.closed
+
+
+def test_an_environment_that_does_not_close_is_warned_of(monkeypatch):
+    def close(self):
+        raise OSError("the simulator does not answer")
+
+    monkeypatch.setattr(Counter, "close", close)
+    with pytest.warns(UserWarning, match="could not be closed: .*the simulator does not answer"):
+        make_envs(Config(env="tests.envs:Counter-v0"), 1).close()
