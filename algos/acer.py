@@ -83,6 +83,8 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    for_games = {"total_steps": 1e6, "lr": 3e-3}  # instead of the above, for games
+    for_atari = {"lr": 1e-3}  # instead of that, for Atari
 
 
 # ===================================== data types =====================================
