@@ -17,7 +17,7 @@ what it matches. All are in results.jsonl.
     <!-- made: settings ppo/Swimmer-v4/gamma=* -->
                                           commands, how long they took, and
                                           what they reached
-    <!-- made: standing */ALE/* -->       games by algorithms, beside Baselines'
+    <!-- made: standing */ALE/* -->       games by algorithms, beside Baselines
     <!-- made: games */ALE/* -->          one row per settings, with every seed
     <!-- made: mujoco.svg *ppo/Hopper-v4/ -->
                                           learning curves
@@ -236,10 +236,10 @@ def settings(groups: dict[Key, list[dict]]) -> str:
 
 
 def standing(groups: dict[Key, list[dict]]) -> str:
-    """Return a row per game and a column per algorithm: our mean train100 (that of Baselines).
+    """Return a row per game and a column per algorithm: our mean train100 / that of Baselines.
 
-    All runs are by the old rules. Ours is bold if it is at least theirs; x3 is a mean of three
-    seeds. Games for which Baselines have no figure after as many steps are left out.
+    All runs are by the old rules. Ours is bold if it is at least theirs, and above random play.
+    Games for which Baselines have no figure after as many steps are left out.
     """
     with open(plot.ANCHORS, encoding="utf-8", newline="") as file:
         plays = {(row["env"], row["algo"]): row["mean"] for row in csv.DictReader(file)
@@ -251,18 +251,18 @@ def standing(groups: dict[Key, list[dict]]) -> str:
     rows = []
     for budget, env in sorted({key[:2] for key, runs in found.items() if runs}):
         name = env.rpartition("-v")[0]
+        random = plays.get((name, "random play"), "nan")
         row = {"game": name.partition("/")[2] + f", {budget:,}" * (budget != 10**6),
-               "random play": plays.get((name, "random play"), "-")}
+               "random play": random}
         for algo in algos:
             mine = returns(found[budget, env, algo], "train100")
             theirs = plot.published(env, algo, budget, training=True)
             cell = each(np.array([mine.mean()])) if len(mine) else "-"
             if len(mine) and theirs and mine.mean().round() >= theirs[0][0]:  # theirs are rounded
-                cell = f"**{cell}**"
-            row[algo] = cell + f" x{len(mine)}" * (len(mine) > 1) + (
-                f" ({theirs[0][0]:g})" if theirs else "")
+                cell = f"**{cell}**" if mine.mean() > float(random) + 1 else cell
+            row[algo] = cell + (f" / {theirs[0][0]:g}" if theirs else "")
         rows.append(row | {"a person": plays.get((name, "person"), "-")})
-    return plot.table([row for row in rows if "(" in "".join(row.values())])
+    return plot.table([row for row in rows if " / " in "".join(row.values())])
 
 
 def games(groups: dict[Key, list[dict]]) -> str:

@@ -98,11 +98,14 @@ def test_where_games_stand_beside_baselines():
     """By the old rules alone, after as many steps, with the mean of our seeds."""
     found = groups(*(game(seed, 20.0 + seed) for seed in (1, 2, 3)), game(1, 90.0, {}),
                    game(4, 98.0, total_steps=3e6), game(1, 50.0, total_steps=2e6),
-                   game(1, 2.6) | {"algo": "a2c"})
+                   game(1, 2.6) | {"algo": "a2c"},
+                   game(1, 0.0) | {"algo": "a2c", "env": "ALE/Enduro-v5"})
     assert made("standing", found) == [
-        {"game": "Breakout", "random play": "1.1", "a2c": "**2.6** (3)", "ppo": "**22** x3 (22)",
+        {"game": "Breakout", "random play": "1.1", "a2c": "**2.6** / 3", "ppo": "**22** / 22",
          "a person": "31.8"},
-        {"game": "Breakout, 3,000,000", "random play": "1.1", "a2c": "- (50)", "ppo": "98 (99)",
+        {"game": "Enduro", "random play": "0", "a2c": "0 / 0", "ppo": "- / 121",
+         "a person": "309.6"},                                  # which is no better than random play
+        {"game": "Breakout, 3,000,000", "random play": "1.1", "a2c": "- / 50", "ppo": "98 / 99",
          "a person": "31.8"}]
 
 
