@@ -104,7 +104,7 @@ def test_where_games_stand_beside_baselines():
         {"game": "Breakout", "random play": "1.1", "a2c": "**2.6** / 3", "ppo": "**22** / 22",
          "a person": "31.8"},
         {"game": "Enduro", "random play": "0", "a2c": "0 / 0", "ppo": "- / 121",
-         "a person": "309.6"},                                  # which is no better than random play
+         "a person": "309.6"},                  # no better than random play
         {"game": "Breakout, 3,000,000", "random play": "1.1", "a2c": "- / 50", "ppo": "98 / 99",
          "a person": "31.8"}]
 
