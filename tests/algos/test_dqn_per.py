@@ -7,7 +7,7 @@ from scipy import stats
 
 from algos import dqn_per
 from tests.algos.test_buffers import make, transitions
-from tests.helpers import close
+from tests.helpers import close, vec
 from tests.offpolicy import dqn_quick as quick
 from utils import mpi
 
@@ -30,6 +30,13 @@ def rate(buffer, rng):
     """Every filled row gets a priority of its own."""
     at = np.arange(buffer.num_stored)
     buffer.set_priorities(at, torch.tensor(rng.uniform(0.1, 2, len(at)), dtype=torch.float32))
+
+
+# ---- Equations
+
+def test_priority_by_hand():
+    close(dqn_per.priority_of(vec(4, -9, 0), 0.5), vec(2, 3, 1e-3))
+    close(dqn_per.priority_of(vec(4, -9, 1), 0.0), vec(1, 1, 1))
 
 
 # ---- The buffer
