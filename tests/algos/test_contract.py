@@ -35,10 +35,21 @@ from utils.mpi import UsageError
 from utils.play import Play, load_agent, main as play
 from utils.run import Run, RunConfig
 
+
+
+def kinds(applies=lambda name: True):
+    """Parametrise by algorithm and kind of environment."""
+    return pytest.mark.parametrize("name,kind", [
+        (name, kind) for name, row in ALGOS.items() if applies(name) for kind in row.takes.split()])
+
+
+def steps_a_script(name):
+    return "num_envs" in vars(module(name).Config()) and "text" not in ALGOS[name].takes
+
+
 every_algo = pytest.mark.parametrize("name", ALGOS)
 divided_algo = pytest.mark.parametrize("name", [name for name in ALGOS if ALGOS[name].procs])
-every_kind = pytest.mark.parametrize(
-    "name,kind", [(name, kind) for name, row in ALGOS.items() for kind in row.takes.split()])
+every_kind = kinds()
 SHARED = {each.name for each in dataclasses.fields(RunConfig)} | {"total_steps"}
 SIGNED = {"v_min", "v_max"}
 DRAWS = "rand", "randn", "randn_like", "randint", "randperm"
@@ -169,11 +180,9 @@ def identity(obs):
     return [tuple(map(int, row)) for row in obs.tolist()]
 
 
-@every_kind
+@kinds(lambda name: steps_a_script(name) and not ALGOS[name].episodes)
 def test_every_row_that_is_learned_from_is_as_scripted(name, kind, watched):
     """True successors, ends, rewards, and the action that the environment got."""
-    if not watched.acts or ALGOS[name].episodes:
-        return                                                  # it learns from a file, or returns
     steps = len(watched.acts[0])
     happened = {}
     for number in range(3):
@@ -199,10 +208,8 @@ def test_every_row_that_is_learned_from_is_as_scripted(name, kind, watched):
     assert not on_policy or learned == set(happened)            # each, up to the last one
 
 
-@every_kind
+@kinds(lambda name: not ALGOS[name].episodes)
 def test_every_episode_is_reported_once_at_its_step(name, kind, watched):
-    if ALGOS[name].episodes:
-        return                                                  # it resets, which is no script's
     got = [tuple(float(row[key]) for key in ("step", "env", "ep_ret", "ep_len"))
            for row in watched.episodes]
     expected = [(3.0 * (t + 1), *rest) for number, acts in enumerate(watched.acts)
@@ -211,12 +218,10 @@ def test_every_episode_is_reported_once_at_its_step(name, kind, watched):
     assert [float(row["step"]) for row in watched.rows] == [24, 48, 72]
 
 
-@every_kind
+@kinds(lambda name: "rollout" in inspect.signature(module(name).update).parameters)
 def test_statistics_before_an_update_are_those_of_all_rollouts_before_it(name, kind, watched):
     """By the script: each row once, replayed ones not again, and none of what is learned from."""
     for phase in watched.updates:
-        if "rollout" not in phase.args:
-            return                                              # it has no statistics of rollouts
         steps = phase.steps - phase.args["rollout"].rew.shape[0]
         scripts = [script(number, steps)[0] for number in range(3)]
         seen = {"obs_stats": [row[0] for each in scripts for row in each if kind != "image"]}
@@ -278,11 +283,9 @@ def test_no_draw_of_random_numbers_and_no_minibatch_comes_twice(name, kind, watc
         assert len(seen) == len(set(seen)), phase.function
 
 
-@every_kind
+@kinds(lambda name: steps_a_script(name) and "anneal_lr" in vars(module(name).Config()))
 def test_the_learning_rate_falls_to_zero_with_the_steps(name, kind, watched):
     cfg = watched.cfg
-    if not hasattr(cfg, "anneal_lr") or not watched.acts:
-        return                                                  # it steps no script
     for phase in watched.updates:
         if "lr" in phase.args:                                  # trpo's is that of its critic alone
             taken = 3 * phase.steps
@@ -388,11 +391,9 @@ def sharpen(agent, factor):
     return agent
 
 
-@every_kind
+@kinds(lambda name: "text" not in ALGOS[name].takes)
 def test_evaluation_is_the_first_episode_of_each_environment_by_predict(name, kind, watched):
     """Short ones do not crowd out long ones; nothing is drawn, and nothing of the agent changes."""
-    if kind == "text":
-        return                                                  # it is no script's
     agent = sharpen(copy.deepcopy(watched.agent), 1 if kind == "goal" else 30)
     before, state = copy.deepcopy(agent.state_dict()), torch.get_rng_state()
     Counter.made.clear()
@@ -443,11 +444,9 @@ def test_actions_fill_the_box_to_the_bit_and_never_leave_it(name, space):
 
 # ---- Seeds and ranks
 
-@every_algo
+@pytest.mark.parametrize("name", [*filter(steps_a_script, ALGOS)])
 def test_no_two_environments_share_a_seed_and_none_gets_it_twice(name):
     """Those of training, of evaluation and of what is resumed, in runs of two seeds."""
-    if not hasattr(config(name), "num_envs"):
-        return                                                  # it steps no environment
     seeds, evaluated, drawn = [], [], set()
     for seed in (1, 2):
         for total in (48, 72):
