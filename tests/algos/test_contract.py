@@ -43,8 +43,12 @@ def kinds(applies=lambda name: True):
         (name, kind) for name, row in ALGOS.items() if applies(name) for kind in row.takes.split()])
 
 
+def has(name, setting):
+    return setting in [each.name for each in dataclasses.fields(module(name).Config)]
+
+
 def steps_a_script(name):
-    return "num_envs" in vars(module(name).Config()) and "text" not in ALGOS[name].takes
+    return has(name, "num_envs") and "text" not in ALGOS[name].takes
 
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
@@ -283,7 +287,7 @@ def test_no_draw_of_random_numbers_and_no_minibatch_comes_twice(name, kind, watc
         assert len(seen) == len(set(seen)), phase.function
 
 
-@kinds(lambda name: steps_a_script(name) and "anneal_lr" in vars(module(name).Config()))
+@kinds(lambda name: steps_a_script(name) and has(name, "anneal_lr"))
 def test_the_learning_rate_falls_to_zero_with_the_steps(name, kind, watched):
     cfg = watched.cfg
     for phase in watched.updates:
