@@ -13,17 +13,15 @@ samples a batch. The rest is algos/dqn.py with a CNN. One step of `train`:
     update      once per `update_every` steps, one Adam step on dqn_loss
     (copy)      once per `target_every` steps, Q_targ <- Q
 
-Preprocessing, in make_envs. An environment step repeats an action for 4 screens of the
-game. The frame is the pixelwise maximum of the last two, since some games draw some
-objects only in every second screen. Rewards are clipped to [-1, 1], so that one
-learning rate suits all games; the log shows the true score.
+Preprocessing, in make_envs. A step repeats an action for 4 screens. The frame is the
+pixelwise maximum of the last two: some games draw objects in every second one. Rewards
+are clipped to [-1, 1], so that one learning rate suits all games; the log has scores.
 
 Departures from the paper, besides those of dqn.py, but the learning rate stays. In each
 screen the game repeats the last action with probability 0.25 ("sticky actions", Machado
-et al. 2018). Episodes end at game over, not at a lost life. FIRE begins every life, if
-the game has it. Runs have 2.5 million steps (paper: 50 million); updates begin after
-20,000 (50,000); eps falls to 0.01 in 250,000 (to 0.1 in a million); 250 updates per
-copy (10,000). Not yet run in full.
+et al. 2018). Episodes end at game over, not at a lost life. FIRE begins every life. 2.5
+million steps (paper: 50); updates begin after 20,000 (50,000); eps falls to 0.01 in
+250,000 (0.1 in a million); 250 updates per copy (10,000). Not yet run in full.
 
 Healthy values. On Pong, by the rules of older tables, `q` falls to -1.5 within 200,000
 steps and is at 1.1 after a million. The return leaves -20 after 350,000.

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import a2c, c51, dqn, dqn_atari, dqn_per, ppo, ppo_popart, qr_dqn, sac, trpo, vpg
+from algos import a2c, acer, c51, dqn, dqn_atari, dqn_per, ppo, ppo_popart, qr_dqn, sac, trpo, vpg
 from tests.envs import Ends
 from tests.helpers import (
     PATIENCE, ROOT, agent_for, assert_same_run, command, mpiexec, refused, rows, run, same, saved,
@@ -462,6 +462,7 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert run_module.for_game(trpo.Config(env="ALE/Pong-v5")) == games | atari
     assert run_module.for_game(trpo.Config(env="MinAtar/Breakout-v1")) == games
     assert not games.keys() & atari.keys()
+    assert run_module.for_game(acer.Config(env="ALE/Pong-v5"))["lr"] == acer.Config.lr
     both = ppo.Config.for_games | {"lr": 2.5e-4}
     assert run_module.for_game(ppo.Config(env="ALE/Pong-v5")) == both != ppo.Config.for_games
     assert ppo_popart.Config.for_atari == ppo.Config.for_atari
