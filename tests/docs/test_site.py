@@ -142,6 +142,9 @@ def test_curves_are_the_stored_ones(small):
     assert line["seeds"][0]["x"] == [x for x, _ in stored["curve"]]
     assert line["seeds"][0]["y"] == pytest.approx([y for _, y in stored["curve"]], rel=1e-3)
     assert len(line["anchors"]) > 5
+    sticky = next(line for line in lines if (line["env"], line["settings"]) == (
+        "ALE/Breakout-v5", "default"))
+    assert not sticky["anchors"]                                # others had no sticky actions
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
