@@ -9,7 +9,7 @@ actions from mu becomes one over actions from pi. But ratios can be huge, produc
 ratios even more so, and then a few samples dominate the mean. So ACER limits ratios,
 and pi's steps away from its own running average. An iteration of `train`:
 
-    collect, keep_policy   act for T steps in N environments; keep log mu(a|s)
+    collect_with_policy    act for T steps in N environments; keep log mu(a|s)
     update                 on this rollout, then on `replay_ratio` random ones:
       compute_q_targets      targets for Q, with ratios up to 1: see `retrace`
       acer_loss              one RMSProp step on the whole rollout, with ratios up to c:
@@ -17,7 +17,7 @@ and pi's steps away from its own running average. An iteration of `train`:
       polyak_update          move the average policy
     update_stats           running statistics that normalise observations and rewards
 
-Departures from the paper. There, g, k and z (see `policy_direction`) are gradients in
+Departures from the paper. There, g, k and z (see `acer_loss`) are gradients in
 the probabilities, so our max_slope does not compare with its delta. The number of
 replays is fixed, not drawn from a Poisson distribution. Actions are discrete.
 
@@ -96,15 +96,11 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
     next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
     terminated: PerStep  # 1 if s' is terminal; 0 otherwise, also at a time limit
     done: PerStep  # 1 if the episode ended, also by a time limit
-
-
-@dataclass(frozen=True)
-class ReplayRollout(Rollout):  # a rollout that can be replayed
     log_mu: Float32[Tensor, "T N n"]  # log mu(a|s) of every action a
 
 
 @dataclass(frozen=True)
-class ReplayBatch:  # a whole ReplayRollout: B = TN samples
+class Batch:  # a whole rollout: B = TN samples
     obs: Inputs  # s, normalised
     act: Choices  # a_t, the action taken
     log_mu: PerAction  # log mu(a|s)
@@ -118,8 +114,7 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        trained = [param for param in agent.parameters() if param.requires_grad]
-        optimizer = mpi.RMSProp(trained, eps=cfg.rmsprop_eps)
+        optimizer = mpi.RMSProp(agent, eps=cfg.rmsprop_eps)
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
         run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
@@ -127,8 +122,8 @@ def train(cfg: Config) -> Agent:
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
-            rollout = keep_policy(agent, rollout)
+            rollout, obs = collect_with_policy(
+                agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizer, rollout, lr)
             buffer.add(rollout)
             for _ in range(cfg.replay_ratio):
@@ -143,8 +138,8 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
-            num_steps: int) -> tuple[Rollout, np.ndarray]:
+def collect_with_policy(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
+                        num_steps: int) -> tuple[Rollout, np.ndarray]:
     """Act for T = num_steps steps. Return the rollout and the obs to act on next."""
     steps = []
     for _ in range(num_steps):
@@ -157,24 +152,19 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
         steps.append({"obs": obs, "act": act.cpu().numpy(), "rew": rew,
                       "next_obs": next_obs, "terminated": terminated, "done": done})
         obs = new_obs
-    return Rollout(**stack_steps(steps, act.device)), obs
+    columns = stack_steps(steps, act.device)
+    with torch.no_grad():  # now, while weights and statistics are those that acted
+        inputs = agent.normalize_obs(columns["obs"]).flatten(0, 1)
+        log_mu = agent.policy()(inputs).log_softmax(-1).unflatten(0, (num_steps, -1))
+    return Rollout(**columns, log_mu=log_mu), obs
 
 
-@torch.no_grad()
-def keep_policy(agent: Agent, rollout: Rollout) -> ReplayRollout:
-    """Add log mu(a|s). Call it before weights or statistics of mu change."""
-    obs = agent.normalize_obs(rollout.obs).flatten(0, 1)
-    log_mu = agent.policy()(obs).log_softmax(-1).unflatten(0, rollout.rew.shape)
-    return ReplayRollout(**vars(rollout), log_mu=log_mu)
-
-
-def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
-           lr: float) -> dict:
+def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
     """Take one gradient step on the whole rollout, new or replayed. Return metrics."""
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
     q, ret = compute_q_targets(agent, rollout, obs)
-    batch = ReplayBatch(obs=obs, act=rollout.act.flatten(0, 1),
-                        log_mu=rollout.log_mu.flatten(0, 1), ret=ret.flatten())
+    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1),
+                  log_mu=rollout.log_mu.flatten(0, 1), ret=ret.flatten())
     loss, metrics = acer_loss(agent, batch)
     optimizer.zero_grad()
     loss.backward()
@@ -186,7 +176,7 @@ def update(agent: Agent, optimizer: mpi.RMSProp, rollout: ReplayRollout,
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def compute_q_targets(agent: Agent, rollout: ReplayRollout,
+def compute_q_targets(agent: Agent, rollout: Rollout,
                       obs: Shaped[Tensor, "TN *obs"]) -> tuple[PerStep, PerStep]:
     """Q(s, a) of the actions taken and its targets R; `obs` are normalised."""
     cfg = agent.cfg
@@ -243,50 +233,40 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
 
 
 @mpi.compilable  # with --compile
-def acer_loss(agent: Agent, batch: ReplayBatch) -> tuple[Scalar, dict]:
+def acer_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_Q - ent_coef H, one loss for actor and critic.
 
         L_pi = -mean sum_a z(a) log pi(a|s), where z is a constant
         L_Q  = mean (Q(s, a_t) - R)^2
         H    is the entropy of pi, which keeps it exploring; `project` does not limit it
-
-    `policy_direction` computes z, in which the logits of a sample should move. z sums
-    to 0 over the actions, so the gradient of L_pi in these logits is -z / B.
-    """
-    cfg = agent.cfg
-    actor_out, q = agent(batch.obs)
-    log_pi = actor_out.log_softmax(-1)
-    z, metrics = policy_direction(agent, batch, log_pi, q)
-    pi_loss = -(z * log_pi).sum(-1).mean()
-    q_loss = (pick(q, batch.act) - batch.ret).square().mean()
-    ent = -(log_pi.exp() * log_pi).sum(-1).mean()
-    loss = pi_loss + cfg.vf_coef * q_loss - cfg.ent_coef * ent
-    return loss, metrics | {"q_loss": q_loss.detach(), "entropy": ent.detach()}
-
-
-@torch.no_grad()
-def policy_direction(agent: Agent, batch: ReplayBatch, log_pi: PerAction,
-                     q: PerAction) -> tuple[PerAction, dict]:
-    """z, the direction in which each sample's logits should move, and metrics.
-
         g    the policy gradient, estimated from old data: see `policy_gradient`
         k    = grad KL(avg || pi) = pi - avg, which leads away from avg
         z    is g, but leads away from avg only slowly: see `project`
+
+    z is the direction in which the logits of a sample should move. It sums to 0 over
+    the actions, so the gradient of L_pi in these logits is -z / B.
 
     A few noisy estimates can ruin pi, but a lower learning rate would slow all steps.
     So ACER limits only those away from avg, the average policy, by the slope of KL(avg
     || pi) along z. avg lags about 1/tau updates behind pi: even a slow drift counts.
     """
     cfg = agent.cfg
-    ratio = (log_pi - batch.log_mu).exp()  # rho of every action
-    g = policy_gradient(log_pi, q, ratio, batch.act, batch.ret, cfg.max_ratio)
-    log_avg = agent.policy_avg(batch.obs).log_softmax(-1)
-    k = log_pi.exp() - log_avg.exp()
-    z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
-    kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1).mean()
-    projected = (z != g).any(-1).float().mean()  # the share of samples
-    return z, {"ratio": pick(ratio, batch.act), "kl_avg": kl_avg,
-               "projected": projected}
+    actor_out, q = agent(batch.obs)
+    log_pi = actor_out.log_softmax(-1)
+    with torch.no_grad():  # z is a constant
+        ratio = (log_pi - batch.log_mu).exp()  # rho of every action
+        g = policy_gradient(log_pi, q, ratio, batch.act, batch.ret, cfg.max_ratio)
+        log_avg = agent.policy_avg(batch.obs).log_softmax(-1)
+        k = log_pi.exp() - log_avg.exp()
+        z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
+        kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1).mean()
+    pi_loss = -(z * log_pi).sum(-1).mean()
+    q_loss = (pick(q, batch.act) - batch.ret).square().mean()
+    ent = -(log_pi.exp() * log_pi).sum(-1).mean()
+    loss = pi_loss + cfg.vf_coef * q_loss - cfg.ent_coef * ent
+    return loss, {"ratio": pick(ratio, batch.act), "kl_avg": kl_avg,
+                  "projected": (z != g).any(-1).float().mean(),  # the share of samples
+                  "q_loss": q_loss.detach(), "entropy": ent.detach()}
 
 
 def policy_gradient(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choices,
@@ -406,11 +386,11 @@ class ReplayBuffer:
         self.device = device
         self.rollouts = []  # the oldest first
 
-    def add(self, rollout: ReplayRollout) -> None:
+    def add(self, rollout: Rollout) -> None:
         num_rollouts = max(1, self.capacity // rollout.rew.numel())
         self.rollouts = [*self.rollouts, rollout][-num_rollouts:]
 
-    def sample(self) -> ReplayRollout:
+    def sample(self) -> Rollout:
         """A uniformly random rollout: T steps of all environments."""
         return self.rollouts[torch.randint(len(self.rollouts), ())]
 
@@ -419,7 +399,7 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: dict) -> None:
         self.rollouts = [
-            ReplayRollout(**{name: x.to(self.device) for name, x in columns.items()})
+            Rollout(**{name: x.to(self.device) for name, x in columns.items()})
             for columns in state["rollouts"]]
 
 

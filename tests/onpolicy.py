@@ -63,8 +63,12 @@ def make_rollout(algo, agent, seed=0):
     ended = done.bool().view(steps, envs, *[1] * (obs.ndim - 2))
     next_obs = torch.where(ended, final_obs, successor)
     rew = 1 + 5 * torch.randn(steps, envs)
-    memory = [0.5 * torch.randn(2, envs, agent.cfg.lstm_size)] if algo is ppo_lstm else []
-    return algo.Rollout(obs, act, rew, next_obs, terminated, done, *memory)
+    more = [0.5 * torch.randn(2, envs, agent.cfg.lstm_size)] if algo is ppo_lstm else []
+    if name_of(algo) == "acer":
+        with torch.no_grad():
+            logits = agent.policy()(agent.normalize_obs(obs).flatten(0, 1))
+        more = [logits.log_softmax(-1).unflatten(0, (steps, envs))]
+    return algo.Rollout(obs, act, rew, next_obs, terminated, done, *more)
 
 
 def make_optimizers(algo, agent, make=None):

@@ -48,7 +48,7 @@ Optimizable = nn.Module | nn.Parameter | Iterable[nn.Parameter]
 class Optimizer:
     """Takes gradient steps, the same on all ranks.
 
-    of    what it optimizes
+    of    what it optimizes; of a module, what requires a gradient
 
     `move(lr)` of a subclass changes the parameters, from `grad`, by its rule.
     The parameters become views of one vector, and their gradients views of another, so one message
@@ -58,7 +58,7 @@ class Optimizer:
 
     def __init__(self, of: Optimizable):
         if isinstance(of, nn.Module):
-            of = of.parameters()
+            of = [param for param in of.parameters() if param.requires_grad]
         self.params = [of] if isinstance(of, nn.Parameter) else list(of)
         if any(owner(param) for param in self.params):
             raise ValueError("a parameter belongs to one optimizer only")

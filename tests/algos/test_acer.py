@@ -37,12 +37,12 @@ def old_rollout(agent, seed=0):
     """A random rollout of another policy, with the probabilities of that one."""
     other = make_agent("images" if agent.images else "discrete", seed=seed + 7, **{
         name: getattr(agent.cfg, name) for name in ("num_envs", "rollout_steps")})
-    return acer.keep_policy(other, make_rollout(acer, other, seed))
+    return make_rollout(acer, other, seed)
 
 
 def new_rollout(agent, seed=0):
     """A random rollout of the agent itself."""
-    return acer.keep_policy(agent, make_rollout(acer, agent, seed))
+    return make_rollout(acer, agent, seed)
 
 
 def trained(agent):
@@ -152,8 +152,8 @@ def q_batch(agent, rollout):
     """What `update` makes of a rollout."""
     with torch.no_grad():
         _, ret, _ = targets(agent, rollout)
-    return acer.ReplayBatch(agent.normalize_obs(rollout.obs).flatten(0, 1), rollout.act.flatten(),
-                       rollout.log_mu.flatten(0, 1), ret.flatten())
+    return acer.Batch(agent.normalize_obs(rollout.obs).flatten(0, 1), rollout.act.flatten(),
+                      rollout.log_mu.flatten(0, 1), ret.flatten())
 
 
 @every_kind
@@ -162,13 +162,13 @@ def test_the_whole_direction_from_distributions(kind):
 
     Q is large, for nothing is clipped, and the average policy has its own encoder of images.
     """
-    agent = make_agent(kind, max_slope=0.03, max_ratio=0.8)
+    agent = make_agent(kind, max_slope=0.03, max_ratio=0.8, vf_coef=0.0, ent_coef=0.0)
     agent.critic[-1].weight.data *= 10
     rollout = old_rollout(agent)
-    batch = q_batch(agent, rollout)
-    with torch.no_grad():
-        actor_out, q = agent(batch.obs)
-    z, metrics = acer.policy_direction(agent, batch, actor_out.log_softmax(-1), q)
+    batch, logits = q_batch(agent, rollout), []
+    agent.actor.register_forward_hook(lambda _, args, out: logits.append(out))
+    loss, metrics = acer.acer_loss(agent, batch)
+    z = -len(batch.act) * torch.autograd.grad(loss, logits[0])[0]  # L_pi's gradient is -z / B
     policy, q, average = outputs(agent, rollout.obs.flatten(0, 1))
     mu, c, over = batch.log_mu.exp(), 0.8, []
     for i in range(len(z)):
@@ -221,7 +221,7 @@ def test_whole_loss_by_hand():
     """pi = (1/4, 3/4), V = 3; action 1 was taken with mu = 1/2, so rho = 1.5, and R = 5."""
     agent = tiny_agent(logits=(0, np.log(3)), q=(0, 4), average=(0, np.log(3)), vf_coef=0.5,
                        ent_coef=0.1, max_ratio=1.25)
-    batch = acer.ReplayBatch(vec((1,)), torch.tensor([1]), vec((0.5, 0.5)).log(), vec(5))
+    batch = acer.Batch(vec((1,)), torch.tensor([1]), vec((0.5, 0.5)).log(), vec(5))
     loss, metrics, grads = loss_and_gradients(agent, batch)
     u = 1.25 * (5 - 3) + 0.75 * (1 - 1.25 / 1.5) * (4 - 3)      # of action 1; of action 0 it is 0
     z = vec(-u / 4, u / 4)                                      # u (1 - 3/4); pi is avg: k = 0
@@ -313,8 +313,8 @@ def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_pro
 def numbered(number):
     """A rollout whose numbers are all `number`."""
     agent = make_agent()
-    return acer.ReplayRollout(**{name: torch.full_like(x, number)
-                                 for name, x in vars(new_rollout(agent)).items()})
+    return acer.Rollout(**{name: torch.full_like(x, number)
+                           for name, x in vars(new_rollout(agent)).items()})
 
 
 def make_buffer(device="cpu"):
@@ -356,8 +356,8 @@ def watched(monkeypatch, **settings):
 
 def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
     """Raw, and with the probabilities of then. Ratios of a new one are 1, of old ones not."""
-    acted, plain = [], acer.collect
-    monkeypatch.setattr(acer, "collect", lambda agent, *args: (
+    acted, plain = [], acer.collect_with_policy
+    monkeypatch.setattr(acer, "collect_with_policy", lambda agent, *args: (
         acted.append(copies(agent)), plain(agent, *args))[1])
     seen = watched(monkeypatch, total_steps=240, lr=0.05, seed=3)
     new, old, older = seen[::3], [each for i, each in enumerate(seen) if i % 3], 0
@@ -414,7 +414,7 @@ def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
         agent.actor[-1].bias.data[1] -= 200
         rollout = vars(new_rollout(agent))
         act = torch.full_like(rollout["act"], taken)
-        metrics = learn(agent, acer.ReplayRollout(**rollout | {"act": act}), lr=0.0)
+        metrics = learn(agent, acer.Rollout(**rollout | {"act": act}), lr=0.0)
         close(metrics["ratio"], torch.ones(24), rtol=1e-3)
         assert all(x.isfinite().all() for x in metrics.values())
         assert flat(agent.parameters()).isfinite().all()
