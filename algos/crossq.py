@@ -79,10 +79,9 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
     def __post_init__(self):
-        if self.num_procs != 1 or mpi.size() > 1:
-            procs = self.num_procs if mpi.size() == 1 else mpi.size()
-            raise mpi.UsageError(f"--num-procs is {procs}; it takes 1 here, because a "
-                                 "batch is normalised by statistics of all its rows")
+        if self.num_procs != 1:  # Run asks again with the number that mpiexec started
+            raise mpi.UsageError(f"--num-procs is {self.num_procs}; it takes 1 here, "
+                                 "since the rows of a batch share their statistics")
         super().__post_init__()
         check_range(self, "warm_up", low=0)  # raises UsageError
         check_range(self, "critic_hidden", above=0, high=1e5)
@@ -220,10 +219,6 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
 
         a           = tanh(u),  u = mu(s) + sigma(s) eps,  eps ~ N(0, I)
         log pi(a|s) = sum_i [log N(u_i; mu_i, sigma_i) - log(1 - tanh(u_i)^2)]
-
-    All randomness is in eps, so a has a gradient in mu and sigma (reparameterisation).
-    The second logarithm is that of da/du, by the change of variables. Without it, the
-    bonus would pay for large sigma, even where that only pushes a towards -1 and 1.
     """
     mean, log_std = actor_out.chunk(2, dim=-1)
     log_std = log_std.clamp(-20, 2)
@@ -252,14 +247,6 @@ def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSampl
 @mpi.compilable
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
     """L(alpha) = log(alpha) (H - H_0), with H = -mean log pi and H_0 = target_entropy.
-
-        problem       maximise the return over pi, subject to H >= H_0
-        Lagrangian    max over pi, min over alpha >= 0, of return + alpha (H - H_0)
-        so            alpha H is the bonus of pi; alpha falls if H > H_0, else it rises
-
-    The entropy of a density may be negative: H_0 = -1 per dimension is that of uniform
-    actions over a width of exp(-1) = 0.37. The parameter is log alpha, so alpha stays
-    positive. The derivative in it, H - H_0, is that of the paper's loss in alpha.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}

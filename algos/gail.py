@@ -366,10 +366,9 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        (num_features,) = cnn_out(obs_space) if self.images else obs_space.shape
         self.disc = nn.ModuleDict({  # shares no weights; PyTorch's initial ones
             "encoder": nature_cnn(obs_space) if self.images else nn.Identity(),
-            "net": mlp([num_features + num_outputs, *cfg.hidden, 1], nn.Tanh)})
+            "net": mlp([sizes[0] + num_outputs, *cfg.hidden, 1], nn.Tanh)})
         self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved

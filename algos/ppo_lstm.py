@@ -54,7 +54,6 @@ from utils.run import Run, RunConfig, main
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
 Scalar = Float32[Tensor, ""]
 Memory = Float32[Tensor, "2 N size"]  # m: memory[0] is h, memory[1] is c
@@ -241,7 +240,7 @@ def recurrent_ppo_loss(agent: Agent, batch: Sequences) -> tuple[Scalar, dict]:
         H      is the entropy of pi, which keeps it exploring
     """
     cfg = agent.cfg
-    features, _ = agent.unroll(batch.obs, batch.done, batch.memory)
+    features, _ = agent.unroll(batch.obs, batch.done, batch.memory)  # rule 4
     actor_out = agent.actor(features)
     val = agent.value(features)
     logp = log_prob(actor_out, agent.log_std, batch.act)
@@ -266,10 +265,6 @@ def log_prob(actor_out: ActorOut, log_std: Tensor | None,
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
     """L_pi = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A), with c = clip_ratio.
-
-        A > 0 and ratio > 1 + c    no gradient: the action is likely enough
-        A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
-        all other cases            the gradient of -ratio A
     """
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
@@ -323,8 +318,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
-        memory = torch.zeros(2, 0, cfg.lstm_size)  # m of `act`; not saved
-        self.register_buffer("memory", memory, persistent=False)
+        self.register_buffer("memory", torch.zeros(2, 0, 0), persistent=False)  # m
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""

@@ -385,11 +385,9 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
             self.env.compute_terminated(*pair, NO_INFO) for pair in zip(achieved, goal)]
         for name in ("obs", "next_obs"):
             batch[name][:num, self.parts["desired_goal"]] = goal
-        batch = {name: torch.from_numpy(part).to(self.device)
-                 for name, part in batch.items()}
-        obs = with_goal(batch.pop("obs"), self.parts)
-        next_obs = with_goal(batch.pop("next_obs"), self.parts)
-        return Transitions(obs=obs, next_obs=next_obs, **batch)
+            batch[name] = with_goal(torch.from_numpy(batch[name]), self.parts)
+        return Transitions(**{name: torch.as_tensor(part).to(self.device)
+                              for name, part in batch.items()})
 
 
 if __name__ == "__main__":
