@@ -39,12 +39,12 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 
-# make_envs      when an episode ends, the same `step` starts a new one and returns its
-#                first obs; infos["final_obs"] has the last obs of the old one
-# stack_steps    T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Optimizer  makes weights views of one vector, `flat`, and gradients of `grad`
-# mpi.average    the mean over processes, in place
-# RunningStats   normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# make_envs     when an episode ends, the same `step` starts a new one and returns its
+#               first obs; infos["final_obs"] has the last obs of the old one
+# stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
+# Optimizer     makes weights views of one vector, `flat`, and gradients of `grad`
+# mpi.average   the mean over processes, in place
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.envs import (
     Policy, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
@@ -71,7 +71,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_kl: float = 0.001  # limit of a step's predicted KL, delta (1e-4 to 0.01)
     v_max_kl: float = 0.01  # max_kl for the critic's Gaussian N(V, 1) (1e-4 to 0.01)
     momentum: float = 0.9  # weight of earlier steps in the mean step (0 to 0.95)
-    damping: float | None = None  # lambda, added to F; default: see KFAC.__init__
+    damping: float | None = None  # lambda, added to F; default 0.01, if discrete 0.1
     decay: float = 0.95  # weight of the old X and S in their averages (0.9 to 0.99)
     inverse_every: int = 5  # updates between inversions of X_d and S_d (1 to 50)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
@@ -273,15 +273,16 @@ class KFAC(mpi.Optimizer):
         self.M = torch.zeros_like(self.flat)  # the mean step
 
     def measure(self, agent: Agent, obs: Inputs) -> None:
-        """Update all LayerFishers. Hooks catch their x and e on the two passes."""
+        """Update all LayerFishers. Hooks keep the inputs and the outputs of layers."""
         hooks = [layer.register_forward_hook(fisher.on_forward)
                  for layer, fisher in zip(self.layers, self.fishers)]
-        torch.autograd.grad(sampled_nll(agent, obs), self.params)  # only for the hooks
+        nll = sampled_nll(agent, obs)
+        grads = torch.autograd.grad(nll, [fisher.out for fisher in self.fishers])
         self.k += 1
         every = self.cfg.inverse_every  # at first X and S change fast
-        for hook, fisher in zip(hooks, self.fishers):
+        for hook, fisher, grad in zip(hooks, self.fishers, grads):
             hook.remove()
-            fisher.update(w=max(1 - self.cfg.decay, 1 / self.k.item()))
+            fisher.update(grad, w=max(1 - self.cfg.decay, 1 / self.k.item()))
             if self.k <= every or self.k % every == 0:
                 fisher.invert(self.damping)
 
@@ -349,23 +350,19 @@ class LayerFisher(nn.Module):
         x = inputs[0].detach().float()  # from bfloat16, with --bf16
         if isinstance(layer, nn.Conv2d):
             x = nn.functional.unfold(x, layer.kernel_size, layer.dilation,
-                                     layer.padding, layer.stride).transpose(1, 2)
-        else:
-            x = x.unsqueeze(1)
+                                     layer.padding, layer.stride)
+        x = x.reshape(*x.shape[:2], -1).transpose(1, 2)  # [B, P, num_inputs]
         self.x = torch.cat([x, torch.ones_like(x[..., :1])], -1)
-        out.register_hook(self.on_backward)  # called with the gradient of `out`
+        self.out = out  # W x, [B, m] or [B, m, height, width]
 
-    def on_backward(self, grad_out: Tensor) -> None:
-        """Hook: keep e [B, P, m]. `grad_out` is [B, m] or [B, m, height, width]."""
-        self.e = grad_out.float().reshape(*grad_out.shape[:2], -1).transpose(1, 2)
-
-    def update(self, w: float) -> None:
+    def update(self, grad_out: Tensor, w: float) -> None:
         """X <- (1 - w) X + w sum x x^T / B,  S <- (1 - w) S + w sum e e^T / (B P).
 
         A convolution's gradient is the sum of e x^T over its patches. If e of different
         patches are uncorrelated and alike (KFC, arXiv:1602.01407), F has a factor P,
         which X takes: its sum is not divided by P.
         """
+        self.e = grad_out.float().reshape(*grad_out.shape[:2], -1).transpose(1, 2)
         B, P, _ = self.x.shape
         X_k = torch.einsum("bpi,bpj->ij", self.x, self.x) / B
         S_k = torch.einsum("bpi,bpj->ij", self.e, self.e) / (B * P)
