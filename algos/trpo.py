@@ -120,7 +120,7 @@ def train(cfg: Config) -> Agent:
         while step < cfg.total_steps:
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, critic_opt, rollout)
-            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.evaluate(step)  # if --eval-every asks for it
             run.log(step, envs, **metrics)
@@ -159,8 +159,7 @@ def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
                   old_out=old_out, old_log_std=old_log_std)
     metrics = policy_step(agent, batch, step_fraction(agent, ret))
 
-    # Many steps, as R stays as it is. They become shorter, so that the last minibatches
-    # do not decide what V is.
+    # Many steps on a fixed R. They shrink, so the last minibatches do not decide V.
     returns = ret.flatten()
     v_losses, grad_norms = [], []
     for i in range(cfg.v_steps):
@@ -180,13 +179,12 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     """Move the policy along the natural gradient, at most as far as kl_limit allows."""
     cfg = agent.cfg
     params = agent.policy_parameters()
-    gain = surrogate(agent, batch)
     kl = mean_kl(agent, batch, cfg.fisher_every)  # few samples do for its curvature
 
     # If the weights change by a small d, S is about g^T d, with g the policy gradient.
     # KL and grad KL are 0 at pi_old, so KL is about d^T F d / 2. F, the second
     # derivative of KL, is the Fisher matrix.
-    g = mpi.average(flat_grad(gain, params))  # over processes
+    g = mpi.average(flat_grad(surrogate(agent, batch), params))  # over processes
     kl_grad = flat_grad(kl, params, create_graph=True)  # with its graph, for `product`
 
     # F may be too large to store, but F v is the gradient of the number v^T grad KL.
