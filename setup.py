@@ -64,8 +64,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=["algos", "utils"],
-    # Modules beside setup.py. Naming one that does not exist would break the build.
-    py_modules=[name for name in ["plot"] if (HERE / f"{name}.py").exists()],
+    py_modules=["plot"],
     install_requires=CORE,
     extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,
                     "robotics": ROBOTICS, "docs": DOCS,

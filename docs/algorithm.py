@@ -2,7 +2,6 @@
 import ast
 import difflib
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ LETTERS = {
     "*obs": "the shape of one observation", "*act": "the shape of one action",
     "*shape": "any further dimensions", "1": "one column", "2": "h and c of the LSTM",
 }
-DTYPES = {"Float32": "float32", "Float64": "float64", "Int64": "int64", "Shaped": "any dtype"}
+DTYPES = {"Float32", "Float64", "Int64", "Shaped"}
 
 
 @dataclass(frozen=True)
@@ -99,45 +98,27 @@ class Algorithm:
                 found[node.targets[0].id] = ast.unparse(node.value), comment
         return found
 
-    def described(self, annotation: ast.expr) -> str:
-        """Return what the shapes in an annotation mean, or "" if there is none."""
-        told = []
-        for node in ast.walk(annotation):
-            name = getattr(node, "id", None)
-            if name in self.aliases:
-                written, comment = self.aliases[name]
-                shape = shape_of(ast.parse(written, mode="eval").body)
-                told.append(f"{name} is {spell(*shape)}{comment and f'; {comment}'}")
-            elif shape := shape_of(node):
-                told.append(spell(*shape))
-        return ". ".join(dict.fromkeys(told))
-
-    @cached_property
-    def shapes(self) -> dict[tuple[int, int], str]:
-        """Return (line, column) of each annotated name -> what its shape means."""
-        found = {}
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.arg) and node.annotation is not None:
-                found[node.lineno, node.col_offset] = f"{node.arg}: ", node.annotation
-            elif isinstance(node, ast.AnnAssign):
-                found[node.lineno, node.col_offset] = f"{node.target.id}: ", node.annotation
-            elif isinstance(node, ast.FunctionDef) and node.returns is not None:
-                column = node.col_offset + len("def ")
-                found[node.lineno, column] = f"{node.name} returns ", node.returns
-        return {place: start + told for place, (start, annotation) in found.items()
-                if (told := self.described(annotation))}
-
     @cached_property
     def shape_letters(self) -> set[str]:
         """Return the letters of all annotations, as written: {"T N", "B", ...}."""
-        return {found[1] for node in ast.walk(self.tree) if (found := shape_of(node))}
+        return set(filter(None, map(shape_of, ast.walk(self.tree))))
 
     # ---- beside other files
 
     @cached_property
     def diff(self) -> list[tuple[str, int, str]]:
         """Return the diff from the parent as rows (sign, line number in this file, text)."""
-        return git_diff(self.parent, self.name) if self.parent else []
+        if not self.parent:
+            return []
+        old, rows = algorithms()[self.parent].lines, []
+        matcher = difflib.SequenceMatcher(None, old, self.lines, autojunk=False)
+        for group in matcher.get_grouped_opcodes(2):
+            rows.append(("@", group[0][3] + 1, f"line {group[0][3] + 1}"))
+            for tag, i, j, k, end in group:
+                rows += [("-", k + 1, text) for text in old[i:j] if tag != "equal"]
+                rows += [(" " if tag == "equal" else "+", at + 1, self.lines[at])
+                         for at in range(k, end)]
+        return rows
 
     @cached_property
     def new(self) -> list[int]:
@@ -165,43 +146,16 @@ class Algorithm:
         return found
 
 
-def shape_of(node: ast.AST) -> tuple[str, str] | None:
-    """Return ("Float32", "T N") for Float32[Tensor, "T N"], else None."""
+def shape_of(node: ast.AST) -> str | None:
+    """Return "T N" for Float32[Tensor, "T N"], else None."""
     match node:
         case ast.Subscript(ast.Name(dtype), ast.Tuple([_, ast.Constant(str(letters))])):
-            return (dtype, letters) if dtype in DTYPES else None
-
-
-def spell(dtype: str, letters: str) -> str:
-    """Return "[T, N]: T = steps of a rollout, N = parallel environments; float32"."""
-    if not letters:
-        return f"one number; {DTYPES[dtype]}"
-    words = letters.split()
-    meaning = spell_letters(word for word in words if not word.isdigit())
-    return f"[{', '.join(words)}]: {'; '.join(filter(None, [meaning, DTYPES[dtype]]))}"
+            return letters if dtype in DTYPES else None
 
 
 def spell_letters(words: Iterable[str]) -> str:
     """Return "T = steps of a rollout, N = parallel environments"."""
     return ", ".join(f"{word} = {LETTERS[word]}" for word in words if word in LETTERS)
-
-
-def git_diff(old: str, new: str) -> list[tuple[str, int, str]]:
-    """Return rows (sign, line number in the new file, text); sign is "+", "-", " " or "@"."""
-    command = ["git", "diff", "--no-index", "--no-color", "--no-ext-diff", "-U2",
-               f"algos/{old}.py", f"algos/{new}.py"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, encoding="utf-8")
-    if done.returncode not in (0, 1):
-        raise RuntimeError(done.stderr)
-    rows, at = [], 0
-    for line in done.stdout.splitlines():
-        if found := re.match(r"@@ -\S+ \+(\d+)\S* @@ ?(.*)", line):
-            at = int(found[1])
-            rows.append(("@", at, found[2]))        # the function that stands before it
-        elif at and line[0] in "+- ":
-            rows.append((line[0], at, line[1:]))
-            at += line[0] != "-"
-    return rows
 
 
 @cache

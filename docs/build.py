@@ -1,6 +1,5 @@
 """Write the sources of the site into a temporary folder and let Sphinx build it."""
 import io
-import posixpath
 import re
 import shutil
 import tempfile
@@ -9,20 +8,18 @@ from html import escape
 from pathlib import Path
 
 import nbformat
+import ziamath
 from sphinx.application import Sphinx
 
-from docs import ladder, page, results
+from docs import page, results
 from docs.algorithm import ROOT, algorithms, ideas
-from docs.mathml import write_font
 
 HERE = Path(__file__).resolve().parent
-# Documents of the repository that become pages, and their place on the site.
-DOCUMENTS = {
-    "README.md": "readme.md", "docs/howto.md": "howto.md", "docs/debugging.md": "debugging.md",
-    "docs/settings.md": "settings.md",
-    "benchmarks/README.md": "benchmarks/results.md",
-    "benchmarks/decisions.md": "benchmarks/decisions.md", "CONTRIBUTING.md": "contributing.md"}
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
+FONT = Path(ziamath.__file__).parent / "fonts/STIXTwoMath-Regular.ttf"
+# What the site has at its place in the repository, so links between them hold.
+DOCUMENTS = ("README.md", "docs/howto.md", "docs/debugging.md", "docs/settings.md",
+             "benchmarks/README.md", "benchmarks/decisions.md", "benchmarks/tried.csv",
+             "notebooks/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")
 SETTINGS = {
     "project": "plainrl", "html_title": "plainrl", "html_theme": "furo",
     "extensions": ["myst_nb", "docs.mathml"], "html_math_renderer": "latex2mathml",
@@ -34,16 +31,12 @@ SETTINGS = {
     "suppress_warnings": ["misc.highlighting_failure"]}
 
 
-def build(out: Path, only: list[str] | None = None, notebooks: bool = True) -> str:
-    """Build the site in `out`. Return Sphinx's warnings.
-
-    only        algorithms that get a page; None: all
-    notebooks   render the notebooks, with the outputs that are stored in them
-    """
+def build(out: Path) -> str:
+    """Build the site in `out`. Return Sphinx's warnings."""
     clear(out)
     with tempfile.TemporaryDirectory() as folder:
         source, warnings = Path(folder, "source"), io.StringIO()
-        write_sources(source, only or list(algorithms()), notebooks)
+        write_sources(source)
         built = Path(folder, "built/html")      # myst-nb also writes beside this folder
         app = Sphinx(source, None, built, Path(folder, "doctrees"), "html", SETTINGS,
                      status=None, warning=warnings)
@@ -61,64 +54,31 @@ def clear(out: Path) -> None:
         shutil.rmtree(out)
 
 
-def write_sources(source: Path, only: list[str], notebooks: bool) -> None:
+def write_sources(source: Path) -> None:
     static = source / "_static"
     shutil.copytree(HERE / "assets", static)
-    write_font(static / "fonts")
-    (source / "algos").mkdir()
+    shutil.copy(FONT, static)
+    shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures")
     with redirect_stderr(io.StringIO()):        # plot.py notes there which runs it pools
-        for name in only:
+        for name, algo in algorithms().items():
             results.write_curves(name, static / "curves")
-            text = page.page(algorithms()[name], results.markdown(name))
-            write(source / f"algos/{name}.md", text, only, notebooks)
-    for path, place in DOCUMENTS.items():
+            write(source / f"algos/{name}.md", page.page(algo, results.markdown(name)))
+    for path in DOCUMENTS:
         text = (ROOT / path).read_text(encoding="utf-8")
         if path == "README.md":     # its pictures are large, and the site shows more
             text = re.sub(r"^!\[.*\n", "", text, flags=re.M)
-        write(source / place, relinked(text, path, place, notebooks), only, notebooks)
-    shutil.copytree(ROOT / "benchmarks/figures", source / "benchmarks/figures")
-    if notebooks:
-        write_notebooks(source / "notebooks")
-    write(source / "explorer.md", explorer(only), only, notebooks)
-    write(source / "index.md", index(only, notebooks), only, notebooks)
+        write(source / path, re.sub(r"\]\((algos/\w+)\.py\)", r"](\1.md)", text))
+    write_notebooks(source / "notebooks")
+    write(source / "explorer.md", explorer())
+    write(source / "index.md", index())
 
 
-def write(path: Path, text: str, only: list[str], notebooks: bool) -> None:
-    """Write a page. Links to algorithms that get no page become plain text."""
-    for name in algorithms().keys() - set(only):
-        text = re.sub(rf'<a (?:class="\w+" )?href="(?:algos/)?{name}\.html[^"]*">(.*?)</a>',
-                      r"\1", text)
-        text = re.sub(rf"\[([^\]]+)\]\((?:\.\./)?algos/{name}\.md\)", r"\1", text)
+def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
-def relinked(text: str, path: str, place: str, notebooks: bool) -> str:
-    """Return a document with links to its place on the site. Others become plain text."""
-    def link(found):
-        picture, label, target, part = found[1], found[2], found[3], found[4] or ""
-        if re.match(r"https?:", target) or not target:
-            return found[0]
-        named = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
-        if picture:
-            return found[0] if (ROOT / named).exists() else label
-        where = site_of(named, notebooks)
-        start = posixpath.dirname(place) or "."
-        return f"[{label}]({posixpath.relpath(where, start)}{part})" if where else label
-    return LINK.sub(link, text)
-
-
-def site_of(path: str, notebooks: bool) -> str:
-    """Return the page that shows a file of the repository, or ""."""
-    if found := re.fullmatch(r"algos/(\w+)\.py", path):
-        return f"algos/{found[1]}.md" if found[1] in algorithms() else ""
-    if path.startswith("notebooks/") and path.endswith(".ipynb"):
-        return path if notebooks else ""
-    return DOCUMENTS.get(path, "index.md" if path == "notebooks/README.md" else "")
-
-
 def write_notebooks(folder: Path) -> None:
-    folder.mkdir()
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
         with_one_title(notebook)
@@ -135,10 +95,10 @@ def with_one_title(notebook: nbformat.NotebookNode) -> None:
 # ---- pages of the site's own
 
 
-def index(only: list[str], notebooks: bool) -> str:
+def index() -> str:
     """Return the start page: two ways in, and the ladder."""
     begin = "".join(f'<li><a href="notebooks/{name}.html">{escape(title)}</a>{escape(rest)}</li>'
-                    for title, name, rest in tutorials()) if notebooks else ""
+                    for title, name, rest in tutorials())
     commands = re.findall(r"^```sh\n(.+?)\n```", (ROOT / "README.md").read_text("utf-8"), re.M)
     return f"""# plainrl
 
@@ -149,30 +109,38 @@ them, and every published run.</p>
 small steps, with exercises. The outputs shown are stored in the repository, and a test runs every
 notebook and compares them.</p><ol>{begin}</ol></section>
 <section><h2>I know RL</h2><p>Climb the ladder below. A file is its parent plus one idea, so the
-new lines are the lesson. Open a file, or open the number on an edge to see the diff.</p>
+new lines are the lesson. Open a file, or the number behind it to see the diff.</p>
 <p>Start with <a href="algos/ppo.html">PPO</a> or <a href="algos/sac.html">SAC</a>, or compare
 all published runs in the <a href="explorer.html">explorer</a>.</p>
 <div class="command"><code>{escape(commands[0])}</code></div></section></div>''')}
 
 ## The ladder
 
-{page.raw("<p>Each number counts the lines that a file adds to the one on its left.</p>"
-          + ladder.svg())}
+Each file adds its idea, and so many lines, to the one that it stands under.
 
-{table_of_ideas(only)}
+{ladder()}
 
 {toctree("Learn", [f"{k}. {title} <notebooks/{name}>"
-                    for k, (title, name, _) in enumerate(tutorials(), 1)] if notebooks else [])}
-{toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in only])}
-{toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/results>",
+                    for k, (title, name, _) in enumerate(tutorials(), 1)])}
+{toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in algorithms()])}
+{toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/README>",
                      "benchmarks/decisions"])}
-{toctree("Use", ["The README <readme>", "settings", "howto", "debugging", "contributing"])}
+{toctree("Use", ["The README <README>", "docs/settings", "docs/howto", "docs/debugging",
+                 "CONTRIBUTING", "CHANGELOG", "notebooks/README"])}
 """
 
 
-def table_of_ideas(only: list[str]) -> str:
-    rows = [f"| [{ideas()[name][0]}](algos/{name}.md) | {ideas()[name][1]} |" for name in only]
-    return "\n".join(["| file | idea |", "|---|---|", *rows])
+def ladder(parent: str = "", indent: str = "") -> str:
+    """Return a nested list: a file, and below it those that it is the parent of."""
+    rows = []
+    for algo in algorithms().values():
+        if algo.parent == parent:
+            short, idea, _ = ideas()[algo.name]
+            more = (f' (<a href="algos/{parent}.html#next-{algo.name}">+{len(algo.new)}</a>)'
+                    if parent else "")
+            rows += [f"{indent}- [{short}](algos/{algo.name}.md){more}: {idea}",
+                     *ladder(algo.name, indent + "  ").splitlines()]
+    return "\n".join(rows)
 
 
 def tutorials() -> list[tuple[str, str, str]]:
@@ -183,20 +151,18 @@ def tutorials() -> list[tuple[str, str, str]]:
 
 
 def toctree(caption: str, pages: list[str]) -> str:
-    if not pages:
-        return ""
     return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *pages, "```", ""])
 
 
-def explorer(only: list[str]) -> str:
-    scripts = "".join(f'<script src="_static/curves/{name}.js"></script>' for name in only)
+def explorer() -> str:
+    scripts = "".join(f'<script src="_static/curves/{name}.js"></script>' for name in algorithms())
     return f"""# Explorer
 
 {page.raw('<p>All stored runs that have a learning curve. Choose an environment and a number of '
           'steps, then lines. The address holds your choice, so you can share it.</p>'
           '<div class="chart explorer"></div><noscript><p>The explorer needs JavaScript. '
-          '<a href="benchmarks/results.html">Benchmarks</a> has the same results as tables and '
+          '<a href="benchmarks/README.html">Benchmarks</a> has the same results as tables and '
           f'pictures.</p></noscript>{scripts}')}
 
-The tables, pictures and commands are on the page [Benchmarks](benchmarks/results.md).
+The tables, pictures and commands are on the page [Benchmarks](benchmarks/README.md).
 """

@@ -1,17 +1,17 @@
-"""The page of an algorithm: idea, source, shapes, curves, healthy values and planted bugs."""
+"""The page of an algorithm: idea, source, shapes, curves and planted bugs."""
 import re
 from functools import cache
 from html import escape
 
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
-from pygments.token import STANDARD_TYPES
 
-from docs import healthy, prose
+from docs import prose
 from docs.algorithm import LETTERS, Algorithm, algorithms, children, ideas, spell_letters
 from docs.mathml import equation
 
 FENCE = "`" * 6
-PLAIN = {"", "n", "p", "w"}     # names, brackets and spaces have no colour of their own
 # What a section holds, said above it.
 LEADS = {
     "config": "The settings, each with its meaning; `--help` prints them.",
@@ -34,7 +34,6 @@ def page(algo: Algorithm, results: str) -> str:
         *next_files(algo),
         "## Shapes", raw(shapes(algo)),
         "## Learning curves", raw(chart(algo)), results,
-        "## Healthy values", raw(healthy_values(algo)),
         *(["## Silent bugs", raw(silent_bugs(algo))] if algo.bugs else [])])
 
 
@@ -57,33 +56,19 @@ def family(algo: Algorithm) -> str:
 
 
 @cache
-def highlighted(algo: Algorithm, marked: bool) -> list[str]:
-    """Return each line as HTML, with shapes and links to equations if `marked`."""
-    html, line, column = [""], 1, 0
-    for kind, value in PythonLexer(stripnl=False).get_tokens(algo.text):
-        while kind not in STANDARD_TYPES:
-            kind = kind.parent
-        style = STANDARD_TYPES[kind]
-        for k, text in enumerate(value.split("\n")):
-            if k:
-                html.append("")
-                line, column = line + 1, 0
-            if text:
-                html[-1] += token(algo, text, style, line, column, marked)
-                column += len(text)
-    return html[:len(algo.lines)]
+def highlighted(algo: Algorithm) -> list[str]:
+    """Return each line as HTML."""
+    return highlight(algo.text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).split("\n")
 
 
-def token(algo: Algorithm, text: str, style: str, line: int, column: int, marked: bool) -> str:
-    inner = escape(text, quote=False)
-    if marked and style == "n" and algo.lines[line - 1][column + len(text):].startswith("("):
-        found = [name for name in algo.equations if name.rpartition(".")[2] == text]
-        if len(found) == 1:     # a call of a function with an equation
-            inner = f'<a class="eqref" href="#eq-{found[0]}">{inner}</a>'
-    shape = algo.shapes.get((line, column)) if marked else None
-    if shape:
-        inner = f'<span class="shape" tabindex="0" data-tip="{escape(shape)}">{inner}</span>'
-    return inner if style in PLAIN else f'<span class="{style}">{inner}</span>'
+def linked(algo: Algorithm, line: str) -> str:
+    """Return a line in which a call of a function with an equation links to it."""
+    def link(found):
+        names = [name for name in algo.equations if name.rpartition(".")[2] == found[1]]
+        return found[0] if len(names) != 1 else (
+            f'<a class="eqref" href="#eq-{names[0]}">{found[0]}</a>')
+
+    return re.sub(r'<span class="n">(\w+)</span>(?=<span class="p">\()', link, line)
 
 
 def section(algo: Algorithm, name: str, lines: range) -> list[str]:
@@ -127,7 +112,7 @@ def rows(algo: Algorithm, lines: range) -> str:
         kind = "line new" if number in new else "line"
         row = (f'<span class="{kind}" id="L{number}"><a class="ln" href="#L{number}" '
                f'tabindex="-1" data-n="{number}"></a>'
-               f"{highlighted(algo, True)[number - 1]}\n</span>")
+               f"{linked(algo, highlighted(algo)[number - 1])}\n</span>")
         if number in new:
             close()
             html.append(row)
@@ -151,7 +136,7 @@ def switch(algo: Algorithm) -> str:
                      f'{algo.parent}.py: {len(algo.new)} lines</button>')
     parts += [f'<a href="#next-{name}">what {name}.py adds</a>' for name in children(algo.name)]
     note = ("<p>An equation stands above the function that computes it. Hover over underlined "
-            "names, or reach them with Tab: a call shows its equation, an argument its shape.</p>")
+            "names, or reach them with Tab: a call shows its equation.</p>")
     if algo.parent:
         note += (f'<p><a id="new"></a>{len(algo.new)} lines are new since <a href="'
                  f'{algo.parent}.html">{algo.parent}.py</a>: {algo.new_code} of code, the others '
@@ -177,7 +162,7 @@ def diff(algo: Algorithm, child: Algorithm) -> str:
         if sign == "@":
             html.append(f'<span class="hunk">{escape(text or "…")}\n</span>')
             continue
-        inner = escape(text) if sign == "-" else highlighted(child, False)[number - 1]
+        inner = escape(text) if sign == "-" else highlighted(child)[number - 1]
         kind = {"+": "add", "-": "del", " ": "ctx"}[sign]
         at = "" if sign == "-" else number
         html.append(f'<span class="{kind}" data-n="{at}">{sign} {inner}\n</span>')
@@ -212,32 +197,6 @@ def chart(algo: Algorithm) -> str:
     return (f'<div class="chart" data-algo="{algo.name}"></div><noscript><p>The curves need '
             "JavaScript. The table below has the results of every run.</p></noscript>"
             f'<script src="../_static/curves/{algo.name}.js"></script>')
-
-
-def healthy_values(algo: Algorithm) -> str:
-    found = healthy.read().get(algo.name)
-    if not found:
-        return "<p>No ranges are stored for this algorithm. The docstring says what to expect.</p>"
-    flat = ""
-    if "CartPole-v1" in found[0]["command"]:
-        rows = [row for row in found if row["column"] != "explained_variance"]
-        if len(rows) < len(found):
-            flat = (" <code>explained_variance</code> is left out: once every episode of CartPole "
-                    "lasts 500 steps, values hardly differ, and it means little.")
-        found = rows
-    body = "".join(f"<tr><td><code>{row['column']}</code></td><td>{row['low']}</td>"
-                   f"<td>{row['median']}</td><td>{row['high']}</td></tr>" for row in found)
-    runs = int(found[0]["runs"])
-    short = "one short run (seed 1)" if runs == 1 else f"{runs} short runs (seeds 1 to {runs})"
-    return (f"<p>What each column of <code>progress.csv</code> was in {short}, from the first "
-            "report to the last. The docstring says what to expect in longer runs. The ranges "
-            "differ between environments, so a value outside is a reason to look, not a proof of "
-            f"a bug.{flat}</p>"
-            f'<div class="command"><code>{escape(found[0]["command"])}</code></div>'
-            f'<div class="scroll"><table class="numbers"><thead><tr><th>column</th><th>5%</th>'
-            f"<th>median</th><th>95%</th></tr></thead><tbody>{body}</tbody></table></div>"
-            "<p><code>python -m docs.healthy</code> trains them and stores the ranges in "
-            "<code>docs/healthy.csv</code>.</p>")
 
 
 def silent_bugs(algo: Algorithm) -> str:

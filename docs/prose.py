@@ -69,10 +69,8 @@ def linked(text: str) -> str:
     text = re.sub(r"doi:(\S+?)(?=[).]*(?:\s|$))", r'<a href="https://doi.org/\1">doi:\1</a>', text)
     text = re.sub(r"algos/(\w+)\.py", lambda found: f'<a href="{found[1]}.html">{found[1]}.py</a>'
                   if found[1] in algorithms() else found[0], text)
-    for name, page in (("README", "results"), ("decisions", "decisions")):
-        text = text.replace(f"benchmarks/{name}.md",
-                            f'<a href="../benchmarks/{page}.html">benchmarks/{name}.md</a>')
-    return text
+    return re.sub(r"benchmarks/(README|decisions)\.md",
+                  r'<a href="../benchmarks/\1.html">\g<0></a>', text)
 
 
 def symbols(algo: Algorithm, text: str) -> str:

@@ -1,10 +1,9 @@
 /* Popovers, the switch between the whole file and new lines, folded lines, and copy buttons. */
 "use strict";
 
-// ---- Popovers: an equation, a line of code, or the meaning of a shape.
+// ---- Popovers: an equation, or a line of code.
 
 function content(link) {
-  if (link.dataset.tip) return document.createTextNode(link.dataset.tip);
   const target = document.getElementById(link.hash.slice(1));
   if (link.classList.contains("eqref")) return target?.cloneNode(true);
   const box = document.createElement("div");
@@ -20,7 +19,7 @@ function setUpTips() {
   tip.setAttribute("role", "tooltip");
   const hide = () => { tip.hidden = true; };
   const show = (event) => {
-    const link = event.target.closest?.(".eqref, .toline, .shape");
+    const link = event.target.closest?.(".eqref, .toline");
     const inside = link && !tip.contains(link) && content(link);
     if (!inside) return;
     tip.replaceChildren(inside);

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from docs.algorithm import Algorithm
-from tests.house.tree import ROOT, in_readme, tracked
+from docs.algorithm import Algorithm, ideas
+from tests.house.tree import ROOT, tracked
 
 SECTIONS = ["config", "data types", "train", "losses", "kfac", "agent", "buffer"]
 OPTIONAL = {"kfac", "buffer"}
@@ -151,7 +151,7 @@ def test_arrows_point_to_the_helpers(folder, may):
 
 def test_the_readmes_commands_and_links_exist():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert sorted(in_readme()) == sorted(ALGOS)
+    assert sorted(ideas()) == sorted(ALGOS)
     named = re.findall(r"-m ((?:algos|utils)\.\w+)", text)
     modules = {name.replace(".", "/") + ".py" for name in named}
     files = {name for name in re.findall(r"python (\w+\.py)", text)}

@@ -3,7 +3,6 @@
 Users add files to their clone: runs, notes, a copy algos/my_ppo.py. No rule applies to these. Git
 knows which files belong to the project. Without git, all files count.
 """
-import re
 import subprocess
 from fnmatch import fnmatch
 from pathlib import Path
@@ -29,9 +28,3 @@ def by_git():
 
 def files():
     return [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*")]
-
-
-def in_readme():
-    """Return the names of the algorithms in the README's table."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return re.findall(r"^\| \[[^\]]+\]\(algos/(\w+)\.py\)", text, re.MULTILINE)
