@@ -114,7 +114,7 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.RMSProp(agent, eps=cfg.rmsprop_eps)
+        optimizer = mpi.RMSProp(agent, eps=cfg.rmsprop_eps)  # without the average
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
         run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
@@ -285,11 +285,11 @@ def policy_gradient(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choi
     """
     assert log_pi.shape == q.shape == ratio.shape and act.shape == ret.shape
     val = state_value(log_pi, q)
-    truncated = pick(ratio, act).clamp(max=max_ratio) * (ret - val)
+    first = pick(ratio, act).clamp(max=max_ratio) * (ret - val)  # for a_t alone
     correction = log_pi.exp() * (1 - max_ratio / ratio).clamp(min=0)  # 0 if rho <= c
-    weight = correction * (q - val.unsqueeze(-1))
-    weight = weight.scatter_add(-1, act.unsqueeze(-1), truncated.unsqueeze(-1))
-    return weight - log_pi.exp() * weight.sum(-1, keepdim=True)
+    u = correction * (q - val.unsqueeze(-1))
+    u = u.scatter_add(-1, act.unsqueeze(-1), first.unsqueeze(-1))
+    return u - log_pi.exp() * u.sum(-1, keepdim=True)
 
 
 def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
