@@ -282,6 +282,7 @@ class KFAC(mpi.Optimizer):
         every = self.cfg.inverse_every  # at first X and S change fast
         for hook, fisher, grad in zip(hooks, self.fishers, grads):
             hook.remove()
+            fisher.out = None  # which holds the graph
             fisher.update(grad, w=max(1 - self.cfg.decay, 1 / self.k.item()))
             if self.k <= every or self.k % every == 0:
                 fisher.invert(self.damping)

@@ -160,7 +160,7 @@ def diff(algo: Algorithm, child: Algorithm) -> str:
     for sign, number, text in child.diff:
         html = docstring if number <= end else code
         if sign == "@":
-            html.append(f'<span class="hunk">{escape(text or "…")}\n</span>')
+            html.append(f'<span class="hunk">{escape(text)}\n</span>')
             continue
         inner = escape(text) if sign == "-" else highlighted(child)[number - 1]
         kind = {"+": "add", "-": "del", " ": "ctx"}[sign]

@@ -116,8 +116,15 @@ def test_the_gradient_is_the_sum_of_e_x(layer):
 def test_hooks_see_every_layer_and_leave_nothing_behind(kind):
     agent = make_agent(acktr, kind)
     rollout = make_rollout(acktr, agent)
-    before = copies(agent)
-    found = factors(agent, agent.normalize_obs(rollout.obs).flatten(0, 1))
+    before, obs = copies(agent), agent.normalize_obs(rollout.obs).flatten(0, 1)
+    torch.manual_seed(3)
+    found = factors(agent, obs)
+    torch.manual_seed(3)                                        # the same samples
+    nll = acktr.sampled_nll(agent, obs)
+    for layer, fisher in found.items():                         # each has its own x and e
+        expected, = torch.autograd.grad(nll, [layer.weight], retain_graph=True)
+        grad = torch.einsum("bti,btj->ij", fisher.e, fisher.x)[:, :-1]
+        close(grad.reshape(layer.weight.shape), expected, rtol=1e-3, atol=1e-3)
     assert set(found) == {each for each in agent.modules()
                           if isinstance(each, nn.Linear | nn.Conv2d)}
     assert all(fisher.X.any() and fisher.S.any() for fisher in found.values())

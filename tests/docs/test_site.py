@@ -114,6 +114,10 @@ def test_a_diff_turns_the_parent_into_the_file(whole):
         kept = [line for k, line in enumerate(algo.lines, 1) if k not in algo.new]
         gone = [text for sign, _, text in algo.diff if sign == "-"]
         assert Counter(kept + gone) == Counter(old) and len(kept) > len(old) / 4, name
+        for (sign, number, text), (_, following, _) in zip(algo.diff, algo.diff[1:]):
+            if sign == "@":
+                assert text == f"line {number}" and number == following
+            assert sign in "@-" or text == algo.lines[number - 1]
     site, pages = whole
     assert pages["algos/ppo.html"].new == algorithms()["ppo"].new
     start = (site / "index.html").read_text(encoding="utf-8")

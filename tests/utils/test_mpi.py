@@ -227,6 +227,14 @@ def test_what_is_optimized_may_be_a_module_a_parameter_or_several():
     assert changed[:12].any() and not changed[12:24].any() and changed[24:].any()
 
 
+def test_what_is_frozen_has_no_part_in_an_optimizer():
+    net = small_net()
+    net[0].requires_grad_(False)
+    optimizer, frozen = mpi.Adam(net), list(net[0].parameters())
+    assert not any(each is param for each in optimizer.params for param in frozen)
+    assert len(optimizer.params) == len(list(net.parameters())) - len(frozen)
+
+
 @pytest.mark.parametrize("again", [lambda net: net, lambda net: net[0].weight,
                                    lambda net: [net[2].bias]])
 def test_a_parameter_belongs_to_one_optimizer_only(again):
