@@ -112,7 +112,10 @@ notebook and compares them.</p><ol>{begin}</ol></section>
 new lines are the lesson. Open a file, or the number behind it to see the diff.</p>
 <p>Start with <a href="algos/ppo.html">PPO</a> or <a href="algos/sac.html">SAC</a>, or compare
 all published runs in the <a href="explorer.html">explorer</a>.</p>
-<div class="command"><code>{escape(commands[0])}</code></div></section></div>''')}
+<div class="command"><code>{escape(commands[0])}</code></div>
+<p>Games: with <code>pip install -e '.[minatar]'</code>, <code>python -m algos.ppo --env
+MinAtar/Breakout-v1</code> learns in 4 minutes. <a href="README.html#games">More games</a></p>
+</section></div>''')}
 
 ## The ladder
 
