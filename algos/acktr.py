@@ -22,8 +22,9 @@ Departures from the paper. GAE and tanh, as in A2C. With images, where actor and
 share an encoder, the critic has a limit of its own. The running means of the matrices
 start as plain means, as in K-FAC.
 
-Healthy values. On CartPole `step_size` is 0.01 to 0.23 (less where lr ends), `kl` below
-0.0006 (max_kl: 0.001), `explained_variance` above 0.6. A `kl` far above max_kl: bad F.
+Healthy values. On CartPole `step_size` is 0.01 to 0.23 and at the end falls with lr,
+`kl` is below 0.0006 (max_kl: 0.001), `explained_variance` above 0.6. If `kl` is far
+above max_kl, F is estimated badly.
 
 Run   python -m algos.acktr --env CartPole-v1 --total-steps 1e5
 Diff  diff algos/a2c.py algos/acktr.py

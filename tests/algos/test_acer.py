@@ -365,6 +365,7 @@ def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
     envs = make_envs(config(env="CartPole-v1"), 1)
     for i, (rollout, metrics) in enumerate(new):
         assert (metrics["ratio"] - 1).abs().max() < 1e-5
+        assert not rollout.log_mu.requires_grad                 # a buffer of graphs would grow
         agent = acer.Agent(envs.single_observation_space, envs.single_action_space, config())
         agent.load_state_dict(acted[i])
         policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))

@@ -129,6 +129,7 @@ def test_hooks_see_every_layer_and_leave_nothing_behind(kind):
                           if isinstance(each, nn.Linear | nn.Conv2d)}
     assert all(fisher.X.any() and fisher.S.any() for fisher in found.values())
     assert not any(param.grad.any() for param in agent.parameters())
+    assert not any(torch.is_tensor(fisher.out) for fisher in found.values())    # nor the graph
     assert not moved(before, agent)
     assert not any(each._forward_hooks or each._backward_hooks for each in agent.modules())
 

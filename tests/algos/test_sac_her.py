@@ -65,6 +65,9 @@ def test_every_stored_step_and_every_goal_of_its_future_is_drawn_as_often(num_en
     obs, _ = envs.reset(seed=7)
     for _ in range(33):
         obs = sac_her.interact(agent, envs, buffer, obs, agent.act(obs))
+    buffer.device = torch.device("meta")                        # stands for a GPU
+    assert {column.device.type for column in vars(buffer.sample(5)).values()} == {"meta"}
+    buffer.device = torch.device("cpu")
     expected = {}                                               # of 5000 draws
     for number in range(num_envs):
         seen = [row[0] for row in script(number, 33)[0]]
