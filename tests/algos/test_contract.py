@@ -528,20 +528,20 @@ def drawn_alike():
         yield
 
 
-def rank_config(name, **settings):
-    return config(name, num_envs=4, rollout_steps=32, minibatch_size=32, minibatch_envs=4,
-                  total_steps=96, buffer_size=96, anneal_lr=False, lr=1e-2, **settings)
+def rank_config(name, kind="", **settings):
+    return config(name, kind=kind, num_envs=4, rollout_steps=32, minibatch_size=32, lr=1e-2,
+                  minibatch_envs=4, total_steps=96, buffer_size=96, anneal_lr=False, **settings)
 
 
-def watch_last_phases(name, run_dir):
+def watch_last_phases(name, run_dir, kind=""):
     """Train, and write the last call of each function that learns."""
-    seen = watch(name, rank_config(name, run_dir=run_dir))
+    seen = watch(name, rank_config(name, kind, run_dir=run_dir))
     torch.save(list({phase.function: phase for phase in seen.phases}.values()), f"{name}.pt")
 
 
-def learn_share(name, folder):
+def learn_share(name, folder, kind=""):
     """Repeat the last phases of a run with this rank's part. Return what the agent is then."""
-    state = build(name, rank_config(name))
+    state = build(name, rank_config(name, kind))
     result = {}
     for phase in torch.load(Path(folder, f"{name}.pt"), weights_only=False):
         for key, saved in phase.before.items():
@@ -558,18 +558,19 @@ def learn_share(name, folder):
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_two_ranks_equal_one(part, tmp_path):
+@pytest.mark.parametrize("kind", ["", pytest.param("image", marks=pytest.mark.slow)])
+def test_two_ranks_equal_one(part, kind, tmp_path):
     """With half of each batch, or of each rollout's environments, they take the step of one.
 
     Starting two processes takes longer than what they do, so they do it for many algorithms.
     """
-    names = sorted(name for name, row in ALGOS.items() if row.procs)[part::2]
+    names = sorted(name for name, row in ALGOS.items() if row.procs and kind in row.takes)[part::2]
     for name in names:
-        watch_last_phases(name, f"run-{name}")
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+        watch_last_phases(name, f"run-{name}", kind)
+    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "KIND": kind}
     run([mpiexec(), "-n", 2, sys.executable, __file__, "share", tmp_path, *names], env=env)
     for name in names:
-        one = learn_share(name, tmp_path)
+        one = learn_share(name, tmp_path, kind)
         first, second = (torch.load(f"{name}-{k}of2.pt") for k in (0, 1))
         assert same(first, second), name
         for function, state in one.items():
@@ -726,6 +727,6 @@ if __name__ == "__main__":
         os.makedirs(f"rank{mpi.rank()}", exist_ok=True)
         os.chdir(f"rank{mpi.rank()}")
         for each in names:
-            learn_share(each, folder)
+            learn_share(each, folder, os.environ["KIND"])
     else:
         learn_compiled(folder, names)

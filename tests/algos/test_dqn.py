@@ -147,6 +147,13 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
 # ---- The loop
 
 @every_child
+def test_the_target_of_images_has_weights_of_its_own(algo):
+    agent = make_agent(algo, "image")
+    targets = [x.data_ptr() for x in agent.critic_targ.parameters()]
+    assert targets and not set(targets) & {x.data_ptr() for x in agent.critic.parameters()}
+
+
+@every_child
 @pytest.mark.parametrize("num_envs,update_every,target_every", [
     (1, 3, 7), (2, 3, 7), (7, 3, 2), (5, 1, 12), (3, 4, 25), (4, 2, 24), (1, 10, 3)])
 def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_every, target_every,

@@ -534,11 +534,13 @@ def test_fire_begins_each_life_once(cut):
     assert games.begins.tolist() == [False, True]               # the second game has ended
 
 
-def test_a_run_says_how_sticky_its_game_is(capsys):
+def test_a_run_says_by_which_rules_it_plays(capsys):
     envs.say_once.cache_clear()
-    for kwargs, sticky in ("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"):
+    for kwargs, said in (("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"), (
+            '{"episodic_life": true}',
+            "0.25; to the learner, a lost life ends an episode, but not in the log")):
         make_envs(Config(env="ALE/Pong-v5", env_kwargs=kwargs), 1)
-        assert capsys.readouterr().out == f"Atari: sticky actions {sticky}\n"
+        assert capsys.readouterr().out == f"Atari: sticky actions {said}\n"
 
 
 def test_encoders_are_those_of_the_papers():
