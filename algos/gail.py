@@ -48,8 +48,7 @@ from torch.nn.functional import one_hot, softplus
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import (
-    Policy, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
+from utils.envs import Policy, make_envs, mlp, stack_steps
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -81,7 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, GAIL's lambda (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm (D: never clipped); 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths (for images, only in D)
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, also D's
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
 
@@ -343,9 +342,8 @@ class Agent(Policy):  # which adds predict(obs)
     """Actor, critic, discriminator and running statistics."""
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space, obs="vector", act="discrete box")
         self.cfg = cfg
-        self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
         self.log_std = None
         if self.discrete:
@@ -356,27 +354,24 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
-        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = nn.Identity()  # of images, in ppo.py
+        sizes = (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
+            if isinstance(layer, nn.Linear):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.disc = nn.ModuleDict({  # shares no weights; PyTorch's initial ones
-            "encoder": nature_cnn(obs_space) if self.images else nn.Identity(),
-            "net": mlp([sizes[0] + num_outputs, *cfg.hidden, 1], nn.Tanh)})
+        disc_sizes = [sizes[0] + num_outputs, *cfg.hidden, 1]
+        self.disc = mlp(disc_sizes, nn.Tanh)  # with PyTorch's initial weights
         self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
-        if self.images:
-            return obs  # bytes, which the encoder scales
         return self.obs_stats.normalize(obs.float())
 
     def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
@@ -384,8 +379,7 @@ class Agent(Policy):  # which adds predict(obs)
 
     def disc_logit(self, pairs: Pairs) -> PerSample:
         """D(s, a) = sigmoid(logit), the probability that a pair is the expert's."""
-        features = self.disc["encoder"](pairs.obs)
-        return self.disc["net"](torch.cat([features, pairs.act], -1)).squeeze(-1)
+        return self.disc(torch.cat([pairs.obs, pairs.act], -1)).squeeze(-1)
 
     def pairs(self, obs: Tensor, env_act: Tensor) -> Pairs:
         """Raw observations, and actions as `env.step` takes them -> what D sees."""
@@ -425,8 +419,7 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        if not self.images:
-            self.obs_stats.update(rollout.obs.flatten(0, 1))
+        self.obs_stats.update(rollout.obs.flatten(0, 1))
 
 
 if __name__ == "__main__":

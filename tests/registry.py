@@ -57,7 +57,7 @@ ALGOS = {
     "ppo_popart": Row("ppo"),
     "ppo_lstm": Row("ppo"),
     "ppo_mask": Row("ppo", "mask"),
-    "gail": Row("ppo", learns=("update_disc", "update")),
+    "gail": Row("ppo", "box discrete", learns=("update_disc", "update")),
     "bc": Row(""),
     "ars": Row("", "box discrete", {"directions": 2}, episodes=True),
     "grpo": Row("", "text", {"group_size": 4, "epochs": 1, "pretrain_steps": 100, "width": 16,

@@ -9,7 +9,7 @@ import torch
 
 from algos import acer, ddpg, ppo, sac, td3
 from tests import probe
-from tests.helpers import write_demos
+from tests.helpers import rows, write_demos
 from tests.registry import ALGOS, module
 from utils.envs import evaluate
 
@@ -90,8 +90,7 @@ OWN = {"trpo": {"total_steps": 4096, "rollout_steps": 256, "max_kl": 0.05},
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, row in ALGOS.items() if "image" in row.takes
-                                  and name != "gail"])          # it would take minutes
+@pytest.mark.parametrize("name", [name for name, row in ALGOS.items() if "image" in row.takes])
 @pytest.mark.parametrize("bf16", [False, True])
 def test_pixels(name, bf16):
     """Four times as good as by chance, in seconds."""
@@ -116,3 +115,15 @@ def test_a_game(name, settings):
     """Some bricks of Breakout, after half a minute to two. By chance it is 0.4."""
     cfg = module(name).Config(env="MinAtar/Breakout-v1", **settings, **QUICK)
     assert evaluate(module(name).train(cfg), cfg, 20, seed=1)[0].mean() >= 2
+
+
+@pytest.mark.slow
+def test_an_atari_game():
+    """ACER's return on Breakout rises from 1 within minutes. Pong takes all 200,000 steps."""
+    pytest.importorskip("ale_py")
+    rules = {"repeat_action_probability": 0, "episodic_life": True}
+    acer.train(acer.Config(env="ALE/Breakout-v5", env_kwargs=json.dumps(rules),
+                           total_steps=60_000, anneal_lr=False, **QUICK))
+    returns = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
+    third = len(returns) // 3
+    assert np.mean(returns[:third]) < 2 and np.mean(returns[-third:]) >= 4
