@@ -95,18 +95,18 @@ class Games(VecEnv):
     set_attr = env_method = None  # nobody calls them
 
 
-def make_game_peer(algo, env, num_envs):
-    """Return stable-baselines3's PPO, A2C or DQN for an Atari game, with our settings."""
+def make_game_peer(algo, env, num_envs, library=stable_baselines3):
+    """Return the peer's PPO, A2C or DQN for an Atari game, with our settings."""
     envs, common = Games(env, num_envs), {"seed": 1, "device": "cpu"}
     if algo == "ppo":
-        return stable_baselines3.PPO(
+        return library.PPO(
             "CnnPolicy", envs, n_steps=1024 // num_envs, batch_size=256, n_epochs=4,
             learning_rate=lambda left: 2.5e-4 * left, clip_range=0.1, ent_coef=0.01, **common)
     if algo == "a2c":
         return stable_baselines3.A2C(
             "CnnPolicy", envs, n_steps=160 // num_envs, gae_lambda=0.95, ent_coef=0.01,
             learning_rate=lambda left: 7e-4 * left, **common)
-    return stable_baselines3.DQN(
+    return library.DQN(
         "CnnPolicy", envs, learning_rate=lambda left: 1e-4 * left, buffer_size=20_000,
         learning_starts=500, batch_size=32, train_freq=4, target_update_interval=1000,
         exploration_fraction=0.1, exploration_final_eps=0.01, **common)
@@ -119,9 +119,10 @@ def make_peer(algo, env, seed, num_envs=None, library=stable_baselines3, **given
     """
     num_envs = num_envs or NUM_ENVS.get(algo, 1)
     if env.startswith("ALE/"):
-        if library is not stable_baselines3 or algo not in ("ppo", "a2c", "dqn_atari"):
+        if algo not in ("ppo", "a2c", "dqn_atari") or (
+                algo == "a2c" and library is not stable_baselines3):
             raise SystemExit(f"there is no such peer of {algo} on {env}")
-        return make_game_peer(algo, env, num_envs)
+        return make_game_peer(algo, env, num_envs, library)
     envs = make_vec_env(env, n_envs=num_envs, seed=seed)
     common = {"seed": seed, "device": "cpu", "gamma": 0.99}
     if algo in NORMALIZED:

@@ -60,7 +60,7 @@ def test_the_peer_of_a_game_has_our_settings():
         "clip_ratio": peer.clip_range(1.0), "ent_coef": peer.ent_coef,
         "rollout_steps": 8 * peer.n_steps, "scale_rew": False, "recompute_adv": False}
     assert speed.OURS["dqn_atari"] == {"double": False, "dueling": False}  # which the peer is not
-    for algo, more in ("ppo", {"library": "sbx"}), ("trpo", {}):  # its own would be another's time
+    for algo, more in ("a2c", {"library": "sbx"}), ("trpo", {}):  # its own would be another's time
         with pytest.raises(SystemExit, match=f"no such peer of {algo} on ALE/Pong-v5"):
             make_peer(algo, "ALE/Pong-v5", 1, **more)
 
