@@ -153,9 +153,7 @@ def suit_games(cfg, given):
         words = [f"{flag(name)} {value}" if value is not False else flag(f"no_{name}")
                  for name, value in mine.items()]
         mpi.say(f"settings for games, unless given: {' '.join(words)}")
-    cfg = replace(cfg, **mine)
-    check_multiples(vars(cfg))
-    return cfg
+    return replace(cfg, **mine)
 
 
 def suit_machine(cfg, given):
@@ -195,7 +193,7 @@ class Run:
         cfg = open_run(cfg)
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         self.cfg = cfg = suit_machine(suit_games(cfg, given), given)
-        replace(cfg, num_procs=mpi.size(), resume=False)  # refuses what the ranks cannot share
+        check_multiples(vars(cfg) | {"num_procs": mpi.size()})  # perhaps of a launcher
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()

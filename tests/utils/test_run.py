@@ -477,11 +477,19 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     ({"num_envs": 6}, "--rollout-steps is 1024; it takes a multiple of --num-envs, which is 6"),
     ({"rollout_steps": 1088}, "--rollout-steps is 1088; it takes a multiple of --minibatch-size, "
                               "which is 256"),
-    ({"rollout_steps": 64, "minibatch_size": 64}, ""), ({"num_envs": 6, "resume": True}, "")])
+    ({"rollout_steps": 64, "minibatch_size": 64}, "")])
 def test_a_game_needs_multiples_of_its_own_settings(settings, words):
     config = ppo.Config(env="ALE/Pong-v5", **settings)
     with pytest.raises(UsageError, match=words) if words else nullcontext():
-        run_module.suit_games(config, config.given)
+        run_module.Run(config)
+
+
+def test_ranks_of_a_launcher_share_a_game_equally(monkeypatch):
+    """Without --num-procs, the Config cannot know how many there are."""
+    monkeypatch.setattr(mpi, "_size", 3)
+    monkeypatch.setattr(run_module, "launch", lambda cfg: None)
+    for env in ("MinAtar/Breakout-v1", "CartPole-v1"):
+        assert "--num-procs, which is 3" in refused(run_module.Run, ppo.Config(env=env))
 
 
 def test_games_bring_their_settings_except_where_others_were_given(capsys):
