@@ -240,7 +240,9 @@ class Run:
         """
         self.agent = agent
         self.state = {"agent": agent, **state}
-        broadcast(agent)
+        if mpi.size() > 1:
+            for tensor in agent.state_dict().values():
+                tensor.copy_(torch.from_numpy(mpi.gather(tensor.cpu().numpy())[0]))
         encoders = [part for part in agent.modules() if hasattr(part, "bf16")]  # ImageEncoder
         for part in encoders:
             part.bf16 = self.cfg.bf16
@@ -514,14 +516,6 @@ def choose_device(cfg) -> torch.device:
         wanted = is_image(envs.single_observation_space)  # small networks are faster on the CPU
         envs.close()
     return torch.device("cuda", mpi.rank() % gpus) if wanted else torch.device("cpu")
-
-
-def broadcast(agent: torch.nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers, in place."""
-    if mpi.size() == 1:
-        return
-    for tensor in agent.state_dict().values():
-        tensor.copy_(torch.from_numpy(mpi.gather(tensor.cpu().numpy())[0]))
 
 
 # ---- the run directory
