@@ -259,40 +259,38 @@ class Run:
         cfg = self.cfg
         # It also waits until every rank has found the directory free.
         initial = together(self.load_policy if cfg.init_from and not cfg.resume else None)
-        with ExitStack() as stack:  # a later refusal closes what was opened
-            in_main = threading.current_thread() is threading.main_thread()
-            for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
-                before = signal.signal(number, self.on_signal)
-                stack.callback(signal.signal, number, before or signal.SIG_DFL)
-            together(claim if self.root else None, cfg, stack)
-            if cfg.resume and checkpoint.resume_folders(self.run_dir):
-                self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
-                together(self.load_checkpoint, saved)
-                if self.reported_step >= cfg.total_steps:
-                    mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
-                            "a larger --total-steps continues it")
-                    return self.reported_step
-            elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
-                together(self.load_policy)
-            if self.root:
-                write_config(cfg, self.reported_step, initial)
-                compiles = ("--compile, which takes up to a minute at first (without: --no-compile)"
-                            if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
-                mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
-                        f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
-                        f"{cfg.torch_threads}" + f", {compiles}" * cfg.compile)
-                own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
-                start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
-                if self.reported_step < start:
-                    mpi.say(f"learning starts at step {start:,}" + (
-                        "; steps take longer from there" if start <= cfg.total_steps else
-                        ", after --total-steps, so this run learns nothing"))
-                self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, stack)
-            self.reported = time.perf_counter()
-            self.started = self.reported - self.seconds
-            if self.saved_step is None:
-                self.save_checkpoint()  # so that --resume works from here on
-            self.stack.push(stack.pop_all())
+        in_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
+            before = signal.signal(number, self.on_signal)
+            self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
+        together(claim if self.root else None, cfg, self.stack)
+        if cfg.resume and checkpoint.resume_folders(self.run_dir):
+            self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
+            together(self.load_checkpoint, saved)
+            if self.reported_step >= cfg.total_steps:
+                mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
+                        "a larger --total-steps continues it")
+                return self.reported_step
+        elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
+            together(self.load_policy)
+        if self.root:
+            write_config(cfg, self.reported_step, initial)
+            compiles = ("--compile, which takes up to a minute at first (without: --no-compile)"
+                        if type(cfg).__module__ in mpi.COMPILABLE else "nothing to --compile")
+            mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
+                    f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
+                    f"{cfg.torch_threads}" + f", {compiles}" * cfg.compile)
+            own = getattr(sys.modules[type(cfg).__module__], "num_start_steps", None)
+            start = own(cfg) if own else getattr(cfg, "start_steps", 0)  # no updates before
+            if self.reported_step < start:
+                mpi.say(f"learning starts at step {start:,}" + (
+                    "; steps take longer from there" if start <= cfg.total_steps else
+                    ", after --total-steps, so this run learns nothing"))
+            self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, self.stack)
+        self.reported = time.perf_counter()
+        self.started = self.reported - self.seconds
+        if self.saved_step is None:
+            self.save_checkpoint()  # so that --resume works from here on
         return self.reported_step
 
     @property
