@@ -21,10 +21,8 @@ import os
 import sys
 
 # Both are read when PyTorch is loaded. Matrix products then have the same bits with one thread as
-# with two, so a run may change their number (`Threads` in utils/run.py). Threads wait for each
-# other after each operation. If they spin until the other has a core, a busy machine makes them 100
-# times slower; if they sleep at once, an idle one makes them slower than a single thread. So they
-# spin for some microseconds and then sleep.
+# with two, so a run may change their number (`Threads` in utils/run.py). Where a thread waits for
+# the other, it spins for some microseconds and then sleeps (benchmarks/decisions.md, Speed).
 if "torch" not in sys.modules:
     os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -92,8 +92,7 @@ def program(*stopped):
             sys.exit(stop.status)
         if mpi.size() > 1:
             raise
-        notes = getattr(stop, "__notes__", stopped)
-        print("stopped by Ctrl-C", *notes, sep="; ", file=sys.stderr)
+        print("stopped by Ctrl-C", *getattr(stop, "__notes__", stopped), sep="; ", file=sys.stderr)
         sys.exit(130)
 
 

@@ -95,8 +95,7 @@ def make_result(run: Path) -> dict:
     every = max(1, math.ceil(len(evals) / 100))
     settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
                 if field.name not in OURS | NO_NUMBERS}
-    usual = {field.name: field.default for field in fields(cfg)}
-    usual |= for_game(cfg)
+    usual = {field.name: field.default for field in fields(cfg)} | for_game(cfg)
     changed = {name: x for name, x in settings.items() if x != usual[name]}
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,

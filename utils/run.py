@@ -159,9 +159,8 @@ def suit_games(cfg, given):
 def suit_machine(cfg, given):
     """Return `cfg` with --bf16 and --compile, unless given, where this machine gains by them.
 
-    In bfloat16, games are 1.5 times as fast on a processor that has it. Compiling takes up to half
-    a minute. Then a step takes a seventh (PPO, TD3) to a quarter (SAC) less time. Files that take
-    few gradient steps per environment step gain too little.
+    Compiling takes up to half a minute, and files that take few gradient steps per environment
+    step gain too little by it (benchmarks/decisions.md, Speed).
     """
     if cfg.resume or torch.cuda.is_available():
         return cfg
@@ -172,9 +171,8 @@ def suit_machine(cfg, given):
              else math.inf)
     can = type(cfg).__module__ in mpi.COMPILABLE and (
         os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++"))
-    if "compile" in given or cfg.total_steps < least or not can:
-        return cfg
-    return replace(cfg, compile=True)
+    compiles = "compile" not in given and cfg.total_steps >= least and can
+    return replace(cfg, compile=True) if compiles else cfg
 
 
 class Run:
@@ -374,11 +372,10 @@ class Run:
         first_env = mpi.rank() * mpi.share(num_envs)
         ended = [(step - ago * num_envs, first_env + env, *end)
                  for ago, env, *end in envs.pop_episodes()]
-        if ended:
-            self.store(ep_ret=[end[2] for end in ended], ep_len=[end[3] for end in ended])
-        for end in ended:
-            if len(end) > 4:  # the environment tells success
-                self.store(success=end[4])
+        for _, _, ep_ret, ep_len, *success in ended:
+            self.store(ep_ret=[ep_ret], ep_len=[ep_len])
+            if success:  # the environment tells it
+                self.store(success=success[0])
         now = time.perf_counter()
         # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
         late = now - self.saved > max(60, 20 * self.save_seconds)
@@ -658,9 +655,9 @@ def write_config(cfg, step, initial):
         config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
     else:
         module = module_name(type(cfg))
-        spec = gym.registry.get(cfg.env.rpartition(":")[2])
+        spec = gym.spec(cfg.env.rpartition(":")[2])
         config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
-                  "init_from": initial, "env_spec_kwargs": spec.kwargs if spec else {}}
+                  "init_from": initial, "env_spec_kwargs": spec.kwargs}
     config["settings"] = plain_settings(cfg)
     checkpoint.write_text(Path(cfg.run_dir, "config.json"),
                           json.dumps(config, indent=2, default=str) + "\n")
