@@ -365,7 +365,7 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         disc_sizes = [sizes[0] + num_outputs, *cfg.hidden, 1]
-        self.disc = mlp(disc_sizes, nn.Tanh)  # with PyTorch's initial weights
+        self.disc = mlp(disc_sizes, nn.Tanh)  # shares none; PyTorch's initial weights
         self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved

@@ -13,7 +13,8 @@ from algos import gail, ppo
 from tests import onpolicy
 from tests.envs import HIGH, LOW, Probe
 from tests.helpers import bare, close, copies, gradients, moved, rows, same, vec, write_demos
-from tests.onpolicy import SPACES, Still, learn_with, make_config, make_optimizers, parameters
+from tests.onpolicy import (
+    SPACES, Descent, Still, learn_with, make_config, make_optimizers, parameters)
 from utils import mpi
 from utils.demos import Demos
 
@@ -146,6 +147,24 @@ def test_the_discriminator_has_a_learning_rate_of_its_own(disc_lr):
     before = parameters(agent.disc)
     gail.update_disc(agent, mpi.Adam(agent.disc), make_rollout(agent), make_demos())
     close((parameters(agent.disc) - before).abs().max(), disc_lr, rtol=0.02)
+
+
+def test_the_discriminator_has_the_hidden_layers_of_the_settings():
+    """And PyTorch's initial weights, which are not orthogonal."""
+    disc = make_agent(hidden=(7, 5)).disc
+    assert [layer.out_features for layer in disc[::2]] == [7, 5, 1]
+    weight = gail.Agent(*SPACES["box"], make_config(gail)).disc[2].weight
+    assert weight.abs().max() <= 1 / math.sqrt(8) and (weight @ weight.T).trace() < 8
+
+
+def test_the_discriminators_gradient_is_never_clipped():
+    """A plain step down it shows its length, which Adam's does not."""
+    results = []
+    for bound in (0.5, 1e-9):
+        agent = make_agent(max_grad_norm=bound, disc_lr=1.0)
+        gail.update_disc(agent, Descent(agent.disc), make_rollout(agent), make_demos())
+        results.append(parameters(agent.disc))
+    assert torch.equal(*results)
 
 
 @every_kind

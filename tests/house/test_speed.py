@@ -1,6 +1,7 @@
 """benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,6 +61,9 @@ def test_the_peer_of_a_game_has_our_settings():
         "clip_ratio": peer.clip_range(1.0), "ent_coef": peer.ent_coef,
         "rollout_steps": 8 * peer.n_steps, "scale_rew": False, "recompute_adv": False}
     assert speed.OURS["dqn_atari"] == {"double": False, "dueling": False}  # which the peer is not
+    other = SimpleNamespace(PPO=lambda *_, **given: "its PPO", DQN=lambda *_, **given: "its DQN")
+    assert make_peer("ppo", "ALE/Pong-v5", 1, 8, library=other) == "its PPO"
+    assert make_peer("dqn_atari", "ALE/Pong-v5", 1, 1, library=other) == "its DQN"
     for algo, more in ("a2c", {"library": "sbx"}), ("trpo", {}):  # its own would be another's time
         with pytest.raises(SystemExit, match=f"no such peer of {algo} on ALE/Pong-v5"):
             make_peer(algo, "ALE/Pong-v5", 1, **more)
