@@ -191,7 +191,8 @@ class Run:
         cfg = open_run(cfg)
         launch(cfg)  # with --num-procs P, this process becomes P ranks that come here again
         self.cfg = cfg = suit_machine(suit_games(cfg, given), given)
-        check_multiples(vars(cfg) | {"num_procs": mpi.size()})  # perhaps of a launcher
+        shared = replace(cfg, num_procs=mpi.size(), resume=False)  # refuses too many ranks
+        check_multiples(vars(shared))  # of a game's own settings, too
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()
