@@ -20,7 +20,7 @@ Departures, besides those of ppo.py. The paper uses TRPO, and takes one step of 
 rollout. Its D is 1 - ours, so its cost, log D, is minus our reward.
 
 Healthy values. `d_expert` and `d_policy`, the mean D of each kind of pairs, leave 0.5
-and approach it again. If `d_policy` stays near 0, so does the reward: lower disc_lr.
+and approach it again. If `d_policy` stays near 0, D is too good to guide: lower disc_lr.
 
 Run   python -m algos.ppo --env CartPole-v1 --total-steps 5e4
       python -m utils.play runs/CartPole-v1/ppo/seed1 --record e.npz --stochastic
@@ -234,7 +234,7 @@ def imitation_reward(logit: PerSample, positive: bool) -> PerSample:
 
     -log(1 - D) > 0 pays for long episodes, however badly they imitate (Kostrikov et al.
     2019, arXiv:1809.02925), and for avoiding a success that ends the episode. There,
-    use log D < 0, as Ho & Ermon do. It pays for early ends, even failures.
+    use log D < 0, as Ho & Ermon's code can. It pays for early ends, even failures.
     """
     return softplus(logit) if positive else -softplus(-logit)
 
