@@ -20,7 +20,7 @@ Departures, besides those of ppo.py. The paper uses TRPO, and takes one step of 
 rollout. Its D is 1 - ours, so its cost, log D, is minus our reward.
 
 Healthy values. `d_expert` and `d_policy`, the mean D of each kind of pairs, leave 0.5
-and approach it again. If `d_policy` stays near 0, D is too good to guide: lower disc_lr.
+and approach it again. Where `d_policy` stays near 0, D is too sure: lower disc_lr.
 
 Run   python -m algos.ppo --env CartPole-v1 --total-steps 5e4
       python -m utils.play runs/CartPole-v1/ppo/seed1 --record e.npz --stochastic
