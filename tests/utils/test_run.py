@@ -595,9 +595,9 @@ def test_threads_adapt_only_to_zero_and_where_bits_do_not_change(monkeypatch, nu
 
 
 def test_a_run_adapts_its_threads_and_keeps_freed_memory(monkeypatch):
-    clock, kept = Clock(monkeypatch), []
-    monkeypatch.setattr(run_module.ctypes, "CDLL", lambda _: SimpleNamespace(
-        mallopt=lambda *pair: kept.append(pair)))
+    clock, kept, load = Clock(monkeypatch), [], run_module.ctypes.CDLL
+    monkeypatch.setattr(run_module.ctypes, "CDLL", lambda name, *more: load(name, *more) if name
+                        else SimpleNamespace(mallopt=lambda *pair: kept.append(pair)))
     with start(Config(torch_threads=0)) as run:
         clock.now += 2
         run.advance(100)
