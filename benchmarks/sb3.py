@@ -107,7 +107,7 @@ def make_game_peer(algo, env, num_envs, library=stable_baselines3):
             learning_rate=lambda left: 2.5e-4 * left, clip_range=0.1, ent_coef=0.01, **common)
     if algo == "a2c":
         return stable_baselines3.A2C(
-            "CnnPolicy", envs, n_steps=160 // num_envs, gae_lambda=0.95, ent_coef=0.01,
+            "CnnPolicy", envs, n_steps=80 // num_envs, gae_lambda=0.95, ent_coef=0.01,
             learning_rate=lambda left: 7e-4 * left, **common)
     return library.DQN(
         "CnnPolicy", envs, learning_rate=lambda left: 1e-4 * left, buffer_size=20_000,
