@@ -80,7 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {"lr": 3e-3}  # instead of the above, for games
-    for_atari = {  # instead of that, for Atari; 5 steps of 16, as in OpenAI Baselines
+    for_atari = {  # instead of that, for Atari; T = 5, as in OpenAI Baselines
         "total_steps": 3e6, "rollout_steps": 80, "lr": 7e-4, "ent_coef": 0.01}
 
 

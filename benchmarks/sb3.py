@@ -19,7 +19,7 @@ observations and rewards (VecNormalize). The off-policy peers normalise nothing.
     dqn    our settings, without Double DQN and the dueling network, which the
            peer lacks
 
-On Atari, ppo, a2c and dqn_atari have our settings for games; from Python,
+On Atari, ppo, a2c and dqn_atari have our settings for it; from Python,
 `library` may be sbx for ppo and dqn_atari.
 
 It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json

@@ -12,7 +12,7 @@ from benchmarks import speed
 @pytest.mark.parametrize("env,num_procs,steps,expected", [      # whole rollouts, one update each
     pytest.param("Pendulum-v1", 1, 400, {"env": 480, "optimizer": 3}, marks=pytest.mark.slow),
     ("Pendulum-v1", 2, 400, {"env": 480, "optimizer": 3}),
-    ("ALE/Pong-v5", 1, 320, {"env": 160, "optimizer": 2})])
+    ("ALE/Pong-v5", 1, 160, {"env": 80, "optimizer": 2})])
 def test_a_real_run_is_counted_and_its_parts_are_the_whole(env, num_procs, steps, expected):
     args = argparse.Namespace(algo="a2c", env=env, num_envs=2, compile=False, bf16=False,
                               num_procs=num_procs)
