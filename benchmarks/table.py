@@ -328,8 +328,10 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
     chosen = {key: results for key, results in groups.items()
               if any(fnmatch(names[key], pattern) for pattern in patterns or "*")
               and not any(fnmatch(names[key], pattern) for pattern in without)}
-    if not chosen:
-        raise ValueError(f"no result matches: {order}")
+    idle = [pattern for pattern in patterns
+            if not any(fnmatch(name, pattern.removeprefix("!")) for name in names.values())]
+    if idle or not chosen:
+        raise ValueError(f"no result matches {' '.join(idle)} of: {order}")
     if kind.endswith(".svg"):
         return curves(chosen, folder / "figures" / kind)
     kinds = {"defaults": defaults, "peers": peers, "settings": settings, "games": games,

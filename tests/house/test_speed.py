@@ -61,9 +61,9 @@ def test_the_peer_of_a_game_has_our_settings():
         "clip_ratio": peer.clip_range(1.0), "ent_coef": peer.ent_coef,
         "rollout_steps": 8 * peer.n_steps, "scale_rew": False, "recompute_adv": False}
     peer, own = make_game_peer("a2c", "ALE/Pong-v5", 16), a2c.Config
-    assert own.for_atari == {"total_steps": own.for_atari["total_steps"],
-                             "rollout_steps": 16 * peer.n_steps, "ent_coef": peer.ent_coef,
-                             "lr": peer.learning_rate(1.0)}
+    assert own.for_atari == {"total_steps": 3e6, "rollout_steps": 16 * peer.n_steps,
+                             "lr": peer.learning_rate(1.0), "ent_coef": peer.ent_coef}
+    assert (own.lam, own.gamma) == (peer.gae_lambda, peer.gamma)
     assert speed.OURS["dqn_atari"] == {"double": False, "dueling": False}  # which the peer is not
     other = SimpleNamespace(PPO=lambda *_, **given: "its PPO", DQN=lambda *_, **given: "its DQN")
     assert make_peer("ppo", "ALE/Pong-v5", 1, 8, library=other) == "its PPO"
