@@ -32,7 +32,7 @@ from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
 from utils.cli import as_text, nearest, program, read_command
-from utils.mpi import UsageError
+from utils.errors import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
 # Runs that differ only in these settings are seeds of the same line.

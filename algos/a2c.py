@@ -47,8 +47,9 @@ from torch import Tensor, nn
 #               weights and returns the gradient's norm before clipping
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
-from utils.envs import (
-    Policy, cnn_out, is_image, make_envs, mlp, nature_cnn, stack_steps)
+from utils.envs import make_envs, stack_steps
+from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

@@ -37,7 +37,8 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 
 from utils import mpi
-from utils.envs import Policy, make_envs
+from utils.envs import make_envs
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 

@@ -46,7 +46,9 @@ from torch import Tensor, nn
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import Policy, cnn_out, is_image, make_envs, mlp, nature_cnn
+from utils.envs import make_envs
+from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.

@@ -46,7 +46,9 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, make_envs
+from utils.buffers import SavedRows, check_memory
+from utils.envs import make_envs
+from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
@@ -76,7 +78,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     warm_up: int = 100_000  # updates of a network before it renormalises: BatchRenorm
     critic_hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the critics
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths of the actor
-    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
     def __post_init__(self):
         if self.num_procs != 1:  # Run asks again with the number that mpiexec started

@@ -47,7 +47,10 @@ from torch import Tensor, nn
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp
+from utils.buffers import SavedRows, check_memory
+from utils.envs import make_envs
+from utils.nets import mlp
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -72,7 +75,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     tau: float = 0.005  # Polyak coefficient of the target networks (0.001 to 0.02)
     act_noise: float = 0.1  # std of the noise for exploration (0.05 to 0.3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================

@@ -45,8 +45,10 @@ from torch.nn.functional import smooth_l1_loss
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import (
-    Policy, SavedRows, check_memory, cnn_out, is_image, make_envs, mlp, nature_cnn)
+from utils.buffers import SavedRows, check_memory
+from utils.envs import make_envs
+from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

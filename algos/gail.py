@@ -48,7 +48,9 @@ from torch.nn.functional import one_hot, softplus
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
 from utils import mpi
 from utils.demos import Demos, load_demos
-from utils.envs import Policy, make_envs, mlp, stack_steps
+from utils.envs import make_envs, stack_steps
+from utils.nets import mlp
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

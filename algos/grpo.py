@@ -45,7 +45,8 @@ from torch.nn.functional import scaled_dot_product_attention
 # mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
 #               weights and returns the gradient's norm before clipping
 from utils import mpi
-from utils.envs import Policy, make_envs
+from utils.envs import make_envs
+from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call. A token is the number of a character.

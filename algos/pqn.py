@@ -41,7 +41,9 @@ from torch import Tensor, nn
 # mpi.Adam     `step(lr)` averages the gradient over processes, clips it, moves the
 #              weights and returns the gradient's norm before clipping
 from utils import mpi
-from utils.envs import Policy, cnn_out, is_image, make_envs, nature_cnn, stack_steps
+from utils.envs import make_envs, stack_steps
+from utils.nets import cnn_out, is_image, nature_cnn
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.

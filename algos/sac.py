@@ -48,7 +48,10 @@ from torch.nn.functional import softplus
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp
+from utils.buffers import SavedRows, check_memory
+from utils.envs import make_envs
+from utils.nets import mlp
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -75,7 +78,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     alpha: float = 1.0  # temperature (0.05 to 1); with learn_alpha, its initial value
     learn_alpha: bool = True  # tune alpha until the entropy is -1 per action dimension
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================

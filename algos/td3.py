@@ -47,7 +47,10 @@ from torch import Tensor, nn
 # mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
 #            returns the gradient's norm
 from utils import mpi
-from utils.envs import Policy, SavedRows, check_memory, make_envs, mlp
+from utils.buffers import SavedRows, check_memory
+from utils.envs import make_envs
+from utils.nets import mlp
+from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
@@ -75,7 +78,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     noise_clip: float = 0.5  # bound on the noise on the target's action (0.3 to 0.5)
     policy_delay: int = 2  # critic updates per actor update (1 to 3)
     hidden: tuple[int, ...] = (256, 256)  # hidden layer widths
-    torch_threads: int = 0  # of PyTorch; 0: two if a second core is free
 
 
 # ===================================== data types =====================================

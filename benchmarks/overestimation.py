@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
-from utils.run import read_config
+from utils.run.directory import read_config
 
 HERE = Path(__file__).resolve().parent
 FIELDS = ("algo", "env", "seed", "step", "q", "discounted", "eval")

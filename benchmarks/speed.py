@@ -76,7 +76,7 @@ def count_steps(library: str, env: str) -> dict[str, int]:
     import gymnasium as gym
     from gymnasium.envs.registration import load_env_creator
 
-    from utils.envs import is_game
+    from utils.env_ids import is_game
 
     spec = gym.spec(env)  # all environments of a game take a step at once
     env_class = load_env_creator(spec.vector_entry_point if is_game(env, "ALE/")
@@ -141,7 +141,7 @@ def child(library: str, args: argparse.Namespace) -> None:
         import sbx
 
     from utils import mpi
-    from utils.envs import refusing_bad_env
+    from utils.env_ids import refusing_bad_env
 
     with refusing_bad_env(argparse.Namespace(env=args.env, env_kwargs="{}")):
         pass  # registers Atari's games and the robots
@@ -181,7 +181,7 @@ def timed(library: str, args: argparse.Namespace, threads: int,
                     if getattr(args, name) is not None]
         command += ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
-            from utils.mpi import find_mpiexec
+            from utils.run.launch import find_mpiexec
 
             command = [find_mpiexec(), "-n", str(args.num_procs), *command]
     start = time.perf_counter()

@@ -45,7 +45,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from utils.checkpoint import write_text
+from utils.files import write_text
 from utils.results import CURVES, curves_of, read_suite
 
 HERE = Path(__file__).resolve().parent

@@ -11,7 +11,7 @@ from torch import nn
 from tests import envs as scripted
 from tests.helpers import BOX, VECTOR, close, column, name_of, quick
 from utils import mpi
-from utils.envs import FlatBox
+from utils.spaces import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
 

@@ -22,8 +22,7 @@ from tests.envs import Probe
 from tests.registry import ALGOS
 from utils import run, sweep
 from utils.cli import program
-from utils.envs import forget
-from utils.mpi import UsageError
+from utils.errors import UsageError
 from utils.play import find_module
 
 GAMMA = 0.5

@@ -1,28 +1,28 @@
-"""What the algorithm files share. All that is learning, time limits too, stands in these files.
-Each imports the first three, imitation (bc, gail) also demos:
+"""What the algorithm files share. What is learned is computed with the first four:
 
-    mpi.py          optimizers and running statistics, averaged over processes; compiled losses
-    envs.py         make_envs, evaluate, what each kind of environment needs
-    run.py          RunConfig and Run: the directory and its lock, seeds, device, threads, whether
-                    to compile, reports, save and resume
+    mpi.py          processes: averages, moments and running statistics over all of them
+    optim.py        Adam and RMSProp
+    nets.py         layers for vectors, an encoder for images
+    envs.py         make_envs, the episodes that end, rollouts as tensors
+
+An algorithm file may also import:
+
+    policy.py       the parent of every Agent: the spaces that it takes, and `predict`
+    buffers.py      what replay buffers share
+    goals.py        rewards of other goals, for hindsight
     demos.py        demonstrations of an expert, for imitation learning
+    errors.py       UsageError
+    run/            the stage: settings, command line, directory, checkpoints, signals, reports
 
-Two files are commands: play.py (evaluate a run, record a video or demonstrations) and sweep.py
+Two files are programs: play.py (evaluate a run, record a video or demonstrations) and sweep.py
 (many runs, their results). The others stand behind these:
 
+    env_ids.py      names of environments, and what can be wrong with them
+    spaces.py       kinds of spaces, and those that stand for others
+    wrappers.py     what is wrapped around each environment
+    evaluate.py     returns of a policy
     logger.py       progress.csv, episodes.csv, TensorBoard, console
-    checkpoint.py   files that are written whole; checkpoints; the copy of the algorithm in a run
-    cli.py          the command line of every program, and the ranges of settings
+    files.py        files that a kill leaves whole
     results.py      result.json, and suites of results
     tasks.py        environments of this project: --env utils.tasks:CartPoleNoVel-v0
 """
-
-import os
-import sys
-
-# Both are read when PyTorch is loaded. Matrix products then have the same bits with one thread as
-# with two, so a run may change their number (`Threads` in utils/run.py). Where a thread waits for
-# the other, it spins for some microseconds and then sleeps (benchmarks/decisions.md, Speed).
-if "torch" not in sys.modules:
-    os.environ.setdefault("MKL_CBWR", "AVX2,STRICT")
-    os.environ.setdefault("GOMP_SPINCOUNT", "3000")

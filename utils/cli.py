@@ -6,6 +6,7 @@ was meant.
 """
 
 import argparse
+import dataclasses
 import difflib
 import gc
 import inspect
@@ -19,7 +20,8 @@ from dataclasses import MISSING, fields
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from utils import mpi
-from utils.mpi import UsageError, cores
+from utils.errors import UsageError
+from utils.run.launch import cores, leave
 
 # What other libraries call a setting.
 OTHERS_SAY = {
@@ -84,7 +86,7 @@ def program(*stopped):
         if mpi.rank() == 0:
             print(f"error: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
         if mpi.size() > 1:
-            mpi.leave(f"error: {error}", 2)
+            leave(f"error: {error}", 2)
         sys.exit(2)
     except KeyboardInterrupt as stop:
         if hasattr(stop, "status"):
@@ -103,7 +105,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message.removeprefix("argument "))
 
 
-def read_command(config_class, doc, prog, args=None, hint=None):
+def read_command(config_class, doc, prog, args=None, hint=None, default=None):
     """Return an instance of a dataclass, with the settings that a command line gives.
 
     doc      what --help prints beside the settings
@@ -125,8 +127,9 @@ def read_command(config_class, doc, prog, args=None, hint=None):
         near = " or ".join(map(flag, nearest(name, known)))
         help = f"did you mean {near}?" if near else hint and hint(name) or "--help lists the flags"
         raise UsageError(f"there is no {word}; {help}")
-    return config_class(**{name: tuple(value) if isinstance(value, list) else value
-                           for name, value in vars(given).items()})
+    given = {name: tuple(value) if isinstance(value, list) else value
+             for name, value in vars(given).items()}
+    return dataclasses.replace(default, **given) if default else config_class(**given)
 
 
 def make_parser(config_class, doc, prog):

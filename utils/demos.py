@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from utils import mpi
-from utils.checkpoint import whole
-from utils.envs import evaluate, make_envs, stack_steps
-from utils.mpi import UsageError
+from utils.files import atomic_write
+from utils.envs import make_envs, stack_steps
+from utils.evaluate import evaluate
+from utils.errors import UsageError
 
 PER_STEP = ("obs", "act", "rew", "terminated", "truncated")
 ARRAYS = (*PER_STEP, "ret", "env", "env_kwargs")
@@ -58,7 +59,7 @@ def record_demos(agent, cfg, file: str, episodes: int, seed: int, deterministic:
     columns = dict(zip(PER_STEP, map(np.stack, zip(*steps))))  # [steps, episodes, ...]
     arrays = {name: np.concatenate([column[:length, i] for i, length in enumerate(lengths)])
               for name, column in columns.items()}
-    with whole(file) as target:
+    with atomic_write(file) as target:
         np.savez_compressed(target, **arrays, ret=returns, env=cfg.env, env_kwargs=cfg.env_kwargs)
     return returns, lengths
 

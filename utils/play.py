@@ -34,12 +34,16 @@ import numpy as np
 import torch
 
 from utils import checkpoint
-from utils.checkpoint import check_target
+from utils.files import check_target
 from utils.cli import check_range, program, read_command
 from utils.demos import record_demos
-from utils.envs import act_kind, evaluate, is_game, make_envs, one_line
-from utils.mpi import UsageError
-from utils.run import choose_device, read_config
+from utils.env_ids import is_game
+from utils.envs import make_envs
+from utils.evaluate import evaluate
+from utils.spaces import act_kind, one_line
+from utils.errors import UsageError
+from utils.run.directory import read_config
+from utils.run.run import choose_device
 
 
 @dataclass(frozen=True)
@@ -83,10 +87,7 @@ def read_run(run, best: bool = False):
     if package != "algos":  # a stranger's run must not name code of theirs to import
         raise UsageError(f"{run} was made by {config['module']}; only files in algos/ are loaded")
     module = find_module(algo, str(run))
-    try:
-        cfg = module.Config(**config["settings"])
-    except TypeError as error:
-        raise UsageError(f"another version made {run}/config.json: {error}") from None
+    cfg = module.Config.of_run(run)
     if best and not path.exists():
         raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
     return module, cfg, checkpoint.load_file(path, "agent", "step")
@@ -102,7 +103,7 @@ def load_agent(run, best: bool = False, device: str = "cpu"):
     Warns if the present code is not that of the run.
     """
     module, cfg, policy = read_run(run, best)
-    if checkpoint.has_changed(module.Config, run):
+    if has_changed(module.Config, run):
         warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
                       f"differently; {run}/algo.py is the code of the run", stacklevel=2)
     device = choose_device(replace(cfg, device=device))

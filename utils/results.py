@@ -16,14 +16,15 @@ import numpy as np
 import torch
 
 from utils import play
-from utils.checkpoint import write_text
-from utils.envs import evaluate
+from utils.files import write_text
+from utils.evaluate import evaluate
 from utils.logger import read_table
-from utils.mpi import UsageError
-from utils.run import for_game, read_config, rounded
+from utils.errors import UsageError
+from utils.run.directory import read_config
+from utils.run.summary import rounded
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
-BACKEND = {"bf16", "compile", "device", "torch_threads"}  # they change numbers only by rounding
+BACKEND = {"bf16", "device", "torch_threads"}  # they change numbers only by rounding
 NO_NUMBERS = {"changed_code", "eval_every"}  # they change no number of training
 CURVES = "curve", "eval_curve"  # of a suite, they stand in a file of their own
 
@@ -95,7 +96,8 @@ def make_result(run: Path) -> dict:
     every = max(1, math.ceil(len(evals) / 100))
     settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
                 if field.name not in OURS | NO_NUMBERS}
-    usual = {field.name: field.default for field in fields(cfg)} | for_game(cfg)
+    usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
+    usual |= {"total_steps": type(cfg).for_env(cfg.env).total_steps}
     changed = {name: x for name, x in settings.items() if x != usual[name]}
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,

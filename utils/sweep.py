@@ -24,10 +24,12 @@ from typing import NamedTuple
 
 from utils import mpi, play
 from utils.cli import as_text, check_range, flag, program, read_command
-from utils.envs import make_envs, with_version
-from utils.mpi import UsageError
+from utils.env_ids import with_version
+from utils.envs import make_envs
+from utils.errors import UsageError
 from utils.results import OURS, has_result, headline, make_results
-from utils.run import as_folder, parse
+from utils.run.directory import as_folder
+from utils.run.settings import parse
 
 HINT = "--set {}=... gives a setting to the runs".format  # about a flag that a sweep does not have
 

@@ -14,8 +14,8 @@ from scipy import stats
 from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_her, td3
 from tests.helpers import VECTOR, close, name_of
 from utils import checkpoint, mpi
-from utils.envs import FlatBox
-from utils.mpi import UsageError
+from utils.spaces import FlatBox
+from utils.errors import UsageError
 
 CPU = torch.device("cpu")
 IMAGE = Box(0, 255, (2, 36, 36), np.uint8)

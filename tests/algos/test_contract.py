@@ -30,8 +30,9 @@ from tests.house.tree import tracked
 from tests.onpolicy import parameters
 from tests.registry import ALGOS, ENDS, config, module
 from utils import mpi
-from utils.envs import evaluate, forget, make_envs
-from utils.mpi import UsageError
+from utils.envs import make_envs
+from utils.evaluate import evaluate
+from utils.errors import UsageError
 from utils.play import Play, load_agent, main as play
 from utils.run import Run, RunConfig
 

@@ -11,7 +11,7 @@ from algos import acer, ddpg, ppo, sac, td3
 from tests import probe
 from tests.helpers import rows, write_demos
 from tests.registry import ALGOS, module
-from utils.envs import evaluate
+from utils.evaluate import evaluate
 
 QUICK = {"device": "cpu", "run_dir": "run"}
 

@@ -15,7 +15,7 @@ from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, learn, make_agent,
     make_config as config, make_rollout, parameters, targets, tiny_agent)
 from utils import mpi
-from utils.envs import ImageEncoder
+from utils.nets import ImageEncoder
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
 without_memory = pytest.mark.parametrize("name", [name for name in ALGOS if name != "ppo_lstm"])

@@ -14,7 +14,8 @@ from algos import ppo_lstm
 from tests import onpolicy
 from tests.helpers import close
 from tests.onpolicy import SPACES, Descent, Spy, learn, make_config, make_rollout
-from utils.envs import evaluate, make_envs
+from utils.envs import make_envs
+from utils.evaluate import evaluate
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 

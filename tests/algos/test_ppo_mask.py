@@ -12,7 +12,8 @@ from tests.envs import with_mask
 from tests.helpers import VECTOR, close, gradients, refused, rows, vec
 from tests.onpolicy import Spy
 from utils import mpi
-from utils.envs import FlatBox, make_envs, obs_kind
+from utils.envs import make_envs
+from utils.spaces import FlatBox, obs_kind
 
 SMALL = {"device": "cpu", "hidden": (8, 8), "num_envs": 2, "rollout_steps": 64,
          "minibatch_size": 16, "epochs": 2, "total_steps": 128, "run_dir": "run"}

@@ -10,8 +10,10 @@ from scipy import stats
 from algos import sac, sac_her
 from tests.envs import GoalCounter
 from tests.helpers import agent_for, quick, rows, same, script, vec
-from utils.envs import evaluate, goal_env, make_envs
-from utils.mpi import UsageError
+from utils.envs import make_envs
+from utils.evaluate import evaluate
+from utils.goals import goal_env
+from utils.errors import UsageError
 
 COUNTER = "tests.envs:GoalCounter-v0"
 ENDS = "tests.envs:GoalEnds-v0"

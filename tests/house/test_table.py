@@ -10,7 +10,7 @@ import pytest
 from benchmarks import table
 from tests.house.test_plot import rows_of as cells
 from tests.house.tree import ROOT
-from utils.run import parse
+from utils.run.settings import parse
 
 
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):

@@ -14,8 +14,9 @@ from tests import envs  # noqa: F401  registers its environments, Faulty-v0 amon
 from tests.helpers import saved, snapshot, steps
 from utils import checkpoint
 from utils.cli import program
-from utils.mpi import UsageError
-from utils.run import parse, replaced_files
+from utils.errors import UsageError
+from utils.run.directory import replaced_files
+from utils.run.settings import parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}

@@ -18,8 +18,8 @@ from algos import ppo
 from tests import toy
 from tests.helpers import refused, rows, run, same, steps
 from utils import checkpoint, play, run as run_module
-from utils.mpi import UsageError
-from utils.run import open_run, read_config
+from utils.errors import UsageError
+from utils.run.directory import find_run_dir, read_config
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
            "step": 3, "settings": {"hidden": (64, 64), "env": "é", "lr": 1e-3, "x": None}}

@@ -18,8 +18,9 @@ from tests.helpers import ROOT, name_of, refused, run
 from tests.toy import Config
 from utils import cli, mpi, play
 from utils.cli import program, read_command
-from utils.mpi import UsageError
-from utils.run import Stopped, parse
+from utils.errors import UsageError
+from utils.run.run import Stopped
+from utils.run.settings import parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
 PROGRAMS = {f"python -m {name}": name for name in ("algos.ppo", "utils.play", "utils.sweep")} | {

@@ -14,8 +14,9 @@ from tests.helpers import agent_for, refused, script, write_demos
 from tests.onpolicy import make_config
 from tests.utils.test_checkpoint import Payload
 from utils import demos, play
-from utils.envs import evaluate, make_envs
-from utils.mpi import UsageError
+from utils.envs import make_envs
+from utils.evaluate import evaluate
+from utils.errors import UsageError
 
 SMALL = {"total_steps": 256, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2,
          "hidden": (16,), "device": "cpu"}

@@ -24,8 +24,9 @@ from tests.helpers import BOX, VECTOR, agent_for, script
 from tests.toy import Config
 from utils import envs
 from utils.demos import read_demos, record_demos
-from utils.envs import EpisodeRecorder, evaluate, make_envs
-from utils.mpi import UsageError
+from utils.envs import EpisodeRecorder, make_envs
+from utils.evaluate import evaluate
+from utils.errors import UsageError
 from utils.run import Run
 from utils.tasks import BitFlip
 

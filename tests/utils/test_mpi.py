@@ -20,7 +20,8 @@ from tests import toy
 from tests.helpers import PATIENCE, close, mpiexec, run
 from tests.onpolicy import Descent, parameters as params
 from utils import mpi
-from utils.run import Run, RunConfig, choose_device
+from utils.run import Run, RunConfig
+from utils.run.run import choose_device
 
 SLOW = pytest.mark.slow
 

@@ -23,8 +23,8 @@ from algos import grpo, ppo
 from tests.envs import Ends
 from tests.helpers import refused, run as run_command
 from utils import checkpoint, play
-from utils.envs import evaluate
-from utils.mpi import UsageError
+from utils.evaluate import evaluate
+from utils.errors import UsageError
 
 imageio = pytest.importorskip("imageio.v2")
 SMALL = {"total_steps": 512, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2}

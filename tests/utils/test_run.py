@@ -26,8 +26,11 @@ from tests.helpers import (
     snapshot, steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
 from utils import envs, mpi, play, results, run as run_module
-from utils.mpi import UsageError
-from utils.run import Stopped, open_run, parse, read_config, rounded, summary
+from utils.errors import UsageError
+from utils.run.directory import find_run_dir, read_config
+from utils.run.run import Stopped
+from utils.run.settings import parse
+from utils.run.summary import rounded, summary
 
 SMALL = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32,
          "epochs": 2, "hidden": (8,), "total_steps": 192}

@@ -21,7 +21,8 @@ from tests.helpers import mpiexec, refused, rows, run, saved
 from tests.toy import Config, Stop, Toy, start, train
 from utils import checkpoint, mpi, run as run_module
 from utils.logger import Logger, Table, read_table
-from utils.run import Stopped, read_config
+from utils.run.directory import read_config
+from utils.run.run import Stopped
 
 
 def test_resumed_equals_uninterrupted():

@@ -15,7 +15,7 @@ from tests.helpers import wait_for
 from utils import play, results, sweep
 from utils.cli import read_command
 from utils.logger import read_table
-from utils.mpi import UsageError
+from utils.errors import UsageError
 
 FLAKY = {"algos": ("ppo",), "envs": ("tests.envs:Flaky-v0",)}
 SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")

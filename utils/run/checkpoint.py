@@ -1,76 +1,23 @@
-"""What a run keeps: checkpoints that survive a kill, and the code that made them.
+"""Checkpoints: whole, read back before they replace the last one, and free of code.
 
-A file is written under a temporary name, flushed to the disk and then renamed, so a kill or a
-power cut leaves it whole or leaves the old one. A checkpoint is also read back before the rename.
-It holds only tensors and plain values, so it opens with `weights_only=True` and a stranger's file
+They hold only tensors and plain values, so they open with `weights_only=True` and a stranger's file
 runs no code.
 
     policy.pt                   weights and statistics: all that acting needs
     resume-<step>/rank<k>.pt    what rank k needs to continue; one such folder is always whole
-    algo.py                     the algorithm file. A later edit would make the same weights act
-                                differently, or continue the run with another algorithm
 """
 
-import ast
-import os
 import pickle
 import shutil
-import sys
 import zipfile
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from utils import mpi
-from utils.mpi import UsageError, together
-
-# ---- files
-
-
-@contextmanager
-def whole(path):
-    """Yield an open file that becomes `path` after the block, or vanishes if the block fails."""
-    tmp = Path(f"{path}.tmp")
-    try:
-        with open(tmp, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        move(tmp, path)
-    except BaseException:
-        tmp.unlink(missing_ok=True)
-        raise
-
-
-def write_text(path, text):
-    """Write text to a file, whole or not at all."""
-    with whole(path) as file:
-        file.write(text.encode())
-
-
-def move(old, new):
-    """Rename a file or folder. A power cut could undo that until its new name is on the disk."""
-    os.replace(old, new)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(old.parent, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
-
-def check_target(flag, file, suffixes, overwrite=True):
-    """UsageError if no file with one of these suffixes can be written to `file`."""
-    folder = Path(file).parent
-    if not file.endswith(suffixes):
-        raise UsageError(f"{flag} {file}: the name must end in {' or '.join(suffixes)}")
-    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        raise UsageError(f"{flag} {file}: {folder} is no directory to write in")
-    if os.path.exists(file) and not overwrite:
-        raise UsageError(f"{flag} {file}: this file exists; --overwrite replaces it")
-
-
-# ---- checkpoints
-
+from utils.errors import UsageError
+from utils.files import atomic_write, move
+from utils.run.launch import together
 
 def save_file(path, payload):
     """Write `payload`, a dict of state dicts and plain values, to the file `path`.
@@ -78,7 +25,7 @@ def save_file(path, payload):
     OSError: the disk is full, or a value is neither a tensor nor plain, such as a NumPy array.
     """
     try:
-        with whole(path) as file:
+        with atomic_write(path) as file:
             torch.save(payload, file)
             file.flush()
             load_file(file.name, mmap=True)
@@ -164,24 +111,3 @@ def resume_folders(run_dir):
     """Return {step: folder} for a run's whole checkpoints: usually one, after a kill maybe two."""
     folders = Path(run_dir).glob("resume-*")
     return {int(path.name[7:]): path for path in folders if path.name[7:].isdecimal()}
-
-
-# ---- code
-
-
-def file_of(config_class) -> Path | None:
-    """Return the file that defines a Config, or None if it is a notebook's."""
-    path = getattr(sys.modules.get(config_class.__module__), "__file__", None)
-    return Path(path) if path and os.path.isfile(path) else None
-
-
-def has_changed(config_class, run_dir) -> bool:
-    """Return whether a Config's file differs from a run's in more than comments and layout."""
-    file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    if file is None or not kept.exists():
-        return False
-    try:
-        mine, theirs = file.read_text(encoding="utf-8"), kept.read_text(encoding="utf-8")
-        return mine != theirs and ast.dump(ast.parse(mine)) != ast.dump(ast.parse(theirs))
-    except (SyntaxError, ValueError):  # one of them is damaged
-        return True

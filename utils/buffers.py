@@ -1,0 +1,58 @@
+"""What replay buffers share: their part of a checkpoint, and whether they fit into memory."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from utils import mpi
+from utils.errors import UsageError
+
+
+class SavedRows:
+    """The state dict of a replay buffer: its first `num_stored` rows, and where the next goes.
+
+    columns    the stored arrays, [capacity, ...] each, by name
+
+    The rows are views, since copies would double the memory.
+    """
+
+    def state_dict(self) -> dict:
+        rows = {name: torch.from_numpy(column[: self.num_stored])
+                for name, column in self.columns.items()}
+        return {"columns": rows, "position": self.position}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.position = state["position"]
+        for name, column in state["columns"].items():
+            self.num_stored = len(column)
+            self.columns[name][: len(column)] = column.numpy()
+
+
+def check_memory(setting: str, count: int, num_bytes: int) -> None:
+    """UsageError if this rank's `num_bytes` for `count` samples cannot fit into memory.
+
+    setting    the flag that decides the size, such as "--buffer-size"
+    """
+    need, have = num_bytes * mpi.size(), memory()
+    total = count * mpi.size()
+    mpi.say(f"replay buffer: {total:,} transitions, {need / 1e9:.2f} GB when full")
+    if need > have:
+        raise UsageError(f"{setting} is {total}, which takes {need / 1e9:.2f} GB; "
+                         f"there are {have / 1e9:.2f} GB of memory")
+
+
+def memory() -> float:
+    """Return how many bytes the ranks may use: of the machine, or of their cgroup (version 2)."""
+    if os.name != "posix":
+        return math.inf  # unknown on Windows
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        if line.startswith("0::"):
+            group = Path("/sys/fs/cgroup") / line[3:].strip("/")
+            files = [folder / "memory.max" for folder in (group, *group.parents)]
+            texts = [file.read_text().strip() for file in files if file.exists()]
+            limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
+    return min(limits)

@@ -1,0 +1,51 @@
+"""Files that a kill or a power cut leaves whole, or leaves as they were."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+from utils.errors import UsageError
+
+
+@contextmanager
+def atomic_write(path):
+    """Yield an open file that becomes `path` after the block, or vanishes if the block fails.
+
+    It has a temporary name until it is flushed to the disk.
+    """
+    tmp = Path(f"{path}.tmp")
+    try:
+        with open(tmp, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        move(tmp, path)
+    except BaseException:
+        tmp.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path, text):
+    """Write text to a file, whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def move(old, new):
+    """Rename a file or folder. A power cut could undo that until its new name is on the disk."""
+    os.replace(old, new)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        descriptor = os.open(old.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def check_target(flag, file, suffixes, overwrite=True):
+    """UsageError if no file with one of these suffixes can be written to `file`."""
+    folder = Path(file).parent
+    if not file.endswith(suffixes):
+        raise UsageError(f"{flag} {file}: the name must end in {' or '.join(suffixes)}")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"{flag} {file}: {folder} is no directory to write in")
+    if os.path.exists(file) and not overwrite:
+        raise UsageError(f"{flag} {file}: this file exists; --overwrite replaces it")

@@ -1,0 +1,119 @@
+"""Adam and RMSProp: one verb for each thing that a gradient step does.
+
+    loss, metrics = ppo_loss(agent, minibatch)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.average_grads()                            # over processes
+    grad_norm = optimizer.clip_grads(max_grad_norm)      # where the algorithm clips
+    optimizer.step(lr)
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from utils import mpi
+
+
+class Optimizer:
+    """What Adam and RMSProp share.
+
+    params    what it moves: a module (its parameters that require a gradient), or parameters
+
+    The parameters become views of one vector, `flat`, and their gradients views of another, `grad`.
+    So one message averages the gradient, one call takes its norm and one call moves all weights.
+    Create an optimizer after `.to(device)`: a module that is moved later gets new parameters.
+    """
+
+    def __init__(self, params: nn.Module | Iterable[nn.Parameter]):
+        params = params.parameters() if isinstance(params, nn.Module) else params
+        self.params = [param for param in params if param.requires_grad]
+        if any(param.grad is not None for param in self.params):
+            raise ValueError("a parameter belongs to one optimizer only")
+        self.flat = torch.cat([param.detach().flatten() for param in self.params])
+        self.grad = torch.zeros_like(self.flat)
+        sizes = [param.numel() for param in self.params]
+        views = zip(self.params, self.flat.split(sizes), self.grad.split(sizes), strict=True)
+        for param, value, grad in views:
+            param.data = value.view_as(param)
+            param.grad = grad.view_as(param)
+
+    def zero_grad(self) -> None:
+        """Set all gradients to zero. `loss.backward()` adds to them."""
+        self.grad.zero_()
+
+    def average_grads(self) -> None:
+        """Replace the gradient by its mean over processes. A single process does nothing."""
+        mpi.average(self.grad)
+
+    def grad_norm(self) -> Tensor:
+        """Return the Euclidean norm of the whole gradient."""
+        return torch.linalg.vector_norm(self.grad)
+
+    def clip_grads(self, max_norm: float) -> Tensor:
+        """Scale a gradient that is longer than `max_norm` to this norm; 0 leaves it as it is.
+
+        Return the norm before clipping.
+        """
+        norm = self.grad_norm()
+        if max_norm > 0:
+            self.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1))
+        return norm
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, value in self.state_dict().items():
+            value.copy_(state[name])
+
+
+class Adam(Optimizer):
+    """Adam (Kingma & Ba 2015, arXiv:1412.6980, Algorithm 1)."""
+
+    def __init__(self, params, eps: float = 1e-8, beta1: float = 0.9):
+        super().__init__(params)
+        self.eps, self.beta1 = eps, beta1
+        self.mean = torch.zeros_like(self.flat)
+        self.square = torch.zeros_like(self.flat)
+        self.steps = torch.zeros((), device=self.flat.device)
+
+    def step(self, lr: float) -> None:
+        """Move all parameters one step down their gradient, with PyTorch's own fused kernel.
+
+        A whole update of PPO takes 670 us with it, 820 with the rule written out on `flat`, 950
+        with torch.optim.Adam on `flat` and 1,150 with torch.optim.Adam on all parameters.
+        """
+        self.steps.add_(1)
+        torch._fused_adam_([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
+                           lr=lr, beta1=self.beta1, beta2=0.999, eps=self.eps, weight_decay=0.0,
+                           amsgrad=False, maximize=False)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"mean": self.mean, "square": self.square, "steps": self.steps}
+
+
+class RMSProp(Optimizer):
+    """RMSProp by PyTorch's rule or, with `tf_style`, by that of TensorFlow 1.
+
+        m <- 0.99 m + 0.01 g^2,  m = 0 at first;  w <- w - lr g / (sqrt(m) + eps)    PyTorch
+        m <- 0.99 m + 0.01 g^2,  m = 1 at first;  w <- w - lr g / sqrt(m + eps)      TensorFlow 1
+
+    With the same eps = 1e-5 these are different algorithms: where gradients are small, TensorFlow
+    divides by at least 3e-3 and PyTorch by at least 1e-5, so its step is up to 300 times as long.
+    """
+
+    def __init__(self, params, eps: float = 1e-5, tf_style: bool = False):
+        super().__init__(params)
+        self.eps, self.tf_style = eps, tf_style
+        self.square = torch.full_like(self.flat, float(tf_style))
+
+    def step(self, lr: float) -> None:
+        """Move all parameters one step down their gradient."""
+        self.square.lerp_(self.grad.square(), 0.01)
+        if self.tf_style:
+            root = (self.square + self.eps).sqrt()
+        else:
+            root = self.square.sqrt() + self.eps
+        self.flat.addcdiv_(self.grad, root, value=-lr)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"square": self.square}

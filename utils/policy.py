@@ -1,0 +1,91 @@
+"""The parent of every Agent: which spaces it takes, and what it does with one observation."""
+
+import importlib
+import pkgutil
+
+import gymnasium as gym
+import numpy as np
+from torch import nn
+
+from utils.envs import all_finite
+from utils.errors import UsageError
+from utils.spaces import (
+    KINDS, MOST_ACTS, FlatBox, Numbered, act_kind, as_array, belongs, fits, num_acts, obs_kind,
+    one_line)
+
+
+class Policy(nn.Module):
+    """What every Agent has. It refuses spaces that the algorithm does not take, and predicts.
+
+    takes      the KINDS of spaces that the algorithm takes: {"obs": "vector image", "act": "box"}
+    q_value    function of (obs, act) -> Q(s, a) [B], if evaluations are to compare it with returns
+
+    An Agent adds `act`, from raw observations [N, ...] to actions, and `env_act`, which turns these
+    into those of `envs.step`. UsageError: a space is of another kind.
+    """
+
+    takes: dict[str, str]
+    q_value = None
+
+    def __init__(self, obs_space: gym.Space, act_space: gym.Space):
+        super().__init__()
+        check_spaces(obs_space, act_space, self.takes)
+        self.obs_shape = obs_space.shape
+        self.spaces = obs_space, act_space
+
+    def forget(self, done: np.ndarray | None = None) -> None:
+        """Clear the memory where an episode is `done` [N], or everywhere. Most agents have none."""
+
+    def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
+        """One raw observation -> the deterministic action for `env.step`; N of them -> N actions.
+
+        One observation may also be as the environment gave it, before `make_envs` flattened it.
+        ValueError: it is of another shape or type, or has NaN or infinity in it.
+        """
+        obs_space, act_space = self.spaces
+        if isinstance(obs_space, FlatBox) and belongs(obs, obs_space.own):
+            obs = obs_space.flatten(obs)
+        obs = as_array(obs)
+        one = obs.shape == self.obs_shape
+        if not one and obs.shape[1:] != self.obs_shape:
+            raise ValueError(f"an observation has the shape {self.obs_shape}, and N of them have "
+                             f"{('N', *self.obs_shape)}; these have {obs.shape}")
+        if obs_space.dtype == np.uint8 and obs.dtype == bool:
+            obs = obs * np.uint8(255)  # as in `flat_obs`
+        if obs.dtype.kind not in "buif" or obs_space.dtype == np.uint8 != obs.dtype:
+            raise ValueError(f"an observation is {obs_space.dtype}; this one is {obs.dtype}")
+        if not all_finite(obs):
+            raise ValueError("the observation has NaN or infinity in it")
+        # PyTorch takes no flipped arrays and no foreign byte order; it computes in float32 anyway.
+        obs = np.array(obs, np.float32 if obs.dtype.kind == "f" else obs.dtype, order="C")
+        act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
+        act = act_space.own_act(act) if isinstance(act_space, Numbered) else act
+        return act[0] if one else act
+
+
+def check_spaces(obs_space, act_space, takes):
+    """UsageError unless both spaces are of a kind that `takes`, of a Policy, names."""
+    kinds = obs_kind(obs_space), act_kind(act_space)
+    sides = (("observation", obs_space, kinds[0], takes["obs"]),
+             ("action", act_space, kinds[1], takes["act"]))
+    for side, space, kind, wanted in sides:
+        if not fits(kind, wanted):
+            fit = ", ".join(fitting_algos(*kinds))
+            help = f"algorithms for this one: {fit}" if fit else "docs/howto.md says what to do"
+            if side == "action" and num_acts(space) > MOST_ACTS:
+                help = f"{num_acts(space):.4g} combinations are more than {MOST_ACTS:,}; {help}"
+            raise UsageError(f"--env has the {side} space {one_line(space)}; this algorithm takes "
+                             f"{' or '.join(KINDS[name] for name in wanted.split())}; {help}")
+
+
+def fitting_algos(obs, act):
+    """Return the names of the algorithms that take these kinds of spaces."""
+    names = []
+    for each in pkgutil.iter_modules(importlib.import_module("algos").__path__):
+        try:
+            takes = importlib.import_module(f"algos.{each.name}").Agent.takes
+        except Exception:  # no algorithm, or somebody's unfinished one
+            continue
+        if fits(obs, takes["obs"]) and fits(act, takes["act"]):
+            names.append(each.name)
+    return names

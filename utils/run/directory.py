@@ -1,0 +1,230 @@
+"""The directory of a run: where it is, who may write in it, and config.json."""
+
+import ast
+import contextlib
+import inspect
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+from utils import mpi
+from utils.cli import flag
+from utils.env_ids import with_version
+from utils.errors import UsageError
+from utils.files import atomic_write, write_text
+from utils.run import checkpoint
+from utils.run.launch import cores
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# Settings that may differ on --resume.
+FREE = {"total_steps", "device", "torch_threads", "bf16", "run_dir", "resume", "changed_code"}
+# The files of a run, with config.json, which names it as one, at the end.
+PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
+         "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
+PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
+
+
+# ---- which directory, and whose code
+
+
+def file_of(config_class) -> Path | None:
+    """Return the file that defines a Config, or None if it is a notebook's."""
+    try:
+        path = Path(inspect.getfile(config_class)).resolve()
+    except (TypeError, OSError):
+        return None
+    return path if path.is_file() else None
+
+
+def module_of(config_class) -> str:
+    """Return the module of a Config, such as "algos.x", even if it is the running program."""
+    path = file_of(config_class) or Path("notebook")
+    package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
+    return package + path.stem
+
+
+def as_folder(text):
+    """Return a text, such as an environment's id, as a name that every file system can hold."""
+    return re.sub(r"[^\w.,=+-]+", "-", text)
+
+
+def default_dir(config_class, env: str, seed: int) -> Path:
+    """Return runs/<env>/<algo>/seed<k>."""
+    algo = module_of(config_class).rpartition(".")[2]
+    return Path("runs", as_folder(env), algo, f"seed{seed}")
+
+
+def find_run_dir(cfg):
+    """Return `cfg` with its run directory and with the environment's version.
+
+    Every rank calls it; it writes nothing. UsageError: something is not there, or would be lost.
+    """
+    cfg = with_version(cfg)
+    run_dir = Path(cfg.run_dir or default_dir(type(cfg), cfg.env, cfg.seed))
+    cfg = replace(cfg, run_dir=str(run_dir))
+    if cfg.resume:
+        check_resume(cfg, run_dir)
+    else:
+        replaced_files(cfg, run_dir)  # refuses if there are any to lose
+    return cfg
+
+
+def check_resume(cfg, run_dir):
+    """UsageError unless `cfg`, apart from FREE, and the code are those of the run to resume."""
+    config = read_config(run_dir, "--resume: ")
+    algo = module_of(type(cfg)).rpartition(".")[2]
+    if config["algo"] != algo:
+        raise UsageError(f"--resume: {run_dir} is a run of {config['algo']}, not of {algo}")
+    saved = max(checkpoint.resume_folders(run_dir), default=-1)
+    if has_rows(run_dir) and saved < 0:
+        raise UsageError(f"--resume: there is no checkpoint in {run_dir}; delete it to restart")
+    for name, value in plain_settings(cfg).items():
+        known = config["settings"].get(name, value)  # an older version may lack it
+        if name not in FREE and value != known:
+            raise UsageError(f"{flag(name)} is {value}, but {known} in {run_dir}: --resume keeps "
+                             f"the settings of the run (from Python: Config.of_run)")
+    continues = has_rows(run_dir) and saved < cfg.total_steps and not cfg.changed_code
+    if continues and has_changed(type(cfg), run_dir):
+        raise UsageError(f"--resume: {file_of(type(cfg))} has changed since this run, whose code "
+                         f"is {run_dir}/algo.py; --changed-code continues with the changed file")
+
+
+def has_changed(config_class, run_dir) -> bool:
+    """Return whether a Config's file differs from a run's in more than comments and layout."""
+    file, kept = file_of(config_class), Path(run_dir, "algo.py")
+    if file is None or not kept.exists():
+        return False
+    try:
+        mine, theirs = file.read_text(encoding="utf-8"), kept.read_text(encoding="utf-8")
+        return mine != theirs and ast.dump(ast.parse(mine)) != ast.dump(ast.parse(theirs))
+    except (SyntaxError, ValueError):  # one of them is damaged
+        return True
+
+
+# ---- what is in it
+
+
+def read_config(run_dir, prefix=""):
+    """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config."""
+    path = Path(run_dir, "config.json")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        settings, _ = config["settings"].items(), (config["algo"], config["module"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        wrong = (f"{run_dir} holds no run: config.json: {error.strerror}"
+                 if isinstance(error, OSError) else
+                 f"{path} is damaged: {type(error).__name__} {error}")
+        if nearby := ", ".join(runs_in(run_dir)):
+            wrong += f"; runs nearby: {nearby}"
+        raise UsageError(prefix + wrong) from None
+    # JSON makes lists of tuples, which a frozen dataclass could not hash.
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
+    if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
+        settings["torch_threads"] = min(settings["torch_threads"], cores())
+    return config | {"settings": settings}
+
+
+def runs_in(folder):
+    """Return the first five runs at most four levels below a folder or, without it, below runs."""
+    folder = Path(folder if Path(folder).is_dir() else "runs")
+    found = [path for depth in range(1, 5) for path in folder.glob("*/" * depth + "policy.pt")]
+    return [str(path.parent) for path in found[:5]]
+
+
+def has_rows(run_dir):
+    """Return whether a run has reported. One that has not loses nothing by starting again."""
+    path = Path(run_dir, "progress.csv")
+    return path.exists() and path.read_bytes().count(b"\n") > 1  # more than the header
+
+
+def replaced_files(cfg, run_dir):
+    """Return the files of an earlier run that this one replaces, config.json last.
+
+    UsageError: they hold a report or a later checkpoint, and --overwrite is not given.
+    """
+    files = [path for pattern in PARTS for path in run_dir.glob(pattern)]
+    if files:  # of a run whose config.json is lost, or of somebody else
+        read_config(run_dir, "another --run-dir is needed: ")
+    reported = has_rows(run_dir) or any(checkpoint.resume_folders(run_dir))  # after step 0
+    if reported and not cfg.overwrite:
+        command = f"python -m {module_of(type(cfg))} --run-dir {shlex.quote(str(run_dir))}"
+        raise UsageError(f"{run_dir} holds a run already. To continue it: {command} --resume. To "
+                         f"replace it, add --overwrite. To keep it, add --seed {cfg.seed + 1} or "
+                         "another --run-dir")
+    return files
+
+
+def lock_and_empty(cfg, stack):
+    """Make the run directory, lock it until `stack` closes, and empty it of a run to replace."""
+    try:
+        Path(cfg.run_dir).mkdir(parents=True, exist_ok=True)
+        file = stack.enter_context(open(Path(cfg.run_dir, ".lock"), "w"))
+    except OSError as error:
+        raise UsageError(f"--run-dir is {cfg.run_dir}: {error.strerror}") from None
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
+    except OSError:
+        pass  # some network file systems have no locks
+    # Another run may have used the directory since `find_run_dir` looked.
+    for path in [] if cfg.resume else replaced_files(cfg, Path(cfg.run_dir)):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def write_config(cfg, step, initial):
+    """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
+    if cfg.resume:
+        config = read_config(cfg.run_dir)
+        before = config["settings"]["total_steps"]
+        if before != cfg.total_steps:
+            mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
+                    "runs to the new end")
+        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
+    else:
+        module = module_of(type(cfg))
+        spec = gym.spec(cfg.env.rpartition(":")[2])
+        config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
+                  "init_from": initial, "env_spec_kwargs": spec.kwargs}
+    config["settings"] = plain_settings(cfg)
+    write_text(Path(cfg.run_dir, "config.json"),
+                          json.dumps(config, indent=2, default=str) + "\n")
+    if file := file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
+        with atomic_write(Path(cfg.run_dir, "algo.py")) as copy:
+            copy.write(file.read_bytes())
+
+
+def plain_settings(cfg):
+    """Return the settings as plain values, which JSON and a checkpoint can hold."""
+    settings = asdict(cfg) | {"resume": False, "changed_code": False, "overwrite": False}
+    return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
+
+
+def origin():
+    """Return the command, git commit ("" outside of a repository) and versions of this process."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
+                                text=True).stdout.strip()
+    except OSError:
+        commit = None  # git is not installed
+    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
+            "versions": {"python": sys.version.split()[0], **versions}}

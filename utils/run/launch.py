@@ -1,0 +1,129 @@
+"""How ranks start, fail together and end together."""
+
+import hashlib
+import os
+import shutil
+import sys
+import time
+import traceback
+
+from torch import Tensor
+
+from utils import mpi
+from utils.errors import UsageError
+
+# How the names of the variables begin that launchers set.
+LAUNCHERS = ("PLAINRL_", "PMI_", "PMIX_", "OMPI_", "MPI_", "MPIEXEC_", "HYDRA_", "HYDI_")
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def clean_env() -> dict[str, str]:
+    """Return the environment without a launcher's variables, for a program that is not a rank."""
+    return {key: val for key, val in os.environ.items() if not key.startswith(LAUNCHERS)}
+
+
+def find_mpiexec() -> str | None:
+    """Return the path of mpiexec, of the one beside this Python if there is one, or None."""
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    return shutil.which("mpiexec", path=path)
+
+
+def start_ranks(procs: int) -> None:
+    """Start this command again as `procs` ranks, unless a launcher has started it as a rank.
+
+    This process becomes mpiexec, which passes SIGINT and SIGTERM on to the ranks and ends with
+    their exit status.
+    """
+    if procs == 1 or mpi.launched() != 1:
+        return
+    if procs > cores():
+        raise UsageError(f"--num-procs is {procs}; it takes 1 to {cores()}, the cores that this "
+                         "process may use")
+    if (mpiexec := find_mpiexec()) is None:
+        raise UsageError(f"--num-procs is {procs}, but there is no mpiexec here: pip install mpich")
+    command = [mpiexec, "-n", str(procs), sys.executable, *sys.orig_argv[1:]]
+    # Inside a Slurm job mpiexec would ask Slurm for machines; fork means this machine.
+    env = {"PLAINRL_PROCS": str(procs), "HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    sys.stdout.flush()
+    # A terminal stops a background job that reads from it.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.execve(mpiexec, command, clean_env() | env)
+
+
+def check_ranks(procs: int) -> None:
+    """UsageError unless there are as many ranks as the launcher started and --num-procs asks for.
+
+    From here on, an exception that ends one rank ends all.
+    """
+    size, launched = mpi.size(), mpi.launched()
+    if launched not in (0, size):
+        raise UsageError(f"{launched} processes were started, but MPI connects {size}: this "
+                         "mpiexec belongs to another MPI than mpi4py. Use the one beside "
+                         f"{sys.executable}, or --num-procs")
+    if procs not in (1, size):
+        raise UsageError(f"--num-procs is {procs}, but " + (
+            f"the launcher started {size}" if size > 1 else "Python runs one process: start "
+            f"python -m algos.NAME --num-procs {procs}, or this script by mpiexec -n {procs}"))
+    if size > 1:
+        sys.excepthook = die
+
+
+def leave(text: str, status: int) -> None:
+    """End in order with ranks that fail too; abort those that go on.
+
+    They would wait for the next message of this rank for ever.
+    """
+    world, tag, rank = mpi.comm(), 2**14, mpi.rank()
+    others = set(range(mpi.size())) - {rank}
+    notes = [world.isend(None, other, tag) for other in others]
+    deadline = time.monotonic() + 3
+    while others and time.monotonic() < deadline:
+        time.sleep(0.01)
+        others = {other for other in others if not world.iprobe(other, tag)}
+    if others:
+        if rank > 0:  # rank 0 has printed it already
+            print(f"rank {rank} of {mpi.size()}: {text}", file=sys.stderr, flush=True)
+        time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
+        world.Abort(status)
+    del notes  # MPI reads them until here
+
+
+def die(kind, error, trace) -> None:
+    """Replaces `sys.excepthook` where there are other ranks."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    if mpi.rank() == 0:
+        print(text, file=sys.stderr, flush=True)
+    if kind is KeyboardInterrupt:
+        mpi.comm().Abort(130)
+    leave(text, 1)
+
+
+def together(action, *args):
+    """Return `action(*args)`, or fail on every rank if it failed on one. With None, only wait.
+
+    A rank that failed alone would leave the others waiting for its next message.
+    """
+    result = failure = None
+    try:
+        result = action(*args) if action else None
+    except Exception as error:
+        failure = error
+    told = mpi.gather(failure and (isinstance(failure, UsageError), str(failure)))
+    if failure:
+        raise failure
+    for refused, message in filter(None, told):
+        raise (UsageError if refused else OSError)(message)
+    return result
+
+
+def check_equal(flat: Tensor) -> None:
+    """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
+    sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())
+    if others := [k for k, digest in enumerate(sums) if digest != sums[0]]:
+        raise RuntimeError(f"the parameters of ranks {others} differ from those of rank 0")

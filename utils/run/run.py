@@ -1,0 +1,313 @@
+"""What happens around training: directory, seeds, signals, reports, checkpoints.
+
+    with Run(cfg) as run:                  # refuses bad input; nothing is written yet
+        ...                                # environments, agent.to(run.device), optimizers
+        run.register(agent, optimizer=optimizer)    # what a checkpoint holds
+        step = run.restore()               # 0, or where the run stopped
+        while step < cfg.total_steps:
+            ...                            # collect, learn
+            step += cfg.num_envs           # the loop counts environment steps, over all ranks
+            run.store(q_loss=q_loss)       # as often as you like
+            run.evaluate(step)             # these three do something only when it is due; `log`
+            run.log(step, envs)            # comes second, since its row has the evaluation
+            run.save(step)
+
+A resumed run starts its environments anew. After SIGINT or SIGTERM the next `save` writes a
+checkpoint and raises `Stopped`; the command line ends with status 130 or 143.
+"""
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from utils import mpi
+from utils.envs import closing_envs, make_envs
+from utils.errors import UsageError
+from utils.evaluate import evaluate, q_and_return
+from utils.logger import Logger, merge
+from utils.nets import is_image
+from utils.run import checkpoint
+from utils.run.directory import find_run_dir, lock_and_empty, plain_settings, write_config
+from utils.run.launch import check_equal, check_ranks, together
+from utils.run.settings import RunConfig
+from utils.run.summary import summary
+
+SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised after SIGINT or SIGTERM, when the checkpoint is written. `status` is for exit."""
+
+    def __init__(self, number: int):
+        super().__init__(f"signal {number}; the run is saved")
+        self.status = 128 + number
+
+
+class Run:
+    """Everything around training: directory, processes, seeds, device, checkpoints, reports.
+
+    cfg           the settings, with run_dir and num_procs filled in
+    device        where the networks belong
+    env_seed      the seed for `envs.reset`; a resumed run gets a new one
+    Every rank makes the same calls in the same order.
+    """
+
+    def __init__(self, cfg):
+        if not isinstance(cfg, RunConfig):
+            raise TypeError(f"train takes a Config, such as Config(env='CartPole-v1'), not {cfg!r}")
+        check_ranks(cfg.num_procs)
+        self.cfg = cfg = find_run_dir(replace(cfg, num_procs=mpi.size()))
+        self.run_dir = Path(cfg.run_dir)
+        self.root = mpi.rank() == 0
+        self.logger = Logger()
+        self.device = choose_device(cfg)
+        self.pid = os.getpid()
+        self.signal, self.signal_time = 0, 0.0
+        self.reported_step, self.saved_step = 0, None
+        self.seconds = self.save_seconds = 0.0
+        self.best = -math.inf
+        self.ended = False
+        self.stack = ExitStack()
+
+    def __enter__(self):
+        self.stack.enter_context(closing_envs())
+        self.stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(self.cfg.torch_threads)
+        seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
+        torch.manual_seed(seed)
+        random.seed(seed)  # by these two an environment may draw, though it should not
+        np.random.seed(seed)  # noqa: NPY002
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error and self.saved_step is not None:
+            error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
+                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
+                           "continues it")
+        self.stack.close()
+        if self.ended:
+            mpi.say(summary(self.cfg, self.reported_step, self.reported - self.started))
+
+    # ---- start
+
+    def register(self, agent, **state) -> None:
+        """Say what evaluations play and checkpoints hold.
+
+        agent    nn.Module; its state dict is all that acting needs. Every rank gets rank 0's
+        state    what else training needs to continue, each with state_dict() and
+                 load_state_dict(): optimizers, a replay buffer
+        """
+        self.agent = agent
+        self.state = {"agent": agent, **state}
+        if mpi.size() > 1:
+            for tensor in agent.state_dict().values():
+                tensor.copy_(torch.from_numpy(mpi.gather(tensor.cpu().numpy())[0]))
+
+    def restore(self) -> int:
+        """Open the run directory, load what the run continues from, and return its step.
+
+        --resume loads all that is registered, and the random number generators. --init-from loads
+        the agent alone. If the run has all its steps, nothing is written.
+        """
+        cfg = self.cfg
+        # It also waits until every rank has found the directory free.
+        initial = together(self.load_policy if cfg.init_from and not cfg.resume else None)
+        in_main = threading.current_thread() is threading.main_thread()
+        for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
+            before = signal.signal(number, self.on_signal)
+            self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
+        together(lock_and_empty if self.root else None, cfg, self.stack)
+        if cfg.resume and checkpoint.resume_folders(self.run_dir):
+            self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
+            together(self.load_checkpoint, saved)
+            if self.reported_step >= cfg.total_steps:
+                mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
+                        "a larger --total-steps continues it")
+                return self.reported_step
+        elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
+            together(self.load_policy)
+        if self.root:
+            write_config(cfg, self.reported_step, initial)
+            mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
+                    f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
+                    f"{cfg.torch_threads}")
+            if self.reported_step < cfg.start_steps:
+                mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
+                    "; steps take longer from there" if cfg.start_steps <= cfg.total_steps else
+                    ", after --total-steps, so this run learns nothing"))
+            self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, self.stack)
+        self.reported = time.perf_counter()
+        self.started = self.reported - self.seconds
+        if self.saved_step is None:
+            self.save_checkpoint()  # so that --resume works from here on
+        return self.reported_step
+
+    @property
+    def env_seed(self) -> int:
+        return mpi.seed(self.cfg.seed, 1, self.reported_step)
+
+    def load_policy(self):
+        """Load the agent of --init-from; return what config.json records about it."""
+        path = Path(self.cfg.init_from, "policy.pt")
+        own = self.agent.state_dict()
+        policy = checkpoint.load_file(path, "agent", "step", flag="--init-from")
+        # The bounds of the action box belong to the environment, not to the policy.
+        bounds = {name: own[name] for name in ("low", "high") if name in own}
+        checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
+        return {"run": self.cfg.init_from, "step": policy["step"]}
+
+    def load_checkpoint(self, saved):
+        """Continue with what `save` wrote."""
+        checkpoint.load_into(self.agent, saved["state"]["agent"], self.cfg.run_dir)
+        for name, part in self.state.items():
+            part.load_state_dict(saved["state"][name])
+        torch.set_rng_state(saved["rng"])
+        if self.device.type == "cuda" and saved["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
+        self.seconds, self.best = saved["seconds"], saved["best"]
+        self.saved, self.saved_step = time.perf_counter(), self.reported_step
+
+    def on_signal(self, number, frame):
+        if os.getpid() != self.pid:  # a process of an environment, forked from this one
+            if number == signal.SIGTERM:  # a Ctrl-C is for the run, which still needs this process
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return
+        now = time.monotonic()
+        # A terminal and mpiexec may both deliver the same Ctrl-C.
+        if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
+            raise KeyboardInterrupt
+        if self.root and not self.signal:
+            when = b" at the next report" * (mpi.size() > 1)
+            os.write(2, b"\nsaving and stopping" + when + b"; Ctrl-C again stops at once\n")
+        self.signal, self.signal_time = self.signal or number, now
+
+    # ---- reports
+
+    def store(self, **metrics) -> None:
+        """Keep metrics (numbers, tensors, arrays) of one update for the next report."""
+        self.logger.store(**metrics)
+
+    def due(self, step: int) -> bool:
+        """Return whether `step` is logged: when it passes a multiple of `report_every`, at the
+        end, and after a signal to a single process."""
+        return (self.passes(self.cfg.report_every, step)
+                or self.signal > 0 and mpi.size() == 1)
+
+    def evaluate(self, step: int) -> None:
+        """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
+        every = self.cfg.eval_every
+        if every and self.due(step) and self.passes(every, step) and self.root:
+            steps = [] if self.agent.q_value else None
+            returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
+                                        lambda: self.signal > 0, steps=steps)
+            if lengths.all():  # else a signal has ended it
+                self.store(eval_ret=returns)
+                if steps:
+                    self.store(**q_and_return(self.agent, steps, lengths))
+
+    def log(self, step: int, envs, **metrics) -> None:
+        """Write a row of progress.csv, and the episodes that ended, if `step` is due.
+
+        step       environment steps so far, over all ranks
+        envs       from `make_envs`; their episodes that ended since the last row are written
+        metrics    like `store`, but kept only if a row is due
+
+        FloatingPointError, on all ranks, names a metric that is not finite.
+        """
+        if not self.due(step):
+            return
+        self.store(**metrics)
+        num_envs = self.cfg.num_envs
+        first_env = mpi.rank() * mpi.share(num_envs)
+        ended = [(step - ago * num_envs, first_env + env, *end)
+                 for ago, env, *end in envs.pop_episodes()]
+        for _, _, ep_ret, ep_len, *success in ended:
+            self.store(ep_ret=[ep_ret], ep_len=[ep_len])
+            if success:  # the environment tells it
+                self.store(success=success[0])
+        now = time.perf_counter()
+        # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
+        late = now - self.saved > max(60, 20 * self.save_seconds)
+        save_due = late or self.logger.reports == 0 or step >= self.cfg.total_steps
+        # The only message of a report. After it, all ranks know the same and do the same.
+        told = mpi.gather((self.logger.take(), ended, save_due, self.signal))
+        speed = (step - self.reported_step) / max(now - self.reported, 1e-9)
+        row = {"step": step, "time": round(now - self.started, 3),
+               "steps_per_second": round(speed, 1)}
+        for name in dict.fromkeys(name for mine, *_ in told for name in mine):
+            row |= merge(name, [mine[name] for mine, *_ in told if name in mine])
+        self.reported_step, self.reported = step, now
+        for name, value in row.items():
+            if not math.isfinite(value):
+                raise FloatingPointError(f"{name} is {value} at step {step:,}")
+        if self.root:
+            self.logger.write(row, sorted(end for _, ended, *_ in told for end in ended))
+        self.stop = max(number for *_, number in told)
+        self.save_due = told[0][2] or self.stop
+        mean = row.get("eval_ret_mean", -math.inf)
+        self.improved, self.best = mean > self.best, max(mean, self.best)
+
+    def save(self, step: int) -> None:
+        """Write best.pt and a checkpoint, if they are due. Raise `Stopped` after a signal."""
+        if step != self.reported_step:
+            return
+        if self.improved:
+            self.save_policy("best.pt")
+        if self.save_due:
+            self.save_checkpoint()
+        self.ended = step >= self.cfg.total_steps or self.stop > 0
+        if self.stop:
+            raise Stopped(self.stop)
+
+    def passes(self, every: int, step: int) -> bool:
+        """Return whether `step` is the last or has passed a multiple of `every` since a report."""
+        return step >= self.cfg.total_steps or step // every > self.reported_step // every
+
+    # ---- checkpoints
+
+    def save_checkpoint(self):
+        """Write policy.pt and what --resume needs. Every rank saves at the same step."""
+        check_equal(torch.nn.utils.parameters_to_vector(self.agent.parameters()))
+        began = time.perf_counter()
+        self.save_policy("policy.pt")
+        cuda = self.device.type == "cuda"
+        checkpoint.save_resume(self.run_dir, self.reported_step, {
+            "state": {name: part.state_dict() for name, part in self.state.items()},
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if cuda else None,
+            "seconds": began - self.started, "best": self.best})
+        self.saved, self.saved_step = time.perf_counter(), self.reported_step
+        self.save_seconds = self.saved - began
+
+    def save_policy(self, name):
+        """Write rank 0's agent for `play`. FloatingPointError rather than a file with NaN."""
+        state = self.agent.state_dict()
+        for key, value in state.items():
+            if value.isnan().any():
+                raise FloatingPointError(f"{key} of the agent is nan, step {self.reported_step:,}")
+        if self.root:
+            checkpoint.save_file(self.run_dir / name, {
+                "agent": state, "step": self.reported_step, "settings": plain_settings(self.cfg)})
+
+
+def choose_device(cfg) -> torch.device:
+    """Return the device that --device asks for."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if cfg.device == "cuda" and gpus == 0:
+        raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
+    wanted = cfg.device == "cuda"
+    if cfg.device == "auto" and gpus > 0:
+        envs = make_envs(cfg, 1)
+        wanted = is_image(envs.single_observation_space)  # small networks are faster on the CPU
+        envs.close()
+    return torch.device("cuda", mpi.rank() % gpus) if wanted else torch.device("cpu")

@@ -1,0 +1,46 @@
+"""The last lines of a run: how it went, and how to go on."""
+
+import math
+import shlex
+from datetime import timedelta
+
+import numpy as np
+
+from utils.logger import read_table
+from utils.run.directory import module_of
+
+
+def summary(cfg, step: int, seconds: float) -> str:
+    """Return what a run says when it has ended or was stopped: how it went, how to go on."""
+    total, run = cfg.total_steps, shlex.quote(cfg.run_dir)
+    episodes = [float(row["ep_ret"]) for row in read_table(cfg.run_dir, "episodes.csv")]
+    first, returns = episodes[:20], episodes[-100:]
+    reports = read_table(cfg.run_dir, "progress.csv")
+    evals = [(float(row["eval_ret_mean"]), int(row["step"]))
+             for row in reports if row.get("eval_ret_mean")]
+    columns = [name for name, value in reports[-1].items() if value][3:] if reports else []
+    y = "" if returns or not columns else f" --y {columns[0]}"
+    lines = {"done" if step >= total else "stopped":
+             f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
+    lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
+                         f"{len(returns)} training episodes, which act with noise" if returns else
+                         "no episode has ended in training; `play` below plays ten")
+    if step >= total and len(episodes) >= 120 and not cfg.init_from:
+        error = math.sqrt(np.var(returns) / 100 + np.var(first) / 20)
+        if np.mean(returns) - np.mean(first) <= 1.5 * error:
+            lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
+                                  "train for longer, or see docs/debugging.md")
+    if evals:
+        (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
+        lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
+                         f"step {best_at:,} (play it with --best)")
+    resume = f"python -m {module_of(type(cfg))} --run-dir {run} --resume"
+    resume += f" --total-steps {2 * total:.0f}" * (step >= total)
+    lines |= {"files": cfg.run_dir, "play": f"python -m utils.play {run}",
+              "plot": f"python -m plot {run}{y}", "resume": resume}
+    return "\n".join(f"{name:<10}{text}" for name, text in lines.items())
+
+
+def rounded(ret: float) -> str:
+    """Return a mean return as text, with at least three digits and one decimal."""
+    return f"{ret:.1f}" if abs(ret) >= 10 else f"{ret:#.3g}"

@@ -1,0 +1,83 @@
+"""Wrappers around each environment: vectors of all observations, numbers for all actions, copies."""
+
+import warnings
+
+import gymnasium as gym
+import numpy as np
+
+from utils.mpi import say_once
+from utils.spaces import (
+    MOST_ACTS, FlatBox, Numbered, act_kind, as_array, num_acts, one_line)
+
+
+MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
+
+
+def flat_obs(env: gym.Env) -> gym.Env:
+    """Turn observations that are neither vectors nor images into vectors, if Gymnasium can.
+
+    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined. Images of
+    bools become bytes. Others stay what they are: flattened, they would be learned from badly.
+    """
+    space = env.observation_space
+    box = isinstance(space, gym.spaces.Box)
+    if box and space.dtype == bool and len(space.shape) == 3:
+        images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
+        return gym.wrappers.TransformObservation(
+            env, lambda bools: np.multiply(bools, np.uint8(255)), images)
+    stays = len(space.shape) == 1 if box else not space.is_np_flattenable
+    if box and len(space.shape) > 1:  # a picture, of whatever type: bytes, or two long sides
+        long = 36 if len(space.shape) == 2 else 5  # a matrix of 5 by 5 is none
+        stays = space.dtype == np.uint8 or sorted(space.shape)[-2] >= long
+    if stays or gym.spaces.flatdim(space) > MOST_NUMBERS:
+        return env
+    flat = FlatBox(space)
+    size = flat.shape[0]
+    say_once(f"observations: {one_line(space)}, flattened to {size} number{'s' * (size != 1)}")
+    return gym.wrappers.TransformObservation(env, flat.flatten, flat)
+
+
+def numbered_acts(env: gym.Env) -> gym.Env:
+    """Let one number stand for a MultiDiscrete or MultiBinary action, or a Discrete not from 0."""
+    space = env.action_space
+    if act_kind(space) == "discrete" or not 0 < num_acts(space) <= MOST_ACTS:
+        return env
+    numbers = Numbered(space)
+    say_once(f"actions: {one_line(space)}, numbered as Discrete({numbers.n})")
+    return gym.wrappers.TransformAction(env, numbers.own_act, numbers)
+
+
+class OwnStep(gym.Wrapper):
+    """Copy actions and observations, and tell of `info` only whether an episode succeeded.
+
+    Same-step autoreset may overwrite the array that a step returned, and an environment may change
+    its action in place, so both are copied. Gymnasium joins the infos of all environments in every
+    step, which takes time and fails if arrays differ in size or a number is sometimes None.
+    """
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:  # an environment may draw by `self.action_space.sample()`
+            self.unwrapped.action_space.seed(seed)
+        obs, _ = super().reset(seed=seed, options=options)
+        return obs, {}
+
+    def step(self, action):
+        action = action.copy() if isinstance(action, np.ndarray) else action
+        obs, rew, terminated, truncated, info = self.env.step(action)
+        told = success(info) if terminated or truncated else {}
+        return np.copy(obs), rew, terminated, truncated, told
+
+    def close(self):
+        try:
+            super().close()
+        except Exception as error:  # what was learned in it is not lost by that
+            warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
+
+
+def success(info: dict) -> dict[str, float]:
+    """Return {"success": 1.0 or 0.0} if the last step of an episode told it by a number, or {}."""
+    for name in ("is_success", "success"):
+        value = as_array(info.get(name))
+        if value.size == 1 and value.dtype.kind in "buif" and np.isfinite(value).all():
+            return {"success": float(value.item())}
+    return {}
