@@ -6,6 +6,8 @@
     python -m tests.mutants --id ppo-time-limit@a2c   only this bug
     python -m tests.mutants --check --algo ppo        plant nothing: no test may
                                                       fail
+    python -m tests.mutants --stands                  only list the bugs whose text
+                                                      is gone from their files
 
 Each bug is planted in a copy of the tree. There a short training has to run;
 then the module's tests run until one fails. The exit status is 1 if a bug
@@ -160,7 +162,10 @@ def verdict(said, status, mutant=None):
 
 def chosen(args):
     """Return the plantings that the command line asks for, in the catalogue's order."""
-    found = list(plantings(read()))
+    try:
+        found = list(plantings(read()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error
     if args.check:
         found = [Planting(name, name, (), None) for name in dict.fromkeys(p.module for p in found)]
     found = [p for p in found if not args.algo or p.module in args.algo]
@@ -169,6 +174,21 @@ def chosen(args):
             raise SystemExit(f"error: no such bug: {' '.join(sorted(unknown))}")
         found = [p for p in found if p.id in args.id]
     return sample(found, args.sample) if args.sample else found
+
+
+def report_gone(todo):
+    """Print the bugs that no longer apply to one of their files. Return the exit status."""
+    gone = {}
+    for planting in todo:
+        for name in planting.files:
+            try:
+                planted(planting.mutant, file_of(name).read_text("utf-8"))
+            except ValueError as error:
+                gone[planting.mutant.id, name] = error
+    for (ident, name), error in gone.items():
+        print(f"{ident:<48} {name}: {error}")
+    print(f"{len(gone)} texts are gone")
+    return int(bool(gone))
 
 
 def report(results):
@@ -195,7 +215,11 @@ def main(argv=None):
     parser.add_argument("--sample", type=int, default=0,
                         help="only this many, always the same ones; 0: all")
     parser.add_argument("--check", action="store_true", help="plant nothing: no test may fail")
+    parser.add_argument("--stands", action="store_true",
+                        help="run nothing: list the bugs whose text is gone from their files")
     args = parser.parse_args(argv)
+    if args.stands:
+        return report_gone(chosen(args))
     results = run_all(chosen(args), args.jobs)
     if args.check:
         red = [result for result in results if result.outcome != "survived"]

@@ -7,14 +7,15 @@ An entry replaces a text that stands exactly once in the file of its module:
     old = '''...'''                     # stands exactly once in the file
     new = '''...'''
     wrong = "what goes wrong, in one sentence"
-    found = "the codebase, paper or draft of ours that has this bug, or why it is easy to write"
+    found = "the issue, codebase or paper that has this bug, or: a draft of ours: no test saw it"
     also = ["a2c", "vpg"]               # optional: other modules with the same text, once in each
     crashes = true                      # optional: an assertion or a check of ours may stop it
 
-Bugs are those of the algorithms, of utils/mpi.py, and of images and games in utils/envs.py;
-ordinary tests have to do for the rest. An entry is only removed with the code that it breaks, or if
-another plants the same bug. If the text changes, change `old` and `new` with it. An id with `2-`
-before the module's name is by an author who had not seen the tests.
+Every bug has a source in the world; one of our own drafts needs to have fooled a test. One kind
+stands once, with `also` for the files that share it. There are at most 300 bugs, in at most
+2,500 lines. Bugs are those of the algorithms, of utils/mpi.py, and of images and games in
+utils/envs.py; ordinary tests have to do for the rest. If the text changes, change `old` and `new`
+with it: `python -m tests.mutants --stands` lists the entries whose text is gone.
 """
 import hashlib
 import tomllib
@@ -76,9 +77,16 @@ class Planting:
 
 
 def read():
-    """Return all entries. KeyError, TypeError: a field is missing or unknown."""
-    return [Mutant(module=path.stem, **entry) for path in sorted(HERE.glob("*.toml"))
-            for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
+    """Return all entries.
+
+    KeyError, TypeError: a field is missing or unknown. ValueError: an id stands twice.
+    """
+    found = [Mutant(module=path.stem, **entry) for path in sorted(HERE.glob("*.toml"))
+             for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]]
+    ids = [mutant.id for mutant in found]
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ValueError(f"ids that stand twice: {' '.join(twice)}")
+    return found
 
 
 def file_of(module, root=ROOT):
