@@ -15,8 +15,8 @@ An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update
-      compute_targets      advantages A and returns R, by the current critic
-      policy_loss          one Adam step of the policy on the whole rollout
+      compute_targets      advantages A and returns R, with the current critic
+      vpg_loss             one Adam step of the policy on it with the whole rollout
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
@@ -39,23 +39,27 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
+# mpi           several processes may share the environments and each batch. Config
+#               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Adam      `step(lr)` averages the gradient over processes, moves the weights and
-#               returns the gradient's norm
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
+#               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
+Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
+Features = Inputs  # the same here; from a2c.py on, an image has an encoding
 Scalar = Float32[Tensor, ""]
 
 
@@ -69,13 +73,14 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
-    anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 
 # ===================================== data types =====================================
@@ -89,15 +94,22 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
     done: PerStep  # 1 if the episode ended, also by a time limit
 
 
+@dataclass(frozen=True)
+class Batch:  # a whole rollout: B = TN samples
+    obs: Inputs  # s, normalised
+    act: Shaped[Tensor, "B *act"]  # a
+    adv: PerSample  # A: how much better a was than the policy's average action in s
+    ret: PerSample  # R: what the critic is to predict in s
+
+
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        policy_opt = mpi.Adam(agent.policy_parameters())
-        critic_opt = mpi.Adam(agent.critic)
+        policy_opt = Adam(agent.policy_parameters())
+        critic_opt = Adam(agent.critic)
         run.register(agent, policy=policy_opt, critic=critic_opt)  # for checkpoints
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -130,39 +142,37 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Rollout,
+def update(agent: Agent, policy_opt: Adam, critic_opt: Adam, rollout: Rollout,
            lr: float) -> dict:
     """Take one step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
-    # Before the critic learns: later, V would know how these actions turned out.
+    act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout, obs)
-
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, adv=adv.flatten(), ret=ret.flatten())
     # One step: then the policy is another one, and the data are no longer its own.
-    actor_out = agent.actor(agent.encoder(obs))
-    logp = log_prob(actor_out, agent.log_std, rollout.act.flatten(0, 1))
-    loss = policy_loss(logp, adv.flatten())
-    ent = entropy(actor_out, agent.log_std)  # only logged
-    metrics = {"pi_loss": loss.detach(), "entropy": ent.detach()}
+    loss, metrics = vpg_loss(agent, batch)
     policy_opt.zero_grad()
     loss.backward()
-    metrics["policy_grad_norm"] = policy_opt.step(lr)
-
-    # Many steps: their target R stays as it is.
-    returns = ret.flatten()
-    v_losses, grad_norms = [], []
+    policy_opt.average_grads()  # over processes
+    grad_norm = policy_opt.grad_norm()
+    policy_opt.step(lr)
+    # Many steps, with R fixed. They come last, as A needs a V that has not seen R.
+    v_losses, v_grad_norms = [], []
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), batch.ret[rows])
         critic_opt.zero_grad()
         loss.backward()
+        critic_opt.average_grads()
         v_losses.append(loss.detach())
-        grad_norms.append(critic_opt.step(cfg.v_lr))
-    # The share of R's variance that V leaves; R contains V, which flatters V.
-    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+        v_grad_norms.append(critic_opt.grad_norm())
+        critic_opt.step(cfg.v_lr)
     return metrics | {
-        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
-        "val": val, "explained_variance": 1 - unexplained, "lr": lr}
+        "policy_grad_norm": grad_norm, "v_loss": torch.stack(v_losses),
+        "critic_grad_norm": torch.stack(v_grad_norms),
+        "val": val, "explained_variance": explained, "lr": lr}
 
 
 # ======================================= losses =======================================
@@ -204,13 +214,17 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     return torch.as_tensor(adv, device=val.device)
 
 
-def log_prob(actor_out: ActorOut, log_std: Tensor | None,
-             act: Shaped[Tensor, "B *act"]) -> PerSample:
-    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
-    if log_std is None:  # discrete
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+def vpg_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
+    """L = L_pi, for the actor; the critic has `value_loss`. The entropy is only logged.
+
+        L_pi   makes good actions more likely: see `policy_loss`
+    """
+    features = agent.encoder(batch.obs)
+    pi = agent.policy(features)
+    logp = pi.log_prob(batch.act)
+    pi_loss = policy_loss(logp, batch.adv)
+    ent = pi.entropy().mean()
+    return pi_loss, {"pi_loss": pi_loss.detach(), "entropy": ent.detach()}
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
@@ -221,30 +235,28 @@ def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
     return -(logp * adv).mean()
 
 
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch."""
-    # If continuous, before tanh: it grows with sigma even where tanh saturates.
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
-
-
 def value_loss(val: PerSample, ret: PerSample) -> Scalar:
     """L_V = mean (V(s) - R)^2"""
     assert val.shape == ret.shape  # [B] minus [B, 1] would be [B, B]
     return (val - ret).square().mean()
 
 
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
 # ======================================= agent ========================================
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
+    takes = {"obs": "vector image", "act": "discrete box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
-        self.log_std = None
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
@@ -253,27 +265,28 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()  # in a2c.py, of images, for actor and critic
+        self.encoder = nn.Identity()
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         if self.images:  # an encoder each, so that the critic's steps leave pi alone
-            self.actor = nn.Sequential(nature_cnn(obs_space), *self.actor)
-            self.critic = nn.Sequential(nature_cnn(obs_space), *self.critic)
+            self.actor = nn.Sequential(nature_cnn(obs_space, cfg.bf16), *self.actor)
+            self.critic = nn.Sequential(nature_cnn(obs_space, cfg.bf16), *self.critic)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        # At first mean 0 and std 1, so the first rollout is not normalised.
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return obs  # bytes, which the encoders scale
+            return obs  # bytes, which the encoder scales
         obs = obs.float()
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
@@ -282,19 +295,27 @@ class Agent(Policy):  # which adds predict(obs)
         named = self.named_parameters()
         return [param for name, param in named if not name.startswith("critic.")]
 
-    def value(self, obs: Shaped[Tensor, "B *obs"]) -> PerSample:
-        return self.critic(obs).squeeze(-1)  # [B, 1] -> [B]
+    def policy(self, features: Features) -> Distribution:
+        """pi(.|s): the one place that says what the actor's outputs mean.
+
+        Continuous actions are those before tanh. What tanh would add to log pi(a|s)
+        depends on a alone, so it changes no gradient; the entropy leaves it out.
+        """
+        out = self.actor(features)  # [B, k]
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
+        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+
+    def value(self, features: Features) -> PerSample:
+        return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
-        if deterministic:
-            return actor_out.argmax(-1) if self.discrete else actor_out
-        if self.discrete:
-            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
-        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+        pi = self.policy(self.encoder(self.normalize_obs(obs)))
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""
