@@ -5,23 +5,19 @@ The problem. VPG's policy learns once from 512 samples: its updates are far apar
 The idea. Update the policy (the actor) and V (the critic) every few time steps. T = 10
 steps in N = 16 copies of the environment are enough: the copies are in different
 states, so even a small batch is diverse. The price is bias, since V replaces all
-rewards after a rollout. One loss trains both networks, and with images the encoder that
-they share. An iteration of `train`:
+rewards after a rollout. One loss trains both and, for images, the encoder they share.
+An iteration of `train`:
 
-    collect            act for T steps in N parallel environments
+    collect              act for T steps in N parallel environments
     update
-      compute_targets    advantages A and returns R, by the current critic
-      a2c_loss           minimised by one RMSProp step on the whole rollout
-    update_stats       running statistics that normalise observations and rewards
+      compute_targets      advantages A and returns R, with the current critic
+      a2c_loss             one RMSProp step on it with the whole rollout
+    update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. A2C is synchronous; the threads of the paper's A3C don't wait
-for each other. GAE replaces the paper's n-step returns, which are lam = 1. There is an
-entropy bonus for Atari alone. norm_obs, scale_rew and max_grad_norm as in OpenAI
-Baselines. tanh squashes actions; sigma is the same in all states. RMSProp, with g the
-gradient of a weight w, is PyTorch's by default, which learns more (decisions.md):
-
-    w <- w - lr g / (sqrt(m) + eps),  m <- 0.99 m + 0.01 g^2,  m = 0 at first
-    w <- w - lr g / sqrt(m + eps)     with --rmsprop tf, TensorFlow's; m = 1 at first
+Departures from the paper. A2C is synchronous; A3C's threads do not wait for each other.
+GAE replaces n-step returns, which are lam = 1. Continuous actions are squashed by tanh.
+norm_obs, scale_rew and max_grad_norm come from OpenAI Baselines. RMSProp follows
+PyTorch's rule, which learned more than TensorFlow's (benchmarks/decisions.md).
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
 
@@ -39,16 +35,19 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
 
+# mpi           several processes may share the environments and each batch. Config
+#               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.RMSProp   `step(lr)` averages the gradient over processes, clips it, moves the
-#               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
+#               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.optim import RMSProp
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -56,7 +55,7 @@ from utils.run import Run, RunConfig, main
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
-ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
+Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
 Scalar = Float32[Tensor, ""]
 
 
@@ -69,7 +68,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 160  # T x N, samples per rollout; N has to divide it
     lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
+    rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's rule or TensorFlow 1's
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
@@ -80,6 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {"lr": 3e-3}  # instead of the above, for games
     for_atari = {  # instead of that, for Atari; T = 5, as in OpenAI Baselines
         "total_steps": 3e6, "rollout_steps": 80, "lr": 7e-4, "ent_coef": 0.01}
@@ -107,12 +107,10 @@ class Batch:  # a whole rollout: B = TN samples
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        tf_style = cfg.rmsprop == "tf"
-        optimizer = mpi.RMSProp(agent, eps=cfg.rmsprop_eps, tf_style=tf_style)
+        optimizer = RMSProp(agent, cfg.rmsprop_eps, tf_style=cfg.rmsprop == "tf")
         run.register(agent, optimizer=optimizer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -146,18 +144,22 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: RMSProp, rollout: Rollout, lr: float) -> dict:
     """Take one gradient step on the whole rollout. Return metrics."""
+    cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout, obs)
-    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
-                  ret=ret.flatten())
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, adv=adv.flatten(), ret=ret.flatten())
     loss, metrics = a2c_loss(agent, batch)  # V again, now with its gradient
     optimizer.zero_grad()
     loss.backward()
-    metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
-    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-    return metrics | {"val": val, "explained_variance": 1 - unexplained}
+    optimizer.average_grads()  # over processes
+    grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+    optimizer.step(lr)
+    return metrics | {
+        "grad_norm": grad_norm, "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================
@@ -199,35 +201,25 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     return torch.as_tensor(adv, device=val.device)
 
 
-@mpi.compilable  # with --compile
 def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      is the entropy of pi, which keeps it exploring
+        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)
+    pi = agent.policy(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, batch.act)
+    logp = pi.log_prob(batch.act)
     pi_loss = policy_loss(logp, batch.adv)
     assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (val - batch.ret).square().mean()
-    ent = entropy(actor_out, agent.log_std)
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
-
-
-def log_prob(actor_out: ActorOut, log_std: Tensor | None,
-             act: Shaped[Tensor, "B *act"]) -> PerSample:
-    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
-    if log_std is None:  # discrete
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
@@ -238,24 +230,22 @@ def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
     return -(logp * adv).mean()
 
 
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch."""
-    # If continuous, before tanh: it grows with sigma even where tanh saturates.
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= agent ========================================
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
+    takes = {"obs": "vector image", "act": "discrete box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
-        self.log_std = None
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
@@ -264,7 +254,9 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
+        self.encoder = nn.Identity()
+        if self.images:
+            self.encoder = nature_cnn(obs_space, cfg.bf16)
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
@@ -274,7 +266,8 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        # At first mean 0 and std 1, so the first rollout is not normalised.
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
@@ -285,19 +278,27 @@ class Agent(Policy):  # which adds predict(obs)
         obs = obs.float()
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
-    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
+    def policy(self, features: Features) -> Distribution:
+        """pi(.|s): the one place that says what the actor's outputs mean.
+
+        Continuous actions are those before tanh. What tanh would add to log pi(a|s)
+        depends on a alone, so it changes no gradient; the entropy leaves it out.
+        """
+        out = self.actor(features)  # [B, k]
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
+        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+
+    def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
-        if deterministic:
-            return actor_out.argmax(-1) if self.discrete else actor_out
-        if self.discrete:
-            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
-        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+        pi = self.policy(self.encoder(self.normalize_obs(obs)))
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""
