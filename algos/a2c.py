@@ -14,10 +14,11 @@ An iteration of `train`:
       a2c_loss             one RMSProp step on it with the whole rollout
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. A2C is synchronous; A3C's threads do not wait for each other.
-GAE replaces n-step returns, which are lam = 1. Continuous actions are squashed by tanh.
-norm_obs, scale_rew and max_grad_norm come from OpenAI Baselines. RMSProp follows
-PyTorch's rule, which learned more than TensorFlow's (benchmarks/decisions.md).
+Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
+(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
+and synchronous steps: the threads of the paper's A3C do not wait for each other. GAE
+replaces n-step returns, which are lam = 1. RMSProp follows PyTorch's rule, which learns
+more than TensorFlow's (benchmarks/decisions.md).
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
 
