@@ -165,13 +165,13 @@ def update(agent: Agent, policy_opt: Adam, critic_opt: Adam, rollout: Rollout,
         loss = value_loss(agent.value(agent.encoder(obs[rows])), batch.ret[rows])
         critic_opt.zero_grad()
         loss.backward()
-        critic_opt.average_grads()
+        critic_opt.average_grads()  # over processes
         v_losses.append(loss.detach())
         v_grad_norms.append(critic_opt.grad_norm())
         critic_opt.step(cfg.v_lr)
     return metrics | {
-        "policy_grad_norm": grad_norm, "v_loss": torch.stack(v_losses),
-        "critic_grad_norm": torch.stack(v_grad_norms),
+        "policy_grad_norm": grad_norm,
+        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(v_grad_norms),
         "val": val, "explained_variance": explained, "lr": lr}
 
 
