@@ -207,6 +207,13 @@ def test_pages_say_what_the_results_say(page):
     assert numbers(text) == numbers(again)
 
 
+@pytest.mark.slow
+def test_the_readme_quotes_todays_code():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    again = table.rewrite(text, table.read(table.HERE / "results.jsonl"), save=False)
+    assert not {order.split()[0] for order in table.stale(text, again)} & set(table.OF_CODE)
+
+
 def test_todays_algorithms_take_the_commands_of_the_pages():
     taken = 0
     for page in ("docs/settings.md", "docs/games.md", "README.md"):
