@@ -43,26 +43,6 @@ OTHERS_SAY = {
     "jobs": "n_jobs workers",
 }
 
-# The ranges of settings, by name. Any other number has to be finite.
-COUNTS = """total_steps num_envs num_procs rollout_steps minibatch_size batch_size
-            buffer_size epochs v_steps report_every update_every target_every policy_delay
-            minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
-            check_every directions fisher_every"""
-NONNEGATIVE = """seed torch_threads eval_every start_steps vf_coef ent_coef max_grad_norm
-                 act_noise target_noise noise_clip damping replay_ratio max_slope
-                 num_trajectories her_k"""
-FRACTIONS = "gamma lam tau eps_end omega beta_start momentum decay popart_beta top"
-POSITIVE = """hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
-              alpha noise"""
-SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
-# The first is a multiple of the second. With --resume, the settings of the run replace these.
-DIVIDES = [("rollout_steps", "num_envs"), ("rollout_steps", "minibatch_size"),
-           ("num_envs", "minibatch_envs"), *((name, "num_procs") for name in SHARED.split())]
-# More than this cannot be meant, and would hang or crash.
-MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
-        "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000, "directions": 1e5}
-MOST_STEPS = 1e12  # of all other counts
-
 
 # ---- a program and its end
 
@@ -222,9 +202,33 @@ def flag(name):
 
 # ---- ranges
 
+# The ranges of settings, by name.
+RANGES = {
+    **dict.fromkeys("""total_steps num_envs num_procs rollout_steps minibatch_size batch_size
+                     buffer_size epochs v_steps report_every update_every target_every policy_delay
+                     minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
+                     check_every directions fisher_every""".split(), {"low": 1}),
+    **dict.fromkeys("""seed torch_threads eval_every start_steps vf_coef ent_coef max_grad_norm
+                     act_noise target_noise noise_clip damping replay_ratio max_slope
+                     num_trajectories her_k""".split(), {"low": 0}),
+    **dict.fromkeys("gamma lam tau eps_end omega beta_start momentum decay popart_beta top".split(),
+                    {"low": 0, "high": 1}),
+    **dict.fromkeys("""hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl
+                     v_max_kl alpha noise""".split(), {"above": 0}),
+}
+# More than this cannot be meant, and would hang or crash. Any other whole number has MOST_COUNT.
+MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
+        "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000, "directions": 1e5,
+        "total_steps": 1e12, "seed": math.inf}
+MOST_COUNT = 1e12
+SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
+# The first is a multiple of the second. With --resume, the settings of the run replace these.
+DIVIDES = [("rollout_steps", "num_envs"), ("rollout_steps", "minibatch_size"),
+           ("num_envs", "minibatch_envs"), *((name, "num_procs") for name in SHARED.split())]
+
 
 def check_settings(cfg):
-    """UsageError names the first setting of `cfg` that is out of range (see COUNTS and others)."""
+    """UsageError names the first setting of `cfg` that is out of range, or of another type."""
     kinds = {field.name: str(field.type) for field in fields(cfg)}
     for name, kind in kinds.items():
         value = getattr(cfg, name)
@@ -232,27 +236,17 @@ def check_settings(cfg):
             raise UsageError(f"{flag(name)} is {value!r}; it takes True or False")
         if "str" in kind and not isinstance(value, str):
             raise UsageError(f"{flag(name)} is {value!r}; it takes a text")
-    known = [name for name, kind in kinds.items() if "int" in kind or "float" in kind]
-
-    def there(names):
-        return " ".join(name for name in names.split() if name in known)
-
-    check_range(cfg, there(COUNTS), low=1)
-    check_range(cfg, there(NONNEGATIVE), low=0)
-    check_range(cfg, there(FRACTIONS), low=0, high=1)
-    check_range(cfg, there(POSITIVE), above=0)
-    check_range(cfg, " ".join(known))
-    for name in known:
-        if name == "total_steps" or "int" in kinds[name] and name != "seed":
-            check_range(cfg, name, high=MOST.get(name, MOST_STEPS))
+        if "int" in kind or "float" in kind:
+            most = MOST.get(name, MOST_COUNT if "int" in kind else math.inf)
+            check_range(cfg, name, **{"high": most} | RANGES.get(name, {}))
     if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
         raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 0 to {cores()}, the "
                          "cores that this process may use")
-    if getattr(cfg, "norm_adv", False):  # normalised, a single advantage would become 0
-        check_range(cfg, there("minibatch_size"), low=2)
-    if "minibatch_envs" in known:  # T is at least 2, for the same reason
+    if getattr(cfg, "norm_adv", False) and "minibatch_size" in kinds:
+        check_range(cfg, "minibatch_size", low=2)  # normalised, a single advantage would become 0
+    if "minibatch_envs" in kinds:  # T is at least 2, for the same reason
         check_range(cfg, "rollout_steps", low=2 * cfg.num_envs)
-    if "buffer_size" in known:  # a step of all environments fits in
+    if "buffer_size" in kinds:  # a step of all environments fits in
         check_range(cfg, "buffer_size", low=cfg.num_envs)
 
 
@@ -271,16 +265,16 @@ def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
     whole, and so must `total_steps`, which may be written 1e6. Each element of a tuple is checked.
     None passes if the declaration allows it.
     """
-    types = {field.name: str(field.type) for field in fields(cfg)}
+    kinds = {field.name: str(field.type) for field in fields(cfg)}
     limits = ((low, "at least"), (above, "above"), (high, "at most"))
-    takes = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
+    bounds = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
     for name in names.split():
-        value = getattr(cfg, name)
-        kind = numbers.Integral if "int" in types[name] else numbers.Real
-        whole = kind is numbers.Integral or name == "total_steps"
+        value, kind = getattr(cfg, name), kinds[name]
+        whole = "int" in kind or name == "total_steps"
         for x in value if isinstance(value, tuple | list) else [value]:
-            number = isinstance(x, kind) and not isinstance(x, bool) and math.isfinite(x)
-            fits = number and low <= x <= high and x > above and (not whole or x == int(x))
-            if not fits and not (x is None and "None" in types[name]):
+            number = isinstance(x, numbers.Integral if "int" in kind else numbers.Real)
+            fits = (number and not isinstance(x, bool) and math.isfinite(x)
+                    and low <= x <= high and x > above and not (whole and x % 1))
+            if not fits and not (x is None and "None" in kind):
                 what = "a whole number" if whole else "a number"
-                raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{takes}")
+                raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{bounds}")
