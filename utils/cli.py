@@ -1,22 +1,23 @@
 """The command line of every program here, and the ranges of settings.
 
-A program is a dataclass, one line per setting: `name: type = default  # its text in --help`. A
-wrong command line is refused in one message that names the flag and, if it can be guessed, what
-was meant.
+A program is a dataclass, one line per setting: `name: type = default  # its text in --help`. tyro
+makes a flag of each. A setting without a default needs no flag.
 """
 
-import argparse
 import difflib
 import gc
 import inspect
+import io
 import math
 import numbers
 import re
 import signal
 import sys
-from contextlib import contextmanager
-from dataclasses import MISSING, fields
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import fields, make_dataclass, replace
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+
+import tyro
 
 from utils import mpi
 from utils.mpi import UsageError, cores
@@ -76,106 +77,122 @@ def program(*stopped):
         sys.exit(130)
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises UsageError instead of ending the program."""
+# ---- the command line
 
-    def error(self, message):
-        raise UsageError(message.removeprefix("argument "))
+# What a setting of a type takes.
+TAKES = {int: "a whole number", float: "a number, such as 0.01 or 1e6", str: "a text",
+         bool: "no value"}
+RULES = tyro.constructors.ConstructorRegistry()
 
 
-def read_command(config_class, doc, prog, args=None, hint=None):
+@RULES.primitive_rule
+def rule_of_int(info):
+    """Tell tyro how to read an int: 1e6 is one."""
+    def read(words):
+        whole = "e" in words[0].lower() and float(words[0]).is_integer()
+        return int(float(words[0]) if whole else words[0])
+
+    if info.type is int:
+        return tyro.constructors.PrimitiveConstructorSpec(
+            1, "INT", read, lambda value: isinstance(value, int), lambda value: [str(value)])
+
+
+def read_command(config_class, doc, prog, args=None, hint=None, default=None):
     """Return an instance of a dataclass, with the settings that a command line gives.
 
-    doc      what --help prints beside the settings
+    doc      --help begins with its title and ends with all of it
     prog     how the program is called, such as "python -m utils.sweep"
     args     the words of the command line (default: those of this process)
     hint     function of the name of an unknown flag: what to say about it, if none is like it
-
-    One field may be Annotated: it takes the words that stand without a flag.
+    default  an instance whose values are the defaults (default: those of the class)
     """
-    parser = make_parser(config_class, doc, prog)
-    parser._negative_number_matcher = re.compile(r"-\.?\d")  # -1e3 is no flag
-    given, others = parser.parse_known_intermixed_args(args)
-    if others:
-        word, known = others[0].partition("=")[0], [field.name for field in fields(config_class)]
-        known += ["no_" + field.name for field in fields(config_class) if "bool" in str(field.type)]
-        if not word.startswith("-"):
-            raise UsageError(f"{word} stands without a flag; --help lists the flags")
-        name = word.strip("-").replace("-", "_")
-        near = " or ".join(map(flag, nearest(name, known)))
-        help = f"did you mean {near}?" if near else hint and hint(name) or "--help lists the flags"
-        raise UsageError(f"there is no {word}; {help}")
-    return config_class(**{name: tuple(value) if isinstance(value, list) else value
-                           for name, value in vars(given).items()})
+    args = list(sys.argv[1:] if args is None else args)
+    hints = get_type_hints(config_class)
+    kinds = {field.name: hints[field.name] for field in fields(config_class)}
+    flags = {name: kind for name, kind in kinds.items() if hasattr(config_class, name)}  # a default
+    form = make_form(config_class, kinds, default)
+    if "-h" in args or "--help" in args:
+        doc = doc.strip("\n")
+        _, text = ask_tyro(form, ["--help"], prog=prog, description=re.split(r"\.  |\n", doc)[0])
+        sys.stdout.write(f"{text}\n{doc}\n")  # at once, so that `| head` breaks nothing
+        sys.exit(0)
+    given = find_flags(args, flags, hint)
+    read, _ = ask_tyro(form, args)
+    if read is None:
+        alone, form = " ".join(kinds.keys() - flags).upper(), make_form(config_class, flags)
+        for name, words in given.items():
+            if ask_tyro(form, words, return_unknown_args=alone != "")[0] is None:
+                raise UsageError(f"{' '.join(words)}: it takes {takes(kinds[name])}")
+        raise UsageError(f"{prog} takes {alone or 'nothing'} without a flag, but got "
+                         f"{' '.join(args) or 'nothing'}; --help lists the flags")
+    values = {name: value for group in vars(read).values() for name, value in vars(group).items()
+              if name in given or name not in flags}
+    return replace(default, **values) if default else config_class(**values)
 
 
-def make_parser(config_class, doc, prog):
-    """Return a parser with a flag for every setting.
+def find_flags(args, kinds, hint):
+    """Return {setting: its flag and the words after it}. UsageError: there is no such flag."""
+    known = {name: name for name in kinds}
+    known |= {f"no_{name}": name for name in kinds if kinds[name] is bool}
+    given, words = {}, []
+    for word in args:
+        if re.match("-+[A-Za-z]", word):  # -1e3 is a number
+            typed = word.partition("=")[0]
+            name = typed.strip("-").replace("-", "_")
+            if name not in known or not typed.startswith("--"):
+                near = " or ".join(map(flag, nearest(name, known)))
+                said = f"did you mean {near}?" if near else hint and hint(name)
+                raise UsageError(f"there is no {typed}; {said or '--help lists the flags'}")
+            words = given[known[name]] = []  # the last one counts
+        words.append(word)
+    return given
 
-    If the class names settings that are changed `often`, --help begins with them, and with the
-    title of `doc`, which ends all.
+
+def make_form(config_class, kinds, default=None):
+    """Return the dataclass that tyro reads: the settings in groups, with their help.
+
+    Those that the class names as changed `often` come first, then its own, then its parent's.
     """
-    often = getattr(config_class, "often", ())
-    others = {name: f"; for {kind} {value}" for kind in ("games", "Atari")
-              for name, value in getattr(config_class, f"for_{kind.lower()}", {}).items()}
-    kinds = get_type_hints(config_class, include_extras=True)
-    defaults = {field.name: field.default for field in fields(config_class)}
-    comments = {}  # of the class itself before those of its parents
-    for owner in config_class.__mro__[:-1]:
-        lines = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M)
-        comments |= {name: text for name, text in lines if name not in comments}
-    doc = doc.strip("\n")
-    title, end = (re.split(r"\.  |\n", doc)[0], doc) if often else (doc, None)
-    alone = [name for name in kinds if get_origin(kinds[name]) is Annotated]
-    usage = " ".join([prog, "[-h]", *map(str.upper, alone), "[--FLAG VALUE ...]"])
-    parser = Parser(prog, usage, title, end, argument_default=argparse.SUPPRESS, add_help=False,
-                    allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-    first = parser.add_argument_group("often changed" if often else "settings")
-    rest = parser.add_argument_group("all others") if often else first
-    for name in filter(defaults.__contains__, dict.fromkeys([*often, *comments, *defaults])):
-        if name in alone:
-            how = how_to_read(get_args(kinds[name])[0]) | {"metavar": name.upper()}
-            if how.get("nargs") == "*" and defaults[name] is MISSING:
-                how["nargs"] = "+"
-        else:
-            how = how_to_read(kinds[name])
-        default, text = defaults[name], comments.get(name, "")
-        if default not in ("", None, MISSING) and default is not False:  # which the comment tells
-            text += f" (default: {as_text(default)}{others.get(name, '')})"
-        group = first if name in often else rest
-        group.add_argument(name if name in alone else flag(name), help=text.replace("%", "%%"),
-                           **how)
-    rest.add_argument("-h", "--help", action="help", help="print this")
-    return parser
+    comments, own = {}, config_class.__annotations__
+    for owner in config_class.__mro__[-2::-1]:
+        comments |= re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M)
+    often = [name for name in getattr(config_class, "often", ()) if name in kinds]
+    other = sorted(kinds.keys() - often, key=[*own, *kinds].index)
+    groups = []
+    for title, names in ("often_changed", often), ("other", other):
+        settings = []
+        for name in names:
+            value = getattr(default or config_class, name, tyro.MISSING)
+            text = "" if value is None else as_text(value).strip()
+            about = tyro.conf.arg(default=value, help=comments.get(name, ""),
+                                  help_behavior_hint=text and f"(default: {text})")
+            settings.append((name, Annotated[kinds[name], about]))
+        groups.append((title, tyro.conf.OmitArgPrefixes[make_dataclass(title, settings)]))
+    return make_dataclass("form", groups)
 
 
-def how_to_read(kind):
-    """Return how argparse is to read a setting of this type."""
+def ask_tyro(form, args, **more):
+    """Return what tyro reads, or None after --help and if it refuses, and what it prints."""
+    printed = io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            read = tyro.cli(form, args=args, registry=RULES, **more,
+                            config=[tyro.conf.PositionalRequiredArgs,
+                                    tyro.conf.PositionalMetavarFromFieldName])
+    except SystemExit:
+        read = None
+    return read, printed.getvalue()
+
+
+def takes(kind):
+    """Return what a setting of this type takes."""
     parts = get_args(kind)
-    if kind is bool:
-        return {"action": argparse.BooleanOptionalAction}
     if get_origin(kind) is Literal:
-        return {"type": type(parts[0]), "choices": parts}
+        return " or ".join(map(str, parts))
     if get_origin(kind) is tuple:
-        return how_to_read(parts[0]) | {"nargs": "*" if ... in parts else len(parts)}
-    return {"type": reader_of(parts or (kind,)), "metavar": ""}
-
-
-def reader_of(kinds):
-    """Return the function that turns a word into an int, a float or a text, or perhaps None."""
-    def read(word):
-        if word == "None" and type(None) in kinds:
-            return None
-        try:
-            if kinds[0] is int and "e" in word.lower() and float(word).is_integer():
-                return int(float(word))  # 1e4 is whole
-            return kinds[0](word)
-        except ValueError:
-            takes = "a whole number" if kinds[0] is int else "a number, such as 0.01 or 1e6"
-            takes += "; several have spaces between them" * ("," in word)
-            raise argparse.ArgumentTypeError(f"{word!r} is not {takes}") from None
-
-    return read
+        several = "several have spaces between them" if ... in parts else f"{len(parts)} of them"
+        return f"{takes(parts[0])}; {several}"
+    return TAKES[parts[0] if parts else kind]
 
 
 def nearest(name, known):

@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -44,7 +44,7 @@ from utils.run import choose_device, read_config
 
 @dataclass(frozen=True)
 class Play:
-    run: Annotated[str, "without a flag"]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
+    run: str  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
     render: bool = False  # play the episodes one by one in a window
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
