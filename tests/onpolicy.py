@@ -127,12 +127,6 @@ def values(agent, raw_obs):
     return agent.value(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1)))
 
 
-def outputs(agent, obs):
-    """Return what the actor says and the values, for prepared observations [B, ...]."""
-    features = agent.encoder(obs)
-    return agent.actor(features), agent.value(features)
-
-
 def targets(algo, agent, rollout):
     """Return adv and ret, [T N], from the agent's present values."""
     with torch.no_grad():
