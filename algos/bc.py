@@ -55,7 +55,6 @@ from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
-PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
 Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
 Scalar = Float32[Tensor, ""]

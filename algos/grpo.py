@@ -23,9 +23,8 @@ the paper are biased: see `group_advantages` and `answer_mean`. Dr. GRPO (Liu et
 2025, arXiv:2503.20783) does without: --baseline mean --no-length-norm. REINFORCE is
 --baseline none --no-length-norm --epochs 1 --kl-coef 0.
 
-Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, and
-`kl` to about 0.5. `mixed_groups`, the share of groups with right and wrong answers,
-falls to 0.1. `clip_frac` stays below 0.1.
+Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, `kl`
+to 0.5. The share of `mixed_groups` falls to 0.1, and `clip_frac` stays below 0.1.
 
 Run   python -m algos.grpo --env utils.tasks:Sums-v0
 """

@@ -1,8 +1,7 @@
-"""PPO with an LSTM, for partially observable tasks.  PPO: Schulman et al. 2017.  LSTM:
-Hochreiter & Schmidhuber 1997; in an actor-critic: Mnih et al. 2016, arXiv:1602.01783.
+"""PPO with an LSTM.  Hochreiter & Schmidhuber 1997; Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. PPO's policy sees one observation at a time, but one frame of a moving ball
-does not show its velocity.
+The problem. Many tasks are partially observable: PPO's policy sees one observation at a
+time, but one frame of a moving ball does not show its velocity.
 
 The idea. Give the policy a memory m, a pair of vectors h and c. At every step, an LSTM
 computes the new m from the old m and the observation. Actor and critic see only h, so
