@@ -9,7 +9,7 @@ the same mean return, whatever the rewards are. A discriminator D(s, a) learns t
 the expert's pairs from the policy's, and PPO maximises a reward that grows with D. The
 environment's own rewards train nothing; `ep_ret` logs them. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update_disc          for each random minibatch:
       disc_loss            one Adam step of D on it and on as many pairs of the expert
       imitation_reward     replaces all rewards of the rollout, by the new D

@@ -11,7 +11,7 @@ pi_old is computed, with the mask of the state in which the action was chosen. S
 entropy and gradient are those of policies that never do what is forbidden. All else is
 PPO. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update               `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch

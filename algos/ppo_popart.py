@@ -11,7 +11,7 @@ V(s) = loc + scale n(s). When loc and scale change, change the last layer of n t
 that V(s) stays as it was in all states (Pop: preserving outputs precisely). Rewards may
 have any unit, and nothing scales them. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update               `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       adapt_critic         once per update: loc and scale, then the last layer of n
