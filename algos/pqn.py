@@ -36,7 +36,7 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
-# mpi          several processes may share the environments and each minibatch. Config
+# mpi          several processes may share the environments and each batch. Config
 #              has totals; mpi.share(total) is the part of this process
 # make_envs    when an episode ends, the same `step` starts a new one and returns its
 #              first obs; infos["final_obs"] has the last obs of the old one

@@ -50,7 +50,7 @@ from utils.envs import make_envs
 from utils.nets import cnn_out, is_image, mlp, nature_cnn
 from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
@@ -84,10 +84,6 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     for_games = {  # instead of the above, for games
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_range(self, "num_quantiles", low=1, high=1000)  # raises UsageError
 
 
 # ===================================== data types =====================================
