@@ -21,7 +21,7 @@ import torch
 from tests.envs import Probe
 from tests.registry import ALGOS
 from utils import run, sweep
-from utils.cli import program
+from utils.run.command import program
 from utils.errors import UsageError
 from utils.play import find_module
 

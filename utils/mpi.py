@@ -4,8 +4,8 @@ Every process ("rank") runs the same program on its share of the environments. G
 statistics are averaged over ranks, so P ranks with 1/P of each batch take the same step as one
 process with the whole batch. A single process never imports MPI.
 
-An algorithm file needs `share`, its part of a total, and `moments` and `RunningStats`, statistics of
-the samples of all ranks. utils/optim.py averages gradients. utils/run/launch.py starts the ranks.
+An algorithm file needs `share`, its part of a total, and `moments` and `RunningStats`, statistics
+of the samples of all ranks. utils/optim.py averages gradients, utils/run/launch.py starts ranks.
 """
 
 import functools

@@ -1,10 +1,9 @@
-"""Adam and RMSProp: one verb for each thing that a gradient step does.
+"""Adam and RMSProp, with one verb for each thing that a gradient step does.
 
-    loss, metrics = ppo_loss(agent, minibatch)
     optimizer.zero_grad()
     loss.backward()
-    optimizer.average_grads()                            # over processes
-    grad_norm = optimizer.clip_grads(max_grad_norm)      # where the algorithm clips
+    optimizer.average_grads()                          # over processes
+    grad_norm = optimizer.clip_grads(max_grad_norm)    # where the algorithm clips
     optimizer.step(lr)
 """
 
@@ -19,11 +18,9 @@ from utils import mpi
 class Optimizer:
     """What Adam and RMSProp share.
 
-    params    what it moves: a module (its parameters that require a gradient), or parameters
-
     The parameters become views of one vector, `flat`, and their gradients views of another, `grad`.
-    So one message averages the gradient, one call takes its norm and one call moves all weights.
-    Create an optimizer after `.to(device)`: a module that is moved later gets new parameters.
+    So one message averages, one call takes the norm, and one call moves all weights. Create an
+    optimizer after `.to(device)`: a module that is moved later gets new parameters.
     """
 
     def __init__(self, params: nn.Module | Iterable[nn.Parameter]):
@@ -34,28 +31,21 @@ class Optimizer:
         self.flat = torch.cat([param.detach().flatten() for param in self.params])
         self.grad = torch.zeros_like(self.flat)
         sizes = [param.numel() for param in self.params]
-        views = zip(self.params, self.flat.split(sizes), self.grad.split(sizes), strict=True)
-        for param, value, grad in views:
-            param.data = value.view_as(param)
-            param.grad = grad.view_as(param)
+        for param, value, grad in zip(self.params, self.flat.split(sizes), self.grad.split(sizes)):
+            param.data, param.grad = value.view_as(param), grad.view_as(param)
 
     def zero_grad(self) -> None:
-        """Set all gradients to zero. `loss.backward()` adds to them."""
-        self.grad.zero_()
+        self.grad.zero_()  # `loss.backward()` adds to it
 
     def average_grads(self) -> None:
-        """Replace the gradient by its mean over processes. A single process does nothing."""
+        """Replace the gradient by its mean over processes; a single process leaves it."""
         mpi.average(self.grad)
 
     def grad_norm(self) -> Tensor:
-        """Return the Euclidean norm of the whole gradient."""
-        return torch.linalg.vector_norm(self.grad)
+        return torch.linalg.vector_norm(self.grad)  # of all parameters together
 
     def clip_grads(self, max_norm: float) -> Tensor:
-        """Scale a gradient that is longer than `max_norm` to this norm; 0 leaves it as it is.
-
-        Return the norm before clipping.
-        """
+        """Scale a longer gradient to the norm `max_norm` (0: never). Return its norm before."""
         norm = self.grad_norm()
         if max_norm > 0:
             self.grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1))
@@ -72,16 +62,12 @@ class Adam(Optimizer):
     def __init__(self, params, eps: float = 1e-8, beta1: float = 0.9):
         super().__init__(params)
         self.eps, self.beta1 = eps, beta1
-        self.mean = torch.zeros_like(self.flat)
-        self.square = torch.zeros_like(self.flat)
+        self.mean, self.square = torch.zeros_like(self.flat), torch.zeros_like(self.flat)
         self.steps = torch.zeros((), device=self.flat.device)
 
     def step(self, lr: float) -> None:
-        """Move all parameters one step down their gradient, with PyTorch's own fused kernel.
-
-        A whole update of PPO takes 670 us with it, 820 with the rule written out on `flat`, 950
-        with torch.optim.Adam on `flat` and 1,150 with torch.optim.Adam on all parameters.
-        """
+        # PyTorch's fused kernel: an update of PPO takes 670 us with it, 820 with the rule written
+        # out here, 950 with torch.optim.Adam on `flat`, 1,150 with torch.optim.Adam on `params`.
         self.steps.add_(1)
         torch._fused_adam_([self.flat], [self.grad], [self.mean], [self.square], [], [self.steps],
                            lr=lr, beta1=self.beta1, beta2=0.999, eps=self.eps, weight_decay=0.0,
@@ -107,7 +93,6 @@ class RMSProp(Optimizer):
         self.square = torch.full_like(self.flat, float(tf_style))
 
     def step(self, lr: float) -> None:
-        """Move all parameters one step down their gradient."""
         self.square.lerp_(self.grad.square(), 0.01)
         if self.tf_style:
             root = (self.square + self.eps).sqrt()

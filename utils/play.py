@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -35,7 +35,8 @@ import torch
 
 from utils import checkpoint
 from utils.files import check_target
-from utils.cli import check_range, program, read_command
+from utils.run.command import program, read_command
+from utils.run.ranges import check_range
 from utils.demos import record_demos
 from utils.env_ids import is_game
 from utils.envs import make_envs
@@ -48,7 +49,7 @@ from utils.run.run import choose_device
 
 @dataclass(frozen=True)
 class Play:
-    run: Annotated[str, "without a flag"]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
+    run: str  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
     render: bool = False  # play the episodes one by one in a window
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif

@@ -1,4 +1,4 @@
-"""Wrappers around each environment: vectors of all observations, numbers for all actions, copies."""
+"""Wrappers around each environment: vectors as observations, numbers as actions, copies."""
 
 import warnings
 

@@ -30,7 +30,7 @@ TOY = '''
 import dataclasses, os, signal, sys, time
 import numpy as np, torch
 from utils import mpi
-from utils.cli import program
+from utils.run.command import program
 from utils.mpi import launch
 
 @dataclasses.dataclass(frozen=True)

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from utils import mpi
-from utils.envs import closing_envs, make_envs
+from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate, q_and_return
 from utils.logger import Logger, merge
@@ -76,10 +76,10 @@ class Run:
         self.seconds = self.save_seconds = 0.0
         self.best = -math.inf
         self.ended = False
+        self.envs = None
         self.stack = ExitStack()
 
     def __enter__(self):
-        self.stack.enter_context(closing_envs())
         self.stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.cfg.torch_threads)
         seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
@@ -226,6 +226,9 @@ class Run:
         """
         if not self.due(step):
             return
+        if self.envs is None:
+            self.envs = envs
+            self.stack.callback(envs.close)
         self.store(**metrics)
         num_envs = self.cfg.num_envs
         first_env = mpi.rank() * mpi.share(num_envs)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from utils import mpi
-from utils.cli import as_text, check_multiples, check_settings, flag, program, read_command
+from utils.run.command import program, read_command
+from utils.run.ranges import as_text, check_settings, flag
 from utils.env_ids import is_game
 from utils.errors import UsageError
 from utils.run.directory import default_dir, module_of, read_config
@@ -47,7 +48,6 @@ class RunConfig:
 
     def __post_init__(self):
         check_settings(self)  # raises UsageError
-        check_multiples(vars(self))
         if self.start_steps is None:  # from now on a number, which --resume keeps
             object.__setattr__(self, "start_steps", min(10_000, int(self.total_steps / 10)))
 
