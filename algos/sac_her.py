@@ -422,8 +422,8 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
             self.env.compute_terminated(*pair, NO_INFO) for pair in zip(achieved, goal)]
         for name in ("obs", "next_obs"):
             batch[name][:num, self.parts["desired_goal"]] = goal
-            batch[name] = with_goal(torch.from_numpy(batch[name]), self.parts).numpy()
-        return Transitions(**{name: torch.from_numpy(part).to(self.device)
+            batch[name] = with_goal(torch.from_numpy(batch[name]), self.parts)
+        return Transitions(**{name: torch.as_tensor(part).to(self.device)
                               for name, part in batch.items()})
 
 

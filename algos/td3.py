@@ -323,10 +323,9 @@ class ReplayBuffer(SavedRows):  # which adds its state dict
     def sample(self, batch_size: int) -> Transitions:
         """Uniformly random transitions, with replacement."""
         rows = torch.randint(self.num_stored, (batch_size,)).numpy()
-        batch = {name: column.take(rows, axis=0)  # column[rows], but faster
-                 for name, column in self.columns.items()}
-        return Transitions(**{name: torch.from_numpy(part).to(self.device)
-                              for name, part in batch.items()})
+        return Transitions(**{  # column.take(rows, axis=0) is column[rows], but faster
+            name: torch.from_numpy(column.take(rows, axis=0)).to(self.device)
+            for name, column in self.columns.items()})
 
 
 if __name__ == "__main__":
