@@ -85,7 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
                              "the rows of a batch share their statistics")
         super().__post_init__()
         check_range(self, "alpha", low=0)  # raises UsageError
-        if self.learn_alpha:  # by its logarithm
+        if self.learn_alpha:  # by way of log alpha
             check_range(self, "alpha", above=0)
         check_range(self, "warm_up", low=0)
         check_range(self, "critic_hidden", above=0, high=1e5)
@@ -375,7 +375,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.actor = RenormMLP(sizes, cfg.warm_up)
         self.critic = TwinRenormCritic(
             self.obs_dim, self.act_dim, cfg.critic_hidden, cfg.warm_up)
-        log_alpha = math.log(cfg.alpha) if cfg.alpha > 0 else 0.0  # 0 is never learned
+        log_alpha = math.log(cfg.alpha) if cfg.alpha > 0 else 0.0  # alpha 0 is fixed
         self.log_alpha = nn.Parameter(torch.tensor(log_alpha))  # what alpha_loss moves
         self.target_entropy = -float(self.act_dim)  # the authors' heuristic
 

@@ -84,7 +84,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     def __post_init__(self):
         super().__post_init__()
         check_range(self, "alpha", low=0)  # raises UsageError
-        if self.learn_alpha:  # by its logarithm
+        if self.learn_alpha:  # by way of log alpha
             check_range(self, "alpha", above=0)
 
 
@@ -314,7 +314,7 @@ class Agent(Policy):  # which adds predict(obs)
         self.actor = mlp([self.obs_dim, *cfg.hidden, 2 * self.act_dim], nn.ReLU)
         self.critic = TwinCritic(self.obs_dim, self.act_dim, cfg.hidden)
         self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
-        log_alpha = math.log(cfg.alpha) if cfg.alpha > 0 else 0.0  # 0 is never learned
+        log_alpha = math.log(cfg.alpha) if cfg.alpha > 0 else 0.0  # alpha 0 is fixed
         self.log_alpha = nn.Parameter(torch.tensor(log_alpha))  # what alpha_loss moves
         self.target_entropy = -float(self.act_dim)  # the authors' heuristic
 
