@@ -181,7 +181,7 @@ def timed(library: str, args: argparse.Namespace, threads: int,
                     if getattr(args, name) is not None]
         command += ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
-            from utils.run.launch import find_mpiexec
+            from utils.launch import find_mpiexec
 
             command = [find_mpiexec(), "-n", str(args.num_procs), *command]
     start = time.perf_counter()

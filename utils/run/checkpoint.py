@@ -17,7 +17,8 @@ import torch
 from utils import mpi
 from utils.errors import UsageError
 from utils.files import atomic_write, move
-from utils.run.launch import together
+from utils.launch import together
+
 
 def save_file(path, payload):
     """Write `payload`, a dict of state dicts and plain values, to the file `path`.
