@@ -203,6 +203,17 @@ def test_a_signal_saves_and_ends(number, status, capfd):
     assert "saving and stopping; Ctrl-C again" in capfd.readouterr().err
 
 
+def test_a_signal_to_a_single_process_does_not_wait_for_the_report():
+    """Which on images may be a minute away. What was collected since the last one is reported."""
+    with pytest.raises(Stopped), start(Rare(eval_every=250)) as log:
+        log.advance(100, passed=1)
+        log.store(stored=1)
+        signal.raise_signal(signal.SIGTERM)
+        log.advance(50, passed=2)
+    (row,) = rows()
+    assert (saved("run")[0], row["step"], row["stored"], row["passed"]) == (150, "150", "1.0", "2.0")
+
+
 def test_a_second_ctrl_c_ends_at_once():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as caught, start(Config()) as log:
