@@ -211,7 +211,8 @@ def test_a_signal_to_a_single_process_does_not_wait_for_the_report():
         signal.raise_signal(signal.SIGTERM)
         log.advance(50, passed=2)
     (row,) = rows()
-    assert (saved("run")[0], row["step"], row["stored"], row["passed"]) == (150, "150", "1.0", "2.0")
+    assert (row["step"], row["stored"], row["passed"]) == ("150", "1.0", "2.0")
+    assert saved("run")[0] == 150
 
 
 def test_a_second_ctrl_c_ends_at_once():
