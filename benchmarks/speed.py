@@ -175,7 +175,7 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     if library == "plainrl":
         command += ["--bf16"] * args.bf16 + ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
-            from utils.launch import find_mpiexec
+            from utils.run.launch import find_mpiexec
 
             command = [find_mpiexec(), "-n", str(args.num_procs), *command]
     start = time.perf_counter()

@@ -21,7 +21,6 @@ Two files are programs: play.py (evaluate a run, record a video or demonstration
     spaces.py       kinds of spaces, and those that stand for others
     wrappers.py     what is wrapped around each environment
     evaluate.py     returns of a policy
-    launch.py       how ranks start, fail together and end together
     logger.py       progress.csv, episodes.csv, TensorBoard, console
     files.py        files that a kill leaves whole
     results.py      result.json, and suites of results

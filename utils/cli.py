@@ -21,7 +21,7 @@ from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 from utils import mpi
 from utils.errors import UsageError
-from utils.launch import cores, leave
+from utils.run.launch import cores, leave
 
 # What other libraries call a setting.
 OTHERS_SAY = {

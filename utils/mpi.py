@@ -5,7 +5,7 @@ statistics are averaged over ranks, so P ranks with 1/P of each batch take the s
 process with the whole batch. A single process never imports MPI.
 
 An algorithm file needs `share`, its part of a total, and `moments` and `RunningStats`, statistics
-of the samples of all ranks. utils/optim.py averages gradients, utils/launch.py starts ranks.
+of the samples of all ranks. utils/optim.py averages gradients, utils/run/launch.py starts ranks.
 """
 
 import functools

@@ -31,11 +31,11 @@ from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate
-from utils.launch import clean_env
 from utils.nets import ImageEncoder
 from utils.optim import Optimizer
 from utils.play import Play, load_agent, main as play
 from utils.run import Run, RunConfig
+from utils.run.launch import clean_env
 
 
 def kinds(applies=lambda name: True):

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.helpers import PATIENCE, close, mpiexec, run
-from utils import launch, mpi
+from utils import mpi
 from utils.errors import UsageError
+from utils.run import launch
 
 SLOW = pytest.mark.slow
 
@@ -23,7 +24,7 @@ import torch
 from utils import mpi
 from utils.cli import program
 from utils.errors import UsageError
-from utils.launch import check_ranks, start_ranks, together
+from utils.run.launch import check_ranks, start_ranks, together
 
 def train(procs, mode):
     start_ranks(procs)
@@ -65,7 +66,7 @@ COLLECTIVES = '''
 import json
 import numpy as np, torch
 from utils import mpi
-from utils.launch import check_equal
+from utils.run.launch import check_equal
 from utils.optim import Optimizer
 
 rank = mpi.rank()

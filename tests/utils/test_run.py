@@ -32,9 +32,9 @@ from tests.toy import Config, Stop, Toy, start, train as toy_train
 from utils import env_ids, mpi, play, results
 from utils.errors import UsageError
 from utils.evaluate import q_and_return
-from utils.launch import cores
 from utils.run import Run, directory, run as run_module, settings
 from utils.run.directory import find_run_dir, read_config
+from utils.run.launch import cores
 from utils.run.run import Stopped, choose_device
 from utils.run.settings import parse
 from utils.run.summary import rounded, summary

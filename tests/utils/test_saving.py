@@ -297,7 +297,7 @@ def script(text, *command):
 
 TWO_RANKS = """
     from utils import mpi
-    from utils.launch import together
+    from utils.run.launch import together
     from utils.optim import Adam
     rank, told = mpi.rank(), {}
 

@@ -1,6 +1,7 @@
 """The stage of a run. Nothing in it touches learning.
 
     settings.py     RunConfig, the settings of every run, and the command line that gives them
+    launch.py       how ranks start and end together
     run.py          Run: seeds, signals, reports, checkpoints
     directory.py    the run directory, its lock and config.json
     checkpoint.py   policy.pt, best.pt and what --resume needs

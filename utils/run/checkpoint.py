@@ -17,7 +17,7 @@ import torch
 from utils import mpi
 from utils.errors import UsageError
 from utils.files import atomic_write, move
-from utils.launch import together
+from utils.run.launch import together
 
 
 def save_file(path, payload):

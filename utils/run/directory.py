@@ -21,8 +21,8 @@ from utils.cli import flag
 from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
-from utils.launch import cores
 from utils.run import checkpoint
+from utils.run.launch import cores
 
 try:
     import fcntl

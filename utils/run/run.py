@@ -33,11 +33,11 @@ from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate, q_and_return
-from utils.launch import check_equal, check_ranks, together
 from utils.logger import Logger, merge
 from utils.nets import is_image
 from utils.run import checkpoint
 from utils.run.directory import find_run_dir, lock_and_empty, plain_settings, write_config
+from utils.run.launch import check_equal, check_ranks, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
 

@@ -9,8 +9,8 @@ from utils import mpi
 from utils.cli import as_text, check_multiples, check_settings, flag, program, read_command
 from utils.env_ids import is_game, with_version
 from utils.errors import UsageError
-from utils.launch import start_ranks
 from utils.run.directory import default_dir, module_of, read_config
+from utils.run.launch import start_ranks
 
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
