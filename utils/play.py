@@ -33,18 +33,18 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import checkpoint
-from utils.files import check_target
-from utils.run.command import program, read_command
-from utils.run.ranges import check_range
 from utils.demos import record_demos
 from utils.env_ids import is_game
 from utils.envs import make_envs
-from utils.evaluate import evaluate
-from utils.spaces import act_kind, one_line
 from utils.errors import UsageError
-from utils.run.directory import read_config
+from utils.evaluate import evaluate
+from utils.files import check_target
+from utils.run import checkpoint
+from utils.run.command import program, read_command
+from utils.run.directory import has_changed, read_config
+from utils.run.ranges import check_range
 from utils.run.run import choose_device
+from utils.spaces import act_kind, one_line
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, move
 from utils.run.launch import together
 
+
 def save_file(path, payload):
     """Write `payload`, a dict of state dicts and plain values, to the file `path`.
 

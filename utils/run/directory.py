@@ -201,8 +201,7 @@ def write_config(cfg, step, initial):
         config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs}
     config["settings"] = plain_settings(cfg)
-    write_text(Path(cfg.run_dir, "config.json"),
-                          json.dumps(config, indent=2, default=str) + "\n")
+    write_text(Path(cfg.run_dir, "config.json"), json.dumps(config, indent=2, default=str) + "\n")
     if file := file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
         with atomic_write(Path(cfg.run_dir, "algo.py")) as copy:
             copy.write(file.read_bytes())

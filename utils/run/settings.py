@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from utils import mpi
-from utils.run.command import program, read_command
-from utils.run.ranges import as_text, check_settings, flag
-from utils.env_ids import is_game
+from utils.env_ids import is_game, with_version
 from utils.errors import UsageError
+from utils.run.command import program, read_command
 from utils.run.directory import default_dir, module_of, read_config
 from utils.run.launch import start_ranks
+from utils.run.ranges import as_text, check_settings, flag
 
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
@@ -77,6 +77,7 @@ def main(train, config_class, doc: str) -> None:
     with program("nothing new was saved; the same command starts again"):
         cfg = parse(config_class, doc)
         start_ranks(cfg.num_procs)  # with --num-procs P, this process becomes P ranks
+        cfg = with_version(cfg)
         suits = {name: value for name, value in config_class.suited_to(cfg.env).items()
                  if getattr(cfg, name) == value and not cfg.resume}
         if suits:
@@ -95,12 +96,14 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     args = sys.argv[1:] if args is None else args
     look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("env", "seed", "run_dir"):
-        look.add_argument(flag(name), f"--{name}", nargs="?", default=getattr(config_class, name))
+        usual = getattr(config_class, name)
+        look.add_argument(flag(name), f"--{name}", nargs="?", const=usual, default=usual)
     look.add_argument("--resume", action="store_true")
     first, _ = look.parse_known_args(args)
     default = None
     if first.resume and not {"-h", "--help"} & {*args}:
-        run_dir = first.run_dir or default_dir(config_class, first.env, first.seed)
+        run_dir = first.run_dir or default_dir(
+            config_class, with_version(config_class(env=first.env)).env, first.seed)
         default = config_class.of_run(run_dir, resume=True)
     elif config_class.suited_to(first.env):
         default = config_class.for_env(first.env)
