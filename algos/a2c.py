@@ -17,8 +17,7 @@ An iteration of `train`:
 Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
 (Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
 and synchronous steps: the threads of the paper's A3C do not wait for each other. GAE
-replaces n-step returns, which are lam = 1. RMSProp follows PyTorch's rule, which learns
-more than TensorFlow's (benchmarks/decisions.md).
+replaces n-step returns, which are lam = 1. RMSProp is PyTorch's, which learns more.
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
 
@@ -69,7 +68,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 160  # T x N, samples per rollout; N has to divide it
     lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's rule or TensorFlow 1's
+    rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's or TensorFlow 1's rule
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
