@@ -15,7 +15,8 @@ rest is algos/dqn.py, without Double DQN and the dueling network. One step of `t
     (copy)      once per `target_every` steps, critic_targ <- critic
 
 The support. Choose v_min and v_max so that hardly any discounted return lies outside:
-their size is at most max |r| / (1 - gamma). If `clipped` stays above 0.01, widen it.
+their size is at most max |r| / (1 - gamma). `clipped` is the probability that belongs
+beyond the ends (see project). If it stays above 0.01, widen the support.
 
 Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4); `project` mends a mistake.
 The learning rate falls to 0, `target_every` counts environment steps, not updates, and
@@ -224,8 +225,9 @@ def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
         1      0.4    1.75     0.1 to m_1 and 0.3 to m_2
         2      0.4    2.5      0.4 to m_2, the end; 0.2 would go to an atom at 3
 
-    So m is (0, 0.3, 0.7). `clipped` is 0.2: the probability that atoms beyond the ends
-    would get, if there were any. Where it is 0, the mean of m is DQN's target.
+    So m is (0, 0.3, 0.7). `clipped` is 0.2, the probability that atoms beyond the ends
+    would get, if there were any. Where it is 0, the mean of m is r + gamma (1 -
+    terminated) Q_targ(s', a'), as in DQN.
 
     A trap: Algorithm 1 of the paper takes the floor and ceiling of the index. If it is
     an integer, as for z_0 here, these are equal, and both shares are 0: p_i is lost.
@@ -235,7 +237,8 @@ def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
     moved = rew[:, None] + gamma * (1 - terminated[:, None]) * atoms  # x, [B, n]
     free_index = (moved - atoms[0]) / (atoms[-1] - atoms[0]) * last
     index = free_index.clamp(0, last)  # l + f
-    clipped = ((free_index - index).abs().clamp(max=1) * next_prob).sum(-1)
+    beyond = (free_index - index).abs().clamp(max=1)  # share of p for atoms out there
+    clipped = (beyond * next_prob).sum(-1)
     below = index.floor()  # l
     prob_above = (index - below) * next_prob  # f p
     prob_below = next_prob - prob_above  # (1 - f) p

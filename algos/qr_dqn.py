@@ -16,7 +16,7 @@ network. One step of `train`:
     update      once per `update_every` steps, one Adam step on critic_loss
     (copy)      once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4), n is 25 (200).
+Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4), and n is 25 (paper: 200).
 The learning rate falls to 0, `target_every` counts environment steps, not updates, and
 eps falls from the first step on. The settings are for CartPole and MinAtar.
 
@@ -188,11 +188,12 @@ def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
                    taus: Float32[Tensor, "n"]) -> PerSample:
     """sum_i mean_j |tau_i - [x_ij < 0]| h(x_ij), for the errors x_ij = y_j - theta_i.
 
-    [x < 0] is 1 if x < 0, else 0; h is the Huber loss (see algos/dqn.py). A target far
-    above theta_i pulls it up by tau_i, one far below pulls it down by 1 - tau_i. The
-    pulls balance where a fraction tau_i of the targets is below: at the quantile.
-    Targets within 1 of theta_i pull less, so that steps get shorter there. The price:
-    the balance is within 1 of the quantile.
+        h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2  (Huber loss; the paper: kappa = 1)
+
+    [x < 0] is 1 if x < 0, else 0. A target far above theta_i pulls it up by tau_i, one
+    far below pulls it down by 1 - tau_i. The pulls balance where a fraction tau_i of
+    the targets is below: at the quantile. Targets within 1 of theta_i pull less, so
+    that steps get shorter there. The price: the balance is within 1 of the quantile.
     """
     assert quantiles.shape == target.shape  # [B, 1] would pass through the lines below
     error = target[:, None, :] - quantiles[:, :, None]  # x_ij, [B, n, n]
