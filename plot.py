@@ -22,7 +22,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from xml.sax.saxutils import escape
 
 import matplotlib
@@ -31,7 +31,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.cli import as_text, nearest, program, read_command
+from utils.run.command import nearest, program, read_command
+from utils.run.ranges import as_text
 from utils.errors import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
@@ -53,7 +54,7 @@ STATISTICS = {"mean": np.mean,      # iqm drops whole seeds: none of 3, the best
 
 @dataclass(frozen=True)
 class Plot:
-    runs: Annotated[tuple[str, ...], "without a flag"]  # folders that hold runs, at any depth
+    runs: tuple[str, ...]  # folders that hold runs, at any depth
     x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time: minutes of training
     y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv; val finds val_mean
     smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # episodes, or rows, in a moving average

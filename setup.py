@@ -19,6 +19,7 @@ CORE = [
     "mpich; sys_platform != 'win32'",
     "matplotlib",           # learning curves
     "scipy",                # bootstrap confidence intervals
+    "tyro",                 # makes flags and --help of a dataclass, so no parser of ours has to
     "tqdm",                 # progress bar with the time left
     "tensorboard",          # writes event files, and shows them in a browser
     "jaxtyping",            # shapes in signatures, which the tests check

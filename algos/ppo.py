@@ -40,7 +40,7 @@ from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-# mpi           several processes may share the environments and each minibatch. Config
+# mpi           several processes may share the environments and each batch. Config
 #               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
@@ -125,7 +125,7 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.evaluate(step)  # if --eval-every asks for it
             run.log(step, envs, **metrics)
@@ -332,7 +332,7 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so it cancels in the ratio; the entropy leaves it out.
+        depends on a alone, so it changes no gradient; the entropy leaves it out.
         """
         out = self.actor(features)  # [B, k]
         if self.discrete:

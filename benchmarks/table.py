@@ -1,7 +1,8 @@
-"""Make the tables and figures of benchmarks/README.md and docs/settings.md.
+"""Make the tables, figures and numbers of the README and of the pages in PAGES.
 
     python benchmarks/table.py            rewrite everything between markers,
                                           and figures/
+    python benchmarks/table.py --check    only say which parts are stale
     python benchmarks/table.py RUNS       print the table of other runs
     python benchmarks/table.py RUNS --add results
                                           add them to results.jsonl
@@ -21,24 +22,39 @@ what it matches. All are in results.jsonl.
     <!-- made: games */ALE/* -->          one row per settings, with every seed
     <!-- made: mujoco.svg *ppo/Hopper-v4/ -->
                                           learning curves
+    <!-- made: milestones */ALE/* -->     returns on the way
     ...
     <!-- end -->
+
+Some kinds take no patterns:
+
+    <!-- made: runs -->                   fill in `minutes`, `ends at` and
+                                          `random play` of the table below, where
+                                          a row has a command with a result
+    <!-- made: caption mujoco.svg -->     what the runs of that figure end at
+    <!-- made: source algos/ppo.py ppo_loss -->
+                                          functions as they stand in the file
+    <!-- made: size -->                   how many lines HELPERS have
+    <!-- made: verdict -->                how often ours are above those of others
 
 `python -m utils.sweep --results` writes the result.json of a run, and
 benchmarks/sb3.py those of the peers. Brackets hold 95% percentile bootstraps
 over seeds. The column `commit` names the commit that made a row.
 """
 import argparse
+import ast
 import csv
 import json
 import re
 import shlex
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from contextlib import redirect_stderr
 from fnmatch import fnmatch
 from io import StringIO
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
 
@@ -49,8 +65,15 @@ from utils.files import write_text
 from utils.results import CURVES, curves_of, read_suite
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+PAGES = ("README.md", "benchmarks/README.md", "docs/games.md", "docs/settings.md")
+# What the learning of every algorithm is computed with.
+HELPERS = ("utils/mpi.py", "utils/optim.py", "utils/nets.py", "utils/envs.py")
 PLAIN = re.compile("(total_steps=[^,]*)?")      # default settings, for any number of steps
-PART = re.compile(r"(<!-- made: ([^\n]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PART = re.compile(r"<!-- made: ([^\n]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+OF_CODE = ("source", "size")                    # parts that come from the code, not from results
+FREE = {"run_dir", "bf16"}                      # flags that a command's result need not have
+MILESTONES = (100_000, 250_000, 500_000, 750_000, 1_000_000, 2_000_000, 3_000_000)
 Key = tuple[str, str, str, str]                 # env, library, algo, settings
 
 
@@ -203,25 +226,34 @@ def defaults(groups: dict[Key, list[dict]]) -> str:
     return plot.table([{name: row[name] for name in known} for row in rows])
 
 
-def peers(groups: dict[Key, list[dict]]) -> str:
-    """Return our results with default settings beside a peer's, at the seeds that both have."""
-    rows = []
+def pairs(groups: dict[Key, list[dict]]) -> Iterator[tuple[str, str, str, list[list[dict]]]]:
+    """Yield (environment, algorithm, peer, [our results, theirs]), at the seeds that both have."""
     for env, algo, results in ours(groups):
         for key, peer in groups.items():
             if (key[0], *key[2:]) != (env, algo, "") or key[1] == "plainrl" or not np.isclose(
                     steps(peer), steps(results), rtol=0.01):
                 continue
             seeds = {result["seed"] for result in results} & {result["seed"] for result in peer}
-            pair = [[result for result in side if result["seed"] in seeds]
-                    for side in (results, peer)]
-            row = {"environment": env, "algorithm": algo, "peer": key[1], "seeds": count(pair[0])}
-            for name in ("train100", "eval"):
-                a, b = (returns(side, name) for side in pair)
-                ends = plot.interval([a, b], lambda a, b, axis: a.mean(axis) - b.mean(axis),
-                                     plot.FEW)
-                row |= {name: float(a.mean()), f"peer's {name}": float(b.mean()),
-                        f"difference of {name}": (float(a.mean() - b.mean()), *map(float, ends))}
-            rows.append(row)
+            yield env, algo, key[1], [[result for result in side if result["seed"] in seeds]
+                                      for side in (results, peer)]
+
+
+def difference(pair: list[list[dict]], name: str) -> tuple[float, float, float]:
+    """Return how far our mean is above a peer's, and the ends of the interval."""
+    a, b = (returns(side, name) for side in pair)
+    ends = plot.interval([a, b], lambda a, b, axis: a.mean(axis) - b.mean(axis), plot.FEW)
+    return float(a.mean() - b.mean()), *map(float, ends)
+
+
+def peers(groups: dict[Key, list[dict]]) -> str:
+    """Return our results with default settings beside a peer's, at the seeds that both have."""
+    rows = []
+    for env, algo, peer, pair in pairs(groups):
+        row = {"environment": env, "algorithm": algo, "peer": peer, "seeds": count(pair[0])}
+        for name in ("train100", "eval"):
+            a, b = (float(returns(side, name).mean()) for side in pair)
+            row |= {name: a, f"peer's {name}": b, f"difference of {name}": difference(pair, name)}
+        rows.append(row)
     return plot.table(rows)
 
 
@@ -235,16 +267,20 @@ def settings(groups: dict[Key, list[dict]]) -> str:
     } for env, algo, results in ours(groups, plain=False)])
 
 
+def played() -> dict[tuple[str, str], str]:
+    """Return (environment, who plays) -> the mean score of random play, or of a person."""
+    with open(plot.ANCHORS, encoding="utf-8", newline="") as file:
+        return {(row["env"], row["algo"]): row["mean"] for row in csv.DictReader(file)
+                if row["metric"] == "play"}
+
+
 def standing(groups: dict[Key, list[dict]]) -> str:
     """Return a row per game and a column per algorithm: our mean train100 / that of Baselines.
 
     All runs are by the old rules. Ours is bold if it is at least theirs, and above random play.
     Games for which Baselines have no figure after as many steps are left out.
     """
-    with open(plot.ANCHORS, encoding="utf-8", newline="") as file:
-        plays = {(row["env"], row["algo"]): row["mean"] for row in csv.DictReader(file)
-                 if row["metric"] == "play"}
-    found = defaultdict(list)
+    plays, found = played(), defaultdict(list)
     for env, algo, results in ours(groups, plain=False):
         found[steps(results), env, algo] += [run for run in results if not rules(run)]
     algos = sorted({algo for _, _, algo in found})
@@ -291,6 +327,34 @@ def games(groups: dict[Key, list[dict]]) -> str:
     return plot.table(rows)
 
 
+def milestones(groups: dict[Key, list[dict]]) -> str:
+    """Return the training returns around each of MILESTONES: the lowest and highest of all seeds.
+
+    A return is the mean over 50,000 steps around the milestone; at the end of a run, over its last
+    50,000. Seeds of an algorithm on a game share a row if they took equally many steps.
+    """
+    found = defaultdict(list)
+    for env, algo, results in ours(groups, plain=False):
+        found[algo, env, steps(results)] += results
+    return plot.table([{
+        "algorithm": algo, "game": env, "seeds": len(runs),
+        **{f"{at:,}": spread([around(run, at) for run in runs]) if at <= budget else ""
+           for at in MILESTONES}} for (algo, env, budget), runs in found.items()])
+
+
+def around(run: dict, at: int) -> float:
+    """Return the mean of a run's curve around a number of steps."""
+    ends, values = np.array(run["curve"], float).T
+    middles = ends - np.diff(ends).min() / 2            # each value is of the steps before `ends`
+    low, high = (at - 25_000, at + 25_000) if at < steps([run]) else (at - 50_000, np.inf)
+    return float(values[(low <= middles) & (middles <= high)].mean())
+
+
+def spread(values: list[float]) -> str:
+    low, high = f"{min(values):.0f}", f"{max(values):.0f}"
+    return (low if low == high else f"{low} to {high}").replace("-0", "0")
+
+
 def command(env: str, algo: str, changed: dict) -> str:
     return " ".join([f"python -m algos.{algo} --env {env}", flags(changed)]).rstrip()
 
@@ -305,24 +369,154 @@ def flags(changed: dict) -> str:
     return " ".join(words)
 
 
-# ---- The README
+# ---- Tables whose commands are typed
 
-def curves(groups: dict[Key, list[dict]], path: Path) -> str:
+def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
+    """Return a table with new cells in the columns `minutes`, `ends at` and `random play`.
+
+    Each row that has a command gets the results of that command. `ends at` is the mean train100
+    over seeds; a star marks fewer than FEW. Where there is no result, a cell is "-".
+    """
+    lines, values = text.strip().splitlines(), dict(re.findall(r"^(\w+)='(.*)'$", page, re.M))
+    columns = lines[0].split("|")
+    for at, line in enumerate(lines):
+        if told := re.search(r"`(python -m algos\.[^`]+)`", line):
+            algo, given = read_command(told[1], values)
+            env = given.get("env", "").rpartition("-v")[0]
+            new = {"random play": played().get((env, "random play"), "-"),
+                   **summary(matching(algo, given, groups), bool(given.get("bf16")))}
+            cells = [column.replace(name, new[name]) if (name := column.strip()) in new else cell
+                     for column, cell in zip(columns, line.split("|"), strict=True)]
+            lines[at] = "|".join(cells).rstrip()
+    return "\n".join(lines)
+
+
+def read_command(text: str, values: dict[str, str]) -> tuple[str, dict]:
+    """Return the algorithm and the settings of a command. "$OLD" stands for values["OLD"]."""
+    _, _, module, *words = (values.get(word[1:], word) if word.startswith("$") else word
+                            for word in shlex.split(text))
+    given = {}
+    for word in words:
+        if word.startswith("--no-"):
+            given[word[5:].replace("-", "_")] = False
+        elif word.startswith("--"):
+            flag = word[2:].replace("-", "_")
+            given[flag] = True
+        else:
+            given[flag] = word if given[flag] is True else f"{given[flag]} {word}"
+    return module.removeprefix("algos."), given
+
+
+def matching(algo: str, given: dict, groups: dict[Key, list[dict]]) -> list[dict]:
+    """Return our results that have the settings of a command, and changed no other ones."""
+    given = {name: bare(value) for name, value in given.items() if name not in FREE}
+    env, found = given.pop("env", None), []
+    for results in (results for key, results in groups.items()
+                    if key[:3] == (env, "plainrl", algo)):
+        for run in results:
+            had = {name: bare(value) for name, value in run["settings"].items()}
+            changed = {name for name in run["changed"] if name not in FREE and had.get(name) != {}}
+            if changed <= given.keys() and all(had.get(name) == given[name] for name in given):
+                found.append(run)
+    return found
+
+
+def bare(value) -> object:
+    """Return a setting in a form that is equal in a command and in a result.
+
+    Threads of the emulator change no result.
+    """
+    if isinstance(value, str) and value.startswith("{"):
+        return {key: x for key, x in json.loads(value).items() if key != "num_threads"}
+    words = value if isinstance(value, list) else str(value).split()
+    try:
+        return tuple(float(word) for word in words)
+    except ValueError:
+        return str(value)
+
+
+def summary(results: list[dict], bf16: bool) -> dict[str, str]:
+    """Return the minutes of a run on a CPU, and what the runs end at."""
+    minutes = [run["seconds"] / 60 for run in results if run.get("machine", "CPU") == "CPU"
+               and bool((run["changed"] | run.get("backend", {})).get("bf16")) == bf16]
+    middle = np.median(minutes) if minutes else np.nan
+    end = float(returns(results, "train100").mean()) if results else np.nan
+    return {"minutes": f"{middle:.1f}" if middle < 9.5 else f"{middle:.0f}" if minutes else "-",
+            "ends at": plot.cell(end) + "*" * (0 < len(results) < plot.FEW)}
+
+
+# ---- Sentences
+
+def caption(groups: dict[Key, list[dict]]) -> str:
+    """Return what the runs of a figure end at, for each environment and line."""
+    told = defaultdict(list)
+    for (env, library, algo, _), results in groups.items():
+        values = returns(results, "train100")
+        told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
+                         f"{values.mean():.0f} ({spread(list(values))})")
+    return wrapped("*Mean return of the last 100 training episodes (lowest to highest seed). "
+                   + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + ".*")
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 128, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def verdict(groups: dict[Key, list[dict]]) -> str:
+    """Return how often our results are at least those of others."""
+    found = list(pairs(groups))
+    names = sorted({peer for _, _, peer, _ in found}, reverse=True)
+    gaps = np.array([difference(pair, "train100") for *_, pair in found])
+    chosen, seeds = choose(drawn("standing"), groups), Counter()
+    for env, algo, results in ours(chosen, plain=False):
+        seeds[env, algo, steps(results)] += sum(not rules(run) for run in results)
+    few = sorted(filter(None, seeds.values()))
+    cells = re.findall(r"(-?\d[.\d]*)\** / (-?\d[.\d]*)", standing(chosen))
+    above = sum(round(float(mine)) >= float(theirs) for mine, theirs in cells)
+    return "\n".join([
+        wrapped(f"- Of {len(gaps)} comparisons with {' and '.join(names)} at equal seeds, "
+                f"{(gaps[:, 1] > 0).sum()} are clear wins and {(gaps[:, 2] < 0).sum()} are clear "
+                "losses: their 95% interval excludes 0.", "  "),
+        wrapped(f"- On Atari, {above} of {len(cells)} results (of {few[0]} to {few[-1]} seeds) "
+                "reach those of OpenAI Baselines after as many steps.", "  ")])
+
+
+def source(path: str, *names: str) -> str:
+    """Return functions as they stand in a file, without decorators."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    found = {node.name: "\n".join(lines[node.lineno - 1:node.end_lineno])
+             for node in ast.parse("\n".join(lines)).body if isinstance(node, ast.FunctionDef)}
+    return "```python\n" + "\n\n\n".join(found[name] for name in names) + "\n```"
+
+
+def size() -> str:
+    """Return how long the helpers are, to ten lines."""
+    found = [path for path in HELPERS if (ROOT / path).exists()]
+    lines = sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in found)
+    return wrapped(f"An algorithm is one file, plus about {round(lines, -1):,} lines of helpers "
+                   f"that you may read once: {', '.join(f'`{path}`' for path in found)}.")
+
+
+# ---- The pages
+
+def curves(groups: dict[Key, list[dict]], path: Path, save: bool = True) -> str:
     """Write a figure and return the line of the README that shows it."""
     found = plot.group([of_result(result) for results in groups.values() for result in results
                         if result["curve"]])
+    line = f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
+    if not save:
+        return line
     path.parent.mkdir(exist_ok=True)
     asked = plot.Plot((), smooth=(1,), anchors=all(env.startswith("ALE/") for env, *_ in groups))
     figure = plot.draw(found, asked)
     for ax in figure.axes:
         ax.set_ylabel(ax.get_ylabel() and "return, mean over 5% of the steps")
     plot.save(figure, str(path))
-    return f"![Learning curves on {', '.join(found)}]({path.parent.name}/{path.name})"
+    return line
 
 
-def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
-    """Return the text that belongs under the marker `order`."""
-    kind, *patterns = order.split()
+def choose(patterns: list[str], groups: dict[Key, list[dict]]) -> dict[Key, list[dict]]:
+    """Return the groups that a marker names. ValueError: a pattern matches none."""
     names = {key: f"{key[1]} {key[2]}/{key[0]}/{key[3]}".removeprefix("plainrl ") for key in groups}
     without = [pattern[1:] for pattern in patterns if pattern[0] == "!"]
     chosen = {key: results for key, results in groups.items()
@@ -331,17 +525,54 @@ def made(order: str, groups: dict[Key, list[dict]], folder: Path) -> str:
     idle = [pattern for pattern in patterns
             if not any(fnmatch(name, pattern.removeprefix("!")) for name in names.values())]
     if idle or not chosen:
-        raise ValueError(f"no result matches {' '.join(idle)} of: {order}")
+        raise ValueError(f"no result matches {' '.join(idle)} of: {' '.join(patterns)}")
+    return chosen
+
+
+def drawn(what: str) -> list[str]:
+    """Return the patterns of the marker of a figure or table in benchmarks/README.md."""
+    orders = (part[1].split() for part in PART.finditer(
+        (HERE / "README.md").read_text(encoding="utf-8")))
+    return next(patterns for kind, *patterns in orders if kind == what)
+
+
+def made(order: str, old: str, page: str, groups: dict[Key, list[dict]], folder: Path,
+         save: bool) -> str:
+    """Return the text that belongs under the marker `order` instead of `old`."""
+    kind, *words = order.split()
+    match kind:
+        case "source":
+            return source(*words)
+        case "size":
+            return size()
+        case "runs":
+            return runs(old, groups, page)
+        case "caption":
+            return caption(choose(drawn(*words), groups))
+        case "verdict":
+            return verdict(groups)
+    chosen = choose(words, groups)
     if kind.endswith(".svg"):
-        return curves(chosen, folder / "figures" / kind)
+        return curves(chosen, folder / "figures" / kind, save)
     kinds = {"defaults": defaults, "peers": peers, "settings": settings, "games": games,
-             "standing": standing}
+             "standing": standing, "milestones": milestones}
     return kinds[kind](chosen)
 
 
-def rewrite(text: str, groups: dict[Key, list[dict]], folder: Path = HERE) -> str:
-    """Return the README with every generated part replaced; write the figures."""
-    return PART.sub(lambda part: f"{part[1]}\n{made(part[2], groups, folder)}\n\n{part[3]}", text)
+def rewrite(text: str, groups: dict[Key, list[dict]], folder: Path = HERE,
+            save: bool = True) -> str:
+    """Return a page with every generated part replaced; write its figures."""
+    def again(part: re.Match) -> str:
+        blank = "\n" * part[2].startswith("\n")         # a page may save these lines
+        text = made(part[1], part[2], part.string, groups, folder, save)
+        return f"<!-- made: {part[1]} -->\n{blank}{text}\n{blank}<!-- end -->"
+    return PART.sub(again, text)
+
+
+def stale(text: str, again: str) -> list[str]:
+    """Return the orders of the parts that a page lacks or has otherwise."""
+    return [part[1] for part, new in zip(PART.finditer(text), PART.finditer(again))
+            if part[2] != new[2]]
 
 
 if __name__ == "__main__":
@@ -349,6 +580,7 @@ if __name__ == "__main__":
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", nargs="?", type=Path, help="folder of runs, or .jsonl file")
     parser.add_argument("--add", default="", help="suite to which the runs are added")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page is stale")
     args = parser.parse_args()
     if args.add:
         suite = HERE / f"{args.add}.jsonl"
@@ -360,8 +592,15 @@ if __name__ == "__main__":
         found = read(args.results)
         print(table(found) if found else f"{args.results}: there is no result.json in it")
     else:
-        for page in (HERE / "README.md", HERE.parent / "docs" / "settings.md"):
+        found, old = read(HERE / "results.jsonl"), 0
+        for name in PAGES:
+            page = (ROOT / name).read_text(encoding="utf-8")
             with redirect_stderr(StringIO()) as notes:      # e.g. seeds end at different steps
-                text = rewrite(page.read_text(encoding="utf-8"), read(HERE / "results.jsonl"))
-            page.write_text(text, encoding="utf-8")
-            print(notes.getvalue() + "\n".join(part[0] for part in PART.finditer(text)))
+                text = rewrite(page, found, save=not args.check)
+            changed = stale(page, text)
+            old += len(changed)
+            print(notes.getvalue() + f"{name}: {len(changed)} parts "
+                  + ("are stale" if args.check else "changed"), *changed, sep="\n    ")
+            if not args.check:
+                (ROOT / name).write_text(text, encoding="utf-8")
+        sys.exit(args.check and old > 0)

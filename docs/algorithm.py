@@ -168,7 +168,7 @@ def typeset() -> dict[str, str]:
 def ideas() -> dict[str, tuple[str, str, str]]:
     """Return algorithm -> (short name, idea, command), in the order of the README's table."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| \[([^\]]+)\]\(algos/(\w+)\.py\) \| (.+) \| `([^`]+)` \|$", text, re.M)
+    rows = re.findall(r"\[([^\]]+)\]\(algos/(\w+)\.py\): (.+?) *\| *`([^`]+)` *\|", text)
     return {name: (short, idea, command) for short, name, idea, command in rows}
 
 

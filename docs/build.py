@@ -17,9 +17,10 @@ from docs.algorithm import ROOT, algorithms, ideas
 HERE = Path(__file__).resolve().parent
 FONT = Path(ziamath.__file__).parent / "fonts/STIXTwoMath-Regular.ttf"
 # What the site has at its place in the repository, so links between them hold.
-DOCUMENTS = ("README.md", "docs/howto.md", "docs/debugging.md", "docs/settings.md",
-             "benchmarks/README.md", "benchmarks/decisions.md", "benchmarks/tried.csv",
-             "notebooks/README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")
+DOCUMENTS = ("README.md", "docs/games.md", "docs/howto.md", "docs/debugging.md",
+             "docs/settings.md", "benchmarks/README.md", "benchmarks/decisions.md",
+             "benchmarks/tried.csv", "notebooks/README.md", "CONTRIBUTING.md", "CHANGELOG.md",
+             "CITATION.cff")
 SETTINGS = {
     "project": "plainrl", "html_title": "plainrl", "html_theme": "furo",
     "extensions": ["myst_nb", "docs.mathml"], "html_math_renderer": "latex2mathml",
@@ -65,8 +66,6 @@ def write_sources(source: Path) -> None:
             write(source / f"algos/{name}.md", page.page(algo, results.markdown(name)))
     for path in DOCUMENTS:
         text = (ROOT / path).read_text(encoding="utf-8")
-        if path == "README.md":     # its pictures are large, and the site shows more
-            text = re.sub(r"^!\[.*\n", "", text, flags=re.M)
         write(source / path, re.sub(r"\]\((algos/\w+)\.py\)", r"](\1.md)", text))
     write_notebooks(source / "notebooks")
     write(source / "explorer.md", explorer())
@@ -114,7 +113,7 @@ new lines are the lesson. Open a file, or the number behind it to see the diff.<
 all published runs in the <a href="explorer.html">explorer</a>.</p>
 <div class="command"><code>{escape(commands[0])}</code></div>
 <p>Games: with <code>pip install -e '.[minatar]'</code>, <code>python -m algos.ppo --env
-MinAtar/Breakout-v1</code> learns in 4 minutes. <a href="README.html#games">More games</a></p>
+MinAtar/Breakout-v1</code> learns in minutes. <a href="docs/games.html">More games</a></p>
 </section></div>''')}
 
 ## The ladder
@@ -128,8 +127,8 @@ Each file adds its idea, and so many lines, to the one that it stands under.
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in algorithms()])}
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/README>",
                      "benchmarks/decisions"])}
-{toctree("Use", ["The README <README>", "docs/settings", "docs/howto", "docs/debugging",
-                 "CONTRIBUTING", "CHANGELOG", "notebooks/README"])}
+{toctree("Use", ["The README <README>", "docs/games", "docs/settings", "docs/howto",
+                 "docs/debugging", "CONTRIBUTING", "CHANGELOG", "notebooks/README"])}
 """
 
 

@@ -21,9 +21,9 @@ import torch
 from tests.envs import Probe
 from tests.registry import ALGOS
 from utils import sweep
-from utils.cli import program
 from utils.errors import UsageError
 from utils.play import find_module
+from utils.run.command import program
 from utils.run.settings import parse as parse_command
 
 GAMMA = 0.5

@@ -27,13 +27,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
 
-from utils.cli import check_range, program, read_command
 from utils.demos import record_demos
 from utils.env_ids import is_game
 from utils.envs import make_envs
@@ -41,14 +40,16 @@ from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.files import check_target
 from utils.run import checkpoint
+from utils.run.command import program, read_command
 from utils.run.directory import has_changed, read_config
+from utils.run.ranges import check_range
 from utils.run.run import choose_device
 from utils.spaces import act_kind, one_line
 
 
 @dataclass(frozen=True)
 class Play:
-    run: Annotated[str, "without a flag"]  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
+    run: str  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
     render: bool = False  # play the episodes one by one in a window
     video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils import mpi, play
-from utils.cli import as_text, check_range, flag, program, read_command
+from utils.run.command import program, read_command
+from utils.run.ranges import as_text, check_range, flag
 from utils.env_ids import with_version
 from utils.envs import make_envs
 from utils.errors import UsageError

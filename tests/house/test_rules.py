@@ -159,15 +159,16 @@ def test_what_an_algorithm_computes_with_is_soon_read():
 
 
 def test_the_readmes_commands_and_links_exist():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert sorted(ideas()) == sorted(ALGOS)
-    named = re.findall(r"-m ((?:algos|utils)\.\w+)", text)
-    modules = {name.replace(".", "/") + ".py" for name in named}
-    files = {name for name in re.findall(r"python (\w+\.py)", text)}
-    links = {link for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)}
-    own = {"algos/my_ppo.py"}                                   # the reader makes it
-    missing = [name for name in (modules | files | links) - own if not (ROOT / name).exists()]
-    assert modules and links and not missing, missing
+    for page in ("README.md", "docs/games.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        named = re.findall(r"-m ((?:algos|utils)\.\w+)", text)
+        modules = {ROOT / (name.replace(".", "/") + ".py") for name in named}
+        files = {ROOT / name for name in re.findall(r"python (\w+\.py)", text)}
+        links = {(ROOT / page).parent / link
+                 for link in re.findall(r"\]\((?!https?:)([^)#]+)", text)}
+        missing = [path for path in modules | files | links if not path.exists()]
+        assert modules and links and not missing, missing
 
 
 @pytest.mark.parametrize("files,width", [("*.py", 100), ("algos/*.py", 88)])

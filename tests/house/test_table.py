@@ -1,4 +1,4 @@
-"""benchmarks/table.py: what the generated tables of benchmarks/README.md say."""
+"""benchmarks/table.py: what the generated tables and numbers of the pages say."""
 import json
 import re
 import shlex
@@ -25,8 +25,8 @@ def groups(*results):
     return table.read(Path("suite.jsonl"))
 
 
-def made(order, found, folder=None):
-    return cells(table.rewrite(f"<!-- made: {order} -->\nold\n<!-- end -->\n", found, folder))
+def made(order, found, old="old"):
+    return cells(table.rewrite(f"<!-- made: {order} -->\n{old}\n<!-- end -->\n", found))
 
 
 def test_few_seeds_are_marked_and_have_no_interval():
@@ -136,15 +136,92 @@ def test_commands_of_the_settings_that_a_marker_names():
             made(f"settings {stale}", found)
 
 
-def test_settings_for_other_environments_are_those_of_published_runs():
-    """And today's algorithms take them. Brackets are left out, since SciPy draws the samples."""
-    text = (ROOT / "docs/settings.md").read_text(encoding="utf-8")
-    again = table.rewrite(text, table.read(table.HERE / "results.jsonl"))
-    bare = [re.sub(r" +(\[[^]]*\])? *", " ", line) for page in (text, again)
-            for line in page.splitlines() if not line.startswith("| ---")]
-    assert bare[:len(bare) // 2] == bare[len(bare) // 2:]
-    commands = [shlex.split(row["command"].strip("`")) for row in cells(text)]
-    assert len(commands) > 15
-    for _, _, module, *flags in commands:
-        algo = import_module(module)
-        assert parse(algo.Config, "", flags).env == flags[1]
+def test_a_typed_command_gets_the_results_of_its_settings():
+    """Only rows whose other settings were the defaults count, and only times of a CPU."""
+    found = groups(result(1, 1.0, gamma=0.9), result(2, 3.0, gamma=0.9), result(1, 5.0, lr=1.0),
+                   result(1, 7.0, gamma=0.9, lr=1.0), result(1, 9.0, library="sb3", gamma=0.9))
+    for run in sum(found.values(), []):
+        run |= {"settings": {"gamma": 0.99, "lr": 1e-3} | run["changed"],
+                "seconds": 60 * run["seed"]}
+    found["Hopper-v4", "plainrl", "ppo", "gamma=0.9"][1]["machine"] = "GPU"
+    start = "typed | `python -m algos.ppo --env Hopper-v4"
+    old = "\n".join(["algorithm | command|minutes| ends at", "---|---|---|---", "**a group** |||",
+                     f"{start} --gamma .9`|old|old", f"{start}`||"])
+    text = table.rewrite(f"<!-- made: runs -->\n{old}\n<!-- end -->", found)
+    assert text.splitlines()[3:6] == ["**a group** |||", f"{start} --gamma .9`|1.0| 2.00*",
+                                      f"{start}`|-| -"]
+
+
+def test_a_command_on_a_game_names_the_rules_by_a_variable():
+    found = groups(game(1, 20.0, backend={"bf16": True}), game(2, 22.0), game(3, 24.0, {}))
+    for run in sum(found.values(), []):
+        run["settings"] = run["changed"]
+    old = json.dumps({name: x for name, x in OLD.items() if name != "num_threads"})
+    text = f"OLD='{old}'\n<!-- made: runs -->\n|command|minutes|random play|ends at|\n|-|-|-|-|\n"
+    for flags, ends in {' --env-kwargs "$OLD" --bf16': "60|1.1|21.0*",
+                        ' --env-kwargs "$OLD" --run-dir runs/mine': "120|1.1|21.0*",
+                        "": "180|1.1|24.0*", " --no-anneal-lr": "-|1.1|-"}.items():
+        start = f"|`python -m algos.ppo --env ALE/Breakout-v5{flags}`|"
+        page = table.rewrite(f"{text}{start}|||\n<!-- end -->", found)
+        assert f"{start}{ends}|" in page.splitlines()
+
+
+def test_milestones_are_means_of_50_000_steps():
+    curve = [[1e4 * k, float(k)] for k in range(1, 101)]     # up to 1e4 k, the return was k
+    one, two = game(1, 0.0), game(2, 0.0)
+    one["curve"], two["curve"] = curve, [[x, y + 10] for x, y in curve]
+    (row,) = made("milestones", groups(one, two))
+    assert (row["algorithm"], row["game"], row["seeds"]) == ("ppo", "ALE/Breakout-v5", "2")
+    assert (row["100,000"], row["1,000,000"], row["2,000,000"]) == ("10 to 20", "98 to 108", "")
+
+
+def test_a_caption_says_what_the_lines_of_its_figure_end_at():
+    found = groups(result(1, 10.0), result(2, 30.0), result(1, 5.0, library="sb3"))
+    assert "Hopper-v4: ppo here 20 (10 to 30), sb3 5 (5)." in table.caption(found)
+    assert table.drawn("mujoco.svg") == ["*ppo/HalfCheetah-v4/", "*ppo/Hopper-v4/",
+                                         "*ppo/Walker2d-v4/"]
+
+
+def test_functions_of_a_page_are_those_of_the_file():
+    text = table.source("algos/ppo.py", "ppo_loss", "clipped_policy_loss").split("```")[1]
+    file = (ROOT / "algos/ppo.py").read_text(encoding="utf-8")
+    first, second = text.removeprefix("python\n").strip().split("\n\n\n")
+    assert first in file and second in file and first.startswith("def ppo_loss(")
+
+
+def numbers(text):
+    """Return the parts of a page that come from results, without intervals: SciPy draws samples.
+
+    Parts of the code are not compared, since rewording a line should fail no test.
+    """
+    return [(order, re.sub(r" +(\[[^]]*\])? *|-{3,}", " ", old))
+            for order, old in table.PART.findall(text)
+            if order.split()[0] not in (*table.OF_CODE, "verdict")]
+
+
+@pytest.mark.parametrize("page", table.PAGES)
+def test_pages_say_what_the_results_say(page):
+    """`python benchmarks/table.py` rewrites what is stale, `--check` names it."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    again = table.rewrite(text, table.read(table.HERE / "results.jsonl"), save=False)
+    assert numbers(text) == numbers(again)
+
+
+@pytest.mark.slow
+def test_the_readme_quotes_todays_code():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    again = table.rewrite(text, table.read(table.HERE / "results.jsonl"), save=False)
+    assert not {order.split()[0] for order in table.stale(text, again)} & set(table.OF_CODE)
+
+
+def test_todays_algorithms_take_the_commands_of_the_pages():
+    taken = 0
+    for page in ("docs/settings.md", "docs/games.md", "README.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        values = dict(re.findall(r"^(\w+)='(.*)'$", text, re.M))
+        for told in re.findall(r"`(python -m algos\.[^`]+)`", text):
+            words = [values.get(word.strip("$"), word) for word in shlex.split(told)]
+            _, _, module, *flags = words
+            assert parse(import_module(module).Config, "", flags).env == flags[1]
+            taken += 1
+    assert taken > 70

@@ -13,7 +13,7 @@ from algos import ppo
 from tests import envs  # noqa: F401  registers its environments, Faulty-v0 among them
 from tests.helpers import saved, snapshot, steps
 from utils import checkpoint
-from utils.cli import program
+from utils.run.command import program
 from utils.errors import UsageError
 from utils.run.directory import replaced_files
 from utils.run.settings import parse

@@ -9,15 +9,15 @@ import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
 
-from algos import a2c, dqn, ppo, sac, vpg
+from algos import dqn, ppo, sac, vpg
 from tests.helpers import ROOT, name_of, refused, run
 from tests.toy import Config
 from utils import cli, mpi, play
-from utils.cli import program, read_command
+from utils.run.command import program, read_command
 from utils.errors import UsageError
 from utils.run.run import Stopped
 from utils.run.settings import parse
@@ -47,20 +47,24 @@ def test_help_of_every_algorithm(algo, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse(algo.Config, algo.__doc__, ["--help"])
     text = capsys.readouterr().out
-    usage, title, settings, *_ = text.split("\n\n")
-    assert usage.startswith(f"usage: python -m {algo.__name__} [-h]")
-    assert text.endswith(algo.__doc__)
-    assert algo.__doc__.startswith(title) and len(title) > 10 and "\n" not in title + usage
-    assert str(ROOT) not in text and max(map(len, text.splitlines())) <= 100
+    usage, title, settings = text.split("\n\n", 2)
+    assert usage == f"usage: python -m {algo.__name__} [-h] [OPTIONS]"
+    assert text.endswith(f"\n\n{algo.__doc__}")
+    assert algo.__doc__.startswith(title) and len(title) > 10 and "\n" not in title
+    assert str(ROOT) not in text
+    assert max(map(len, settings.removesuffix(algo.__doc__).splitlines())) <= 80
     words = " ".join(text.split())
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(algo.Config), re.M))
     for field in dataclasses.fields(algo.Config):
         comment = re.escape(comments.get(field.name, ""))
         assert re.search(f" {cli.flag(field.name)}[ ,].*{comment}", words), field.name
-    first = re.findall(r"^  (--[a-z-]+)", settings, re.M)
-    assert set(first) == {"--env", "--total-steps", "--seed", "--num-envs", "--lr"} & set(
-        re.findall(r"--[a-z-]+", text)) and first[0] == "--env"
-    assert len(text.splitlines()) < 120  # twice as many as the docstring has, and not more
+    first, other = (re.findall(r"^  (--[a-z0-9-]+)", part, re.M)
+                    for part in settings.partition("often-changed options")[2].split(" other opt"))
+    assert set(first) == {"--env", "--total-steps", "--seed", "--num-envs", "--lr"} & {
+        *first, *other} and first[0] == "--env"
+    own = [cli.flag(name) for name in algo.Config.__annotations__]
+    assert {*other[:other.index("--env-kwargs")]} == {*own} - {*first}  # those of every run follow
+    assert len(text.splitlines()) < 160
 
 
 def test_the_package_lists_the_algorithms():
@@ -76,7 +80,7 @@ def test_the_package_lists_the_algorithms():
 class Words:
     """Settings of each kind."""
 
-    run: Annotated[tuple[str, ...], "alone"] = ()  # words without a flag
+    run: tuple[str, ...]  # words without a flag
     lr: float = 0.1
     number: int | None = None
     pair: tuple[str, str] = ("", "")
@@ -89,24 +93,30 @@ def read(*args):
     return read_command(Words, "", "words", args)
 
 
-def test_the_docstring_keeps_its_lines(capsys):
+@pytest.mark.parametrize("args", [["--help"], ["-h"], ["--lr", "--help", "--no-such-flag"]])
+def test_the_docstring_keeps_its_lines(args, capsys):
     with pytest.raises(SystemExit) as caught:
-        read_command(Words, "One.\n\n    two     three\nfour\n", "python words.py", ["--help"])
+        read_command(Words, "One.\n\n    two     three\nfour\n", "python words.py", args)
     assert caught.value.code == 0
     out = capsys.readouterr().out
-    assert "\n\nOne.\n\n    two     three\nfour\n\n" in out and "python words.py [-h]" in out
+    assert out.endswith("\n\nOne.\n\n    two     three\nfour\n") and "(default: )" not in out
+    assert out.startswith("usage: python words.py [-h] [OPTIONS] [RUN]\n\nOne.\n\n")
 
 
 # ---- What is right passes
 
 def test_every_kind_of_value():
-    assert read() == Words()
+    assert read() == Words(())
     assert read("a", "b", "--lr", "-0.1", "--fast") == Words(("a", "b"), lr=-0.1, fast=True)
-    assert read("--no-fast", "--number=7", "--pair", "x", "y") == Words(number=7, pair=("x", "y"))
-    assert read("--number", "None", "--widths", "1", "2", "3") == Words(widths=(1, 2, 3))
-    assert read("--fast", "a", "--lr", "1", "b") == Words(("a", "b"), lr=1.0, fast=True)
-    assert read("--widths") == Words() and read("--smooth", "10").smooth == 10
-    assert read("--lr", "-1e-1") == read("--lr=-1E-1") == Words(lr=-0.1)
+    assert read("--no-fast", "--number=7", "--pair", "x", "y") == Words((), number=7,
+                                                                        pair=("x", "y"))
+    assert read("--number", "None", "--widths", "1", "2", "3") == Words((), widths=(1, 2, 3))
+    assert read("--fast", "a", "b", "--lr", "1") == Words(("a", "b"), lr=1.0, fast=True)
+    assert read("--widths") == Words(()) and read("--smooth", "10").smooth == 10
+    assert read("--lr", "-1e-1") == read("--lr=-1E-1") == Words((), lr=-0.1)
+    assert read("--lr", "1", "--lr", "2", "--fast", "--no-fast") == Words((), lr=2.0)  # the last
+    assert parse(ppo.Config, "", ["--num_envs", "4", "--env-kwargs", '{"a": -1}']) == ppo.Config(
+        num_envs=4, env_kwargs='{"a": -1}')
     assert parse(ppo.Config, "", ["--no-norm-obs"]).norm_obs is False  # which is on by default
 
 
@@ -116,10 +126,12 @@ def test_every_kind_of_value():
     ("--render 3", "there is no --render; .*utils.play RUN --render"),
     ("--algo 3", "there is no --algo; .*python -m algos."),
     ("--title 3", "there is no --title; --help lists the flags"),
-    ("3", "3 stands without a flag; --help lists the flags$"),
-    ("--seed 1 2", "2 stands without a flag; --help lists the flags$"),
+    ("3", "python -m algos.ppo takes nothing without a flag, but got 3; --help lists the flags$"),
+    ("--seed 1 2", "--seed 1 2: it takes a whole number$"),
     ("--noanneal-lr", "there is no --noanneal-lr; did you mean --no-anneal-lr.$"),
-    ("--no-norm-obs=1", "--norm-obs/--no-norm-obs: ignored explicit .* '1'$"),
+    ("--no-norm-obs=1", "--no-norm-obs=1: it takes no value$"),
+    ("--norm-obs True", "--norm-obs True: it takes no value$"),
+    ("--device gpu --seed 3", "--device gpu: it takes auto or cpu or cuda$"),
 ])
 def test_what_an_algorithm_does_not_have(args, said):
     with pytest.raises(UsageError, match=f"^{said}"):
@@ -127,20 +139,23 @@ def test_what_an_algorithm_does_not_have(args, said):
 
 
 @pytest.mark.parametrize("args,said", [
-    ("--lr x", "--lr: 'x' is not a number, such as 0.01 or 1e6$"),
-    ("--lr=", "--lr: '' is not a number"), ("--number 1e-3", "--number: '1e-3' is not a whole num"),
-    ("--number inf", "--number: 'inf' is not a whole number$"),
-    ("--smooth 5", "--smooth: invalid choice: .?5.? .*1.?, .?10"),
-    ("--widths 1 2,3", "--widths: '2,3' is not a whole number; several have spaces between them$"),
-    ("--lr", "--lr: expected one argument"), ("--pair x", "--pair: expected 2 arguments"),
+    ("--lr x", "--lr x: it takes a number, such as 0.01 or 1e6$"),
+    ("--lr=", "--lr=: it takes a number"), ("--lr", "--lr: it takes a number"),
+    ("--number 1e-3", "--number 1e-3: it takes a whole number$"),
+    ("--number inf", "--number inf: it takes a whole number$"),
+    ("--smooth 5", "--smooth 5: it takes 1 or 10$"), ("--pair x", "--pair x: .* text; 2 of them$"),
+    ("--widths 1 2,3", "--widths 1 2,3: .* a whole number; several have spaces between them$"),
+    ("a --fast --lr 1 --number x", "--number x: it takes a whole number"),
+    ("a --fast b", "words takes RUN without a flag, but got a --fast b; "),
     ("--slow", "there is no --slow; --help lists the flags"),
     ("-lr 3", "there is no -lr; did you mean --lr?"),
     ("--nofast", "there is no --nofast; did you mean --no-fast?"),
     ("--no-lr", "there is no --no-lr"), ("--run x", "there is no --run"),
 ])
-def test_what_is_wrong_is_named(args, said):
-    with pytest.raises(UsageError, match=f"^{said}"):
+def test_what_is_wrong_is_named(args, said, capfd):
+    with pytest.raises(UsageError, match=f"^{said}") as caught:
         read(*args.split())
+    assert "\n" not in str(caught.value) and capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("given,meant", [
@@ -295,12 +310,20 @@ def test_a_setting_of_another_name_from_python():
             algo.Config(**{name: 1})
 
 
-@pytest.mark.parametrize("algo,games", [(ppo, "games"), (a2c, "Atari")])
-def test_help_shows_a_default_of_zero_and_that_of_games(algo, games, capsys):
+def test_the_values_of_an_instance_may_be_the_defaults(capsys):
+    """Such as those of a run that is resumed."""
+    default = ppo.Config(lr=0.5, ent_coef=0.0, hidden=(8, 9), norm_obs=False, run_dir="x")
+    cfg = read_command(ppo.Config, "", "ppo", ["--seed", "7", "--norm-obs"], default=default)
+    assert cfg == dataclasses.replace(default, seed=7, norm_obs=True)
+    assert read_command(ppo.Config, "", "ppo", [], default=default) == default
+    with pytest.raises(UsageError, match="--gamma is 2"):
+        read_command(ppo.Config, "", "ppo", ["--gamma", "2"], default=default)
     with pytest.raises(SystemExit):
-        parse(algo.Config, "", ["--help"])
+        read_command(ppo.Config, "", "ppo", ["--help"], default=default)
     out = " ".join(capsys.readouterr().out.split())
-    assert re.search(rf"--ent-coef .{{10,100}}\(default: 0; for {games} 0.01\)", out)
+    for name, shown in (("lr", "0.5"), ("ent-coef", "0"), ("hidden", "8 9"), ("run-dir", "x"),
+                        ("no-norm-obs", "False"), ("total-steps", "1000000")):
+        assert re.search(rf"--{name} .{{10,90}}?\(default: {shown}\)", out), name
 
 
 @pytest.mark.parametrize("name,value,takes", [

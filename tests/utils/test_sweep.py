@@ -13,7 +13,7 @@ import pytest
 from algos import ppo
 from tests.helpers import wait_for
 from utils import play, results, sweep
-from utils.cli import read_command
+from utils.run.command import read_command
 from utils.logger import read_table
 from utils.errors import UsageError
 

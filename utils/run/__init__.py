@@ -8,7 +8,7 @@
     summary.py      the last lines
 """
 
-from utils.cli import check_range
+from utils.run.ranges import check_range
 from utils.run.run import Run
 from utils.run.settings import RunConfig, main
 

@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from utils import mpi
-from utils.cli import flag
+from utils.run.ranges import flag
 from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from utils import mpi
-from utils.cli import as_text, check_multiples, check_settings, flag, program, read_command
 from utils.env_ids import is_game, with_version
 from utils.errors import UsageError
+from utils.run.command import program, read_command
 from utils.run.directory import default_dir, module_of, read_config
 from utils.run.launch import start_ranks
+from utils.run.ranges import as_text, check_settings, flag
 
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
@@ -47,7 +48,6 @@ class RunConfig:
 
     def __post_init__(self):
         check_settings(self)  # raises UsageError
-        check_multiples(vars(self))
         if self.start_steps is None:  # from now on a number, which --resume keeps
             object.__setattr__(self, "start_steps", min(10_000, int(self.total_steps / 10)))
 
