@@ -11,16 +11,16 @@ probability has moved far enough in the profitable direction no longer pushes. O
 samples may still move it, since all share one network, but one rollout is now good for
 many gradient steps. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update               `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
-A and R anew with the current critic (recompute_adv; not for games). From OpenAI
-Baselines (Huang et al. 2022) come norm_obs, scale_rew, norm_adv, max_grad_norm and
-orthogonal initial weights. Only norm_obs clearly helped (benchmarks/decisions.md).
+Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
+(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
+and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md). Every epoch
+computes A and R anew with the current critic (recompute_adv; not for games).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.

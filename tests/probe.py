@@ -106,10 +106,12 @@ def value(agent, obs):
     if hasattr(agent, "random_act"):  # DDPG and its children
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
-    features = agent.encoder(agent.normalize_obs(obs))
+    obs = agent.normalize_obs(obs)
     if hasattr(agent, "lstm"):
-        h, agent.memory = agent.remember(features[None], agent.memory_before(obs))
+        h, agent.memory = agent.remember(agent.embed(obs)[None], agent.memory_before(obs))
         features = h[0]
+    else:
+        features = agent.encoder(obs)
     if hasattr(agent, "policy_avg"):  # ACER: V is the mean of Q under the policy
         return (agent.actor(features).softmax(-1) * agent.critic(features)).sum().item()
     return (agent.value if hasattr(agent, "value") else agent.critic)(features).item()

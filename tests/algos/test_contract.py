@@ -102,7 +102,9 @@ def watch(name, cfg):
         def call(*args, **kwargs):
             batch = args[1 if isinstance(args[0], torch.nn.Module) else 0]  # there may be no agent
             if torch.is_grad_enabled():
-                first = batch if isinstance(batch, torch.Tensor) else [*vars(batch).values()][0]
+                first = batch
+                while not isinstance(first, torch.Tensor):      # ppo_lstm's holds a sequence
+                    first = [*vars(first).values()][0]
                 batches.append((loss_name, first.detach().clone()))
             return loss(*args, **kwargs)
         return call

@@ -12,7 +12,7 @@ RANGES = {
     **dict.fromkeys("""total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
                      buffer_size epochs v_steps report_every update_every target_every policy_delay
                      minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
-                     check_every directions fisher_every""".split(), {"low": 1}),
+                     check_every directions fisher_every num_quantiles""".split(), {"low": 1}),
     **dict.fromkeys("""seed eval_every start_steps vf_coef ent_coef max_grad_norm
                      act_noise target_noise noise_clip damping replay_ratio max_slope
                      num_trajectories her_k""".split(), {"low": 0}),
@@ -24,7 +24,7 @@ RANGES = {
 # More than this cannot be meant, and would hang or crash. Any other whole number has MOST_COUNT.
 MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
         "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000, "directions": 1e5,
-        "total_steps": 1e12, "seed": math.inf}
+        "num_quantiles": 1000, "total_steps": 1e12, "seed": math.inf}
 MOST_COUNT = 1e12
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
 # The first is a multiple of the second.
