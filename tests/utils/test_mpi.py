@@ -22,8 +22,8 @@ TOY = '''
 import os, signal, sys, time
 import torch
 from utils import mpi
-from utils.run.command import program
 from utils.errors import UsageError
+from utils.run.command import program
 from utils.run.launch import check_ranks, start_ranks, together
 
 def train(procs, mode):

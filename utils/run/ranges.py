@@ -9,10 +9,11 @@ from utils.run.launch import cores
 
 # The ranges of settings, by name.
 RANGES = {
-    **dict.fromkeys("""total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
-                     buffer_size epochs v_steps report_every update_every target_every policy_delay
-                     minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
-                     check_every directions fisher_every num_quantiles""".split(), {"low": 1}),
+    **dict.fromkeys("""total_steps num_envs num_procs torch_threads rollout_steps minibatch_size
+                     batch_size buffer_size epochs v_steps report_every update_every target_every
+                     policy_delay minibatch_envs lstm_size cg_steps backtracks inverse_every
+                     eps_steps subsample check_every directions fisher_every""".split(),
+                    {"low": 1}),
     **dict.fromkeys("""seed eval_every start_steps vf_coef ent_coef max_grad_norm
                      act_noise target_noise noise_clip damping replay_ratio max_slope
                      num_trajectories her_k""".split(), {"low": 0}),
@@ -45,7 +46,7 @@ def flag(name):
 
 
 def check_settings(cfg):
-    """UsageError names the first setting of `cfg` that is out of range, of another type, or no multiple."""
+    """UsageError names the first setting that is out of range, of another type, or no multiple."""
     kinds = {field.name: str(field.type) for field in fields(cfg)}
     for name, kind in kinds.items():
         value = getattr(cfg, name)
