@@ -12,7 +12,8 @@ RANGES = {
     **dict.fromkeys("""total_steps num_envs num_procs torch_threads rollout_steps minibatch_size
                      batch_size buffer_size epochs v_steps report_every update_every target_every
                      policy_delay minibatch_envs lstm_size cg_steps backtracks inverse_every
-                     eps_steps subsample check_every directions fisher_every""".split(),
+                     eps_steps subsample check_every directions fisher_every
+                     num_quantiles""".split(),
                     {"low": 1}),
     **dict.fromkeys("""seed eval_every start_steps vf_coef ent_coef max_grad_norm
                      act_noise target_noise noise_clip damping replay_ratio max_slope
