@@ -101,7 +101,8 @@ def run_algo(name):
 def run_ranks():
     """Train, save and resume PPO, alone and with a second process."""
     ppo = plain("ppo")
-    settings = {k: v for k, v in SMALL.items() if hasattr(ppo.Config, k)}
+    known = {field.name for field in dataclasses.fields(ppo.Config)}
+    settings = {name: value for name, value in SMALL.items() if name in known}
     ppo.train(ppo.Config(env="CartPole-v1", run_dir="run", eval_every=64, total_steps=128,
                          **settings))
     ppo.train(ppo.Config.of_run("run", total_steps=192, resume=True))
