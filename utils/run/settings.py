@@ -1,14 +1,12 @@
 """The settings of every run, and the command line that gives them."""
 
-import argparse
-import sys
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from utils import mpi
 from utils.env_ids import is_game, with_version
 from utils.errors import UsageError
-from utils.run.command import program, read_command
+from utils.run.command import program, read_command, read_settings
 from utils.run.directory import default_dir, module_of, read_config
 from utils.run.launch import start_ranks
 from utils.run.ranges import as_text, check_settings, flag
@@ -93,19 +91,13 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     Flags change the file's defaults; of a game, the settings that suit it; with --resume, the
     settings of the run.
     """
-    args = sys.argv[1:] if args is None else args
-    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("env", "seed", "run_dir"):
-        usual = getattr(config_class, name)
-        look.add_argument(flag(name), f"--{name}", nargs="?", const=usual, default=usual)
-    look.add_argument("--resume", action="store_true")
-    first, _ = look.parse_known_args(args)
-    default = None
-    if first.resume and not {"-h", "--help"} & {*args}:
-        run_dir = first.run_dir or default_dir(
-            config_class, with_version(config_class(env=first.env)).env, first.seed)
+    command = config_class, doc, f"python -m {module_of(config_class)}", args, HINTS.get
+    first = read_settings(*command)
+    if first["resume"]:
+        env = with_version(config_class(env=first["env"])).env
+        run_dir = first["run_dir"] or default_dir(config_class, env, first["seed"])
         default = config_class.of_run(run_dir, resume=True)
-    elif config_class.suited_to(first.env):
-        default = config_class.for_env(first.env)
-    return read_command(config_class, doc, f"python -m {module_of(config_class)}", args, HINTS.get,
-                        default)
+    else:
+        suits = config_class.suited_to(first["env"])
+        default = config_class.for_env(first["env"]) if suits else None
+    return read_command(*command, default)
