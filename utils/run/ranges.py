@@ -21,7 +21,7 @@ RANGES = {
     **dict.fromkeys("gamma lam tau eps_end omega beta_start momentum decay popart_beta top".split(),
                     {"low": 0, "high": 1}),
     **dict.fromkeys("""hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl
-                     v_max_kl alpha noise""".split(), {"above": 0}),
+                     v_max_kl noise""".split(), {"above": 0}),
 }
 # More than this cannot be meant, and would hang or crash. Any other whole number has MOST_COUNT.
 MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
