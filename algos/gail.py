@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution
 from torch.nn.functional import one_hot, softplus
 
 # mpi           several processes may share the environments and each batch. Config
@@ -52,7 +52,7 @@ from torch.nn.functional import one_hot, softplus
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs, stack_steps
-from utils.nets import mlp
+from utils.nets import Gaussian, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -398,8 +398,7 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+        return Gaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

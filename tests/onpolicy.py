@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical
 
 from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests.helpers import BOX, VECTOR, name_of, write_demos
+from utils.nets import Gaussian
 from utils.optim import Adam, RMSProp
 
 ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
@@ -152,7 +153,7 @@ def distribution(agent, raw_obs):
                           agent.encoder(obs))
     if agent.discrete:
         return Categorical(logits=out)
-    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
+    return Gaussian(out, agent.log_std.detach())
 
 
 def tiny_agent(algo, mu=0.0, log_std=0.0, val=0.0, **settings):

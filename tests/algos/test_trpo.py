@@ -11,7 +11,7 @@ import torch
 from sb3_contrib import TRPO
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
-from torch.distributions import Categorical, Independent, Normal, kl_divergence
+from torch.distributions import Categorical, kl_divergence
 
 from algos import trpo
 from tests import onpolicy
@@ -20,6 +20,7 @@ from tests.onpolicy import (
     SPACES, Still, distribution, make_agent, make_optimizers, make_rollout, pairs, parameters,
     targets)
 from utils import mpi
+from utils.nets import Gaussian
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=())
@@ -79,7 +80,7 @@ def test_kl_of_normals_by_hand():
     agent = trpo.Agent(gym.spaces.Box(-1, 1, (2,)), BOX, trpo.Config(hidden=()))
     agent.actor[-1].weight.data, agent.actor[-1].bias.data = torch.eye(2), torch.zeros(2)
     agent.log_std.data = vec(math.log(2), 0.3)
-    old = Independent(Normal(vec((0, 7), (0, 7)), vec(0, 0.3).exp()), 1)
+    old = Gaussian(vec((0, 7), (0, 7)), vec(0, 0.3))
     kl, by_new = gradients(lambda obs: trpo.mean_kl(agent, obs, old), vec((4, 7), (0, 7)))
     by_log_std, = torch.autograd.grad(trpo.mean_kl(agent, vec((4, 7), (0, 7)), old), agent.log_std)
     first, second = (1 + 16) / 8 - 0.5 + math.log(2), 1 / 8 - 0.5 + math.log(2)
@@ -164,7 +165,7 @@ def test_the_samples_of_the_fisher_matrix_are_drawn_anew():
     given, plain = [], trpo.mean_kl
 
     def mean_kl(agent, obs, pi_old):
-        assert pi_old.mean.shape == obs.shape  # these samples' own pi_old
+        assert pi_old.loc.shape == obs.shape  # these samples' own pi_old
         given.append(tuple(obs.flatten().tolist()))
         return plain(agent, obs, pi_old)
 
