@@ -29,7 +29,8 @@ class Gaussian(Distribution):
         self.loc = loc
         self.log_std = log_std.clone()  # so that it stays as it is when the weights move
 
-    mode = property(lambda self: self.loc)
+    mean = mode = property(lambda self: self.loc)
+    variance = property(lambda self: (2 * self.log_std).exp().expand_as(self.loc))
 
     @torch.no_grad()
     def sample(self) -> Tensor:

@@ -168,6 +168,10 @@ def write_config(cfg, step, initial):
     """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
     if cfg.resume:
         config = read_config(cfg.run_dir)
+        before = config["settings"]["total_steps"]
+        if before != cfg.total_steps:
+            mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
+                    "runs to the new end")
         if has_changed(type(cfg), cfg.run_dir):
             mpi.say(f"{file_of(type(cfg))} has changed since this run began")
         config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
