@@ -1,5 +1,6 @@
 """The directory of a run: where it is, who may write in it, and config.json."""
 
+import ast
 import contextlib
 import inspect
 import json
@@ -97,9 +98,14 @@ def check_resume(cfg, run_dir):
 
 
 def has_changed(config_class, run_dir) -> bool:
-    """Return whether a Config's file differs from the one that a run keeps."""
+    """Return whether a Config's file differs from a run's in more than comments and layout."""
     file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    return file is not None and kept.exists() and file.read_bytes() != kept.read_bytes()
+    if file is None or not kept.exists():
+        return False
+    try:
+        return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
+    except (SyntaxError, ValueError):  # one of them is damaged
+        return True
 
 
 # ---- what is in it

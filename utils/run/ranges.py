@@ -58,9 +58,7 @@ def check_settings(cfg):
         if "int" in kind or "float" in kind:
             most = MOST.get(name, MOST_COUNT if "int" in kind else math.inf)
             check_range(cfg, name, **{"high": most} | RANGES.get(name, {}))
-    if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
-        raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 1 to {cores()}, the "
-                         "cores that this process may use")
+    check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
     if {"norm_adv", "minibatch_size"} <= kinds.keys() and cfg.norm_adv:
         check_range(cfg, "minibatch_size", low=2)  # normalised, a single advantage would become 0
     if "minibatch_envs" in kinds:  # T is at least 2, for the same reason
