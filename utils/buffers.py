@@ -44,11 +44,15 @@ def check_memory(setting: str, count: int, num_bytes: int) -> None:
 
 
 def memory() -> float:
-    """Return how many bytes the ranks may use: of the machine, or of their container."""
+    """Return how many bytes the ranks may use: of the machine, or of their cgroup (version 2)."""
     if os.name != "posix":
         return math.inf  # unknown on Windows
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    container = Path("/sys/fs/cgroup/memory.max")
-    if container.exists() and (text := container.read_text().strip()).isdecimal():
-        limits.append(int(text))  # else it is "max"
+    groups = Path("/proc/self/cgroup")
+    for line in groups.read_text().splitlines() if groups.exists() else []:
+        if line.startswith("0::"):
+            group = Path("/sys/fs/cgroup") / line[3:].strip("/")
+            files = [folder / "memory.max" for folder in (group, *group.parents)]
+            texts = [file.read_text().strip() for file in files if file.exists()]
+            limits += [int(text) for text in texts if text.isdecimal()]  # else it is "max"
     return min(limits)
