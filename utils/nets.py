@@ -61,15 +61,7 @@ def is_image(space: gym.Space) -> bool:
 
 def cnn_out(space: gym.Space) -> tuple[int]:
     """Return the shape of what `nature_cnn` makes of an image of this space: (512,) or (128,)."""
-    return (128,) if is_small(space) else (512,)
-
-
-def is_small(space: gym.Space) -> bool:
-    return sorted(space.shape)[1] < 36
-
-
-def channels_last(shape: tuple[int, ...]) -> bool:
-    return shape[2] <= shape[0]  # there are hardly more channels than rows of pixels
+    return (128,) if sorted(space.shape)[1] < 36 else (512,)
 
 
 def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
@@ -80,8 +72,9 @@ def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
     `bf16`: compute in bfloat16. Weights and outputs are float32 all the same.
     """
     shape = space.shape
-    channels, height, width = (shape[2], *shape[:2]) if channels_last(shape) else shape
-    if is_small(space):
+    last = shape[2] <= shape[0]  # there are hardly more channels than rows of pixels
+    channels, height, width = (shape[2], *shape[:2]) if last else shape
+    if cnn_out(space) == (128,):
         conv = nn.Sequential(nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
     else:
         conv = nn.Sequential(
@@ -98,8 +91,6 @@ def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
 class ImageEncoder(nn.Sequential):
     """The layers of `nature_cnn`, in sequence."""
 
-    bf16 = False
-
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
             return super().forward(images).float()
@@ -112,7 +103,7 @@ class ImageToFloat(nn.Module):
     """
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if channels_last(images.shape[1:]):
+        if images.shape[3] <= images.shape[1]:  # the channels are last, as in `nature_cnn`
             images = images.movedim(-1, 1)
         images = images.contiguous(memory_format=torch.channels_last)
         bf16 = torch.is_autocast_enabled(images.device.type)  # which would convert float32 again
