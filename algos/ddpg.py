@@ -67,7 +67,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
+    start_steps: int | None = None  # random at first; None: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # B, samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -104,7 +104,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:
+            if step < cfg.start_steps:  # RunConfig has made a number of None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)

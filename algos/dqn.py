@@ -73,7 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     update_every: int = 2  # environment steps per update
     target_every: int = 250  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
-    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
+    lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     eps_end: float = 0.04  # final probability of a random action (0.01 to 0.1)

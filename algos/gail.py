@@ -78,7 +78,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 2048  # T x N, samples per rollout; N and B have to divide it
     minibatch_size: int = 64  # B, samples per gradient step (32 to 4096)
     epochs: int = 10  # passes over each rollout (3 to 20)
-    lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 1e-3)
+    lr: float = 3e-4  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
@@ -393,7 +393,7 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so it changes no gradient; the entropy leaves it out.
+        depends on a alone, so its gradient is 0. The entropy is that before tanh, too.
         """
         out = self.actor(features)  # [B, k]
         if self.discrete:

@@ -67,7 +67,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
     buffer_size: int = 1_000_000  # transitions in the replay buffer
-    start_steps: int | None = None  # random actions; default: total_steps/10, max 1e4
+    start_steps: int | None = None  # random at first; None: total_steps/10, max 1e4
     update_every: int = 1  # environment steps per update
     batch_size: int = 256  # B, samples per update (usually 64 to 512)
     lr: float = 1e-3  # Adam's learning rate (1e-4 to 1e-3)
@@ -107,7 +107,7 @@ def train(cfg: Config) -> Agent:
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < cfg.start_steps:
+            if step < cfg.start_steps:  # RunConfig has made a number of None
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
@@ -184,9 +184,10 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     r and s' depend on s and a, not on the policy that chose a, so transitions of old
     policies will do. The policy to rate is pi, so a' is not from the buffer.
 
-    The critics start from different weights, so their errors differ, and the minimum is
-    too high only where both are. More often it is too low. This bias spreads as well,
-    but the actor does not select for it: it avoids the actions that look bad.
+    An actor seeks the actions that a single critic overrates, and targets spread the
+    error. Two critics start from different weights, so their errors differ, and their
+    minimum is too high only where both are. More often it is too low, but then the
+    actor avoids the action, so this error spreads less.
     """
     cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
