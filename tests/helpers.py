@@ -21,8 +21,9 @@ from gymnasium.spaces import Box
 from algos import ppo
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
-from utils import checkpoint, mpi
 from utils.envs import make_envs
+from utils.errors import UsageError
+from utils.run import checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 PATIENCE = 600                          # seconds to wait for another process
@@ -204,7 +205,7 @@ def snapshot(folder="."):
 def refused(function, *args):
     """Return the message of a UsageError. Nothing must have been written."""
     before = snapshot()
-    with pytest.raises(mpi.UsageError) as caught:
+    with pytest.raises(UsageError) as caught:
         function(*args)
     assert snapshot() == before, "something was written"
     return str(caught.value)
