@@ -33,7 +33,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import checkpoint
+from utils.run import checkpoint
 from utils.files import check_target
 from utils.run.command import program, read_command
 from utils.run.ranges import check_range
