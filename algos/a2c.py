@@ -5,23 +5,19 @@ The problem. VPG's policy learns once from 512 samples: its updates are far apar
 The idea. Update the policy (the actor) and V (the critic) every few time steps. T = 10
 steps in N = 16 copies of the environment are enough: the copies are in different
 states, so even a small batch is diverse. The price is bias, since V replaces all
-rewards after a rollout. One loss trains both networks, and with images the encoder that
-they share. An iteration of `train`:
+rewards after a rollout. One loss trains both and, for images, the encoder they share.
+An iteration of `train`:
 
-    collect            act for T steps in N parallel environments
+    collect              act for T steps in N parallel environments
     update
-      compute_targets    advantages A and returns R, with the current critic
-      a2c_loss           minimised by one RMSProp step on the whole rollout
-    update_stats       running statistics that normalise observations and rewards
+      compute_targets      advantages A and returns R, with the current critic
+      a2c_loss             one RMSProp step on it with the whole rollout
+    update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. A2C is synchronous; the threads of the paper's A3C don't wait
-for each other. GAE replaces the paper's n-step returns, which are lam = 1. There is an
-entropy bonus for Atari alone. norm_obs, scale_rew and max_grad_norm as in OpenAI
-Baselines. tanh squashes actions; sigma is the same in all states. RMSProp, with g the
-gradient of a weight w, is PyTorch's by default, which learns more (decisions.md):
-
-    w <- w - lr g / (sqrt(m) + eps),  m <- 0.99 m + 0.01 g^2,  m = 0 at first
-    w <- w - lr g / sqrt(m + eps)     with --rmsprop tf, TensorFlow's; m = 1 at first
+Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
+(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
+and synchronous steps: the threads of the paper's A3C do not wait for each other. GAE
+replaces n-step returns, which are lam = 1. RMSProp is PyTorch's, which learns more.
 
 Healthy values. On MuJoCo `grad_norm` is 0.05 to 0.5 and `explained_variance` above 0.5.
 
@@ -39,7 +35,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution
 
 # mpi           several processes may share the environments and each batch. Config
 #               has totals; mpi.share(total) is the part of this process
@@ -50,7 +46,8 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.optim import RMSProp
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -71,7 +68,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     rollout_steps: int = 160  # T x N, samples per rollout; N has to divide it
     lr: float = 1e-3  # RMSProp's initial learning rate (1e-4 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
-    rmsprop: Literal["torch", "tf"] = "torch"  # update rule of PyTorch or TensorFlow 1
+    rmsprop: Literal["torch", "tf"] = "torch"  # PyTorch's or TensorFlow 1's rule
     rmsprop_eps: float = 1e-5  # RMSProp's epsilon (1e-5 to 1e-3)
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
@@ -82,6 +79,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {"lr": 3e-3}  # instead of the above, for games
     for_atari = {  # instead of that, for Atari; T = 5, as in OpenAI Baselines
         "total_steps": 3e6, "rollout_steps": 80, "lr": 7e-4, "ent_coef": 0.01}
@@ -112,8 +110,7 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        tf_style = cfg.rmsprop == "tf"
-        optimizer = mpi.RMSProp(agent, eps=cfg.rmsprop_eps, tf_style=tf_style)
+        optimizer = RMSProp(agent, cfg.rmsprop_eps, tf_style=cfg.rmsprop == "tf")
         run.register(agent, optimizer=optimizer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -147,18 +144,22 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: RMSProp, rollout: Rollout, lr: float) -> dict:
     """Take one gradient step on the whole rollout. Return metrics."""
+    cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout, obs)
-    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
-                  ret=ret.flatten())
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, adv=adv.flatten(), ret=ret.flatten())
     loss, metrics = a2c_loss(agent, batch)  # V again, now with its gradient
     optimizer.zero_grad()
     loss.backward()
-    metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
-    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-    return metrics | {"val": val, "explained_variance": 1 - unexplained}
+    optimizer.average_grads()  # over processes
+    grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+    optimizer.step(lr)
+    return metrics | {
+        "grad_norm": grad_norm, "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================
@@ -205,17 +206,17 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
 
         L_pi   makes good actions more likely: see `policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      is the entropy of pi, which keeps it exploring
+        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)
+    pi = agent.policy(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, batch.act)
+    logp = pi.log_prob(batch.act)
     pi_loss = policy_loss(logp, batch.adv)
     assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (val - batch.ret).square().mean()
-    ent = entropy(actor_out, agent.log_std)
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
@@ -286,8 +287,7 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+        return Gaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

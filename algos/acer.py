@@ -39,17 +39,20 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical
 
+# mpi           several processes may share the environments and each batch. Config
+#               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.RMSProp   `step(lr)` averages the gradient over processes, clips it, moves the
-#               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
+#               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.buffers import check_memory
 from utils.envs import make_envs, stack_steps
 from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.optim import RMSProp
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -58,6 +61,7 @@ PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 PerAction = Float32[Tensor, "B n"]  # one number per sample for each of n actions
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
+Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
 
@@ -85,6 +89,7 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {"total_steps": 1e6, "lr": 3e-3}  # instead of the above, for games
     for_atari = {"lr": 1e-3}  # instead of that, for Atari
 
@@ -112,11 +117,10 @@ class Batch:  # a whole rollout: B = TN samples
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.RMSProp(agent, eps=cfg.rmsprop_eps)  # without the average
+        optimizer = RMSProp(agent, cfg.rmsprop_eps)  # without the average
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
         run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
@@ -157,23 +161,29 @@ def collect_with_policy(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarra
     columns = stack_steps(steps, act.device)
     with torch.no_grad():  # now, while weights and statistics are those that acted
         inputs = agent.normalize_obs(columns["obs"]).flatten(0, 1)
-        log_mu = agent.policy()(inputs).log_softmax(-1).unflatten(0, (num_steps, -1))
+        mu = agent.policy(agent.encoder(inputs))
+    log_mu = mu.logits.unflatten(0, (num_steps, -1))
     return Rollout(**columns, log_mu=log_mu), obs
 
 
-def update(agent: Agent, optimizer: mpi.RMSProp, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: RMSProp, rollout: Rollout, lr: float) -> dict:
     """Take one gradient step on the whole rollout, new or replayed. Return metrics."""
+    cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    act = rollout.act.flatten(0, 1)
     q, ret = compute_q_targets(agent, rollout, obs)
-    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1),
-                  log_mu=rollout.log_mu.flatten(0, 1), ret=ret.flatten())
-    loss, metrics = acer_loss(agent, batch)
+    explained = explained_variance(q, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, log_mu=rollout.log_mu.flatten(0, 1),
+                  ret=ret.flatten())
+    loss, metrics = acer_loss(agent, batch)  # Q again, now with its gradient
     optimizer.zero_grad()
     loss.backward()
-    metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=agent.cfg.max_grad_norm)
-    polyak_update(agent.policy_avg, agent.policy(), agent.cfg.tau)
-    unexplained = (ret - q).var(correction=0) / (ret.var(correction=0) + 1e-8)
-    return metrics | {"q": q, "explained_variance": 1 - unexplained}
+    optimizer.average_grads()  # over processes
+    grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+    optimizer.step(lr)
+    polyak_update(agent.policy_avg, agent.policy_net(), cfg.tau)
+    return metrics | {
+        "grad_norm": grad_norm, "q": q, "explained_variance": explained}
 
 
 # ======================================= losses =======================================
@@ -185,8 +195,8 @@ def compute_q_targets(agent: Agent, rollout: Rollout,
     rew = rollout.rew
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
-    actor_out, q_all = agent(obs)  # of all actions
-    val = state_value(actor_out, q_all).view_as(rew)
+    pi, q_all = agent(obs)  # of all actions
+    val = state_value(pi, q_all).view_as(rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
     ends = rollout.done.bool()
@@ -194,7 +204,7 @@ def compute_q_targets(agent: Agent, rollout: Rollout,
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
     next_val[ends] = state_value(*agent(next_obs))
     act = rollout.act.flatten()
-    log_ratio = actor_out.log_softmax(-1) - rollout.log_mu.flatten(0, 1)
+    log_ratio = pi.logits - rollout.log_mu.flatten(0, 1)
     ratio = pick(log_ratio.exp(), act).view_as(rew)
     q = pick(q_all, act).view_as(rew)
     ret = retrace(rew, q, next_val, ratio, rollout.terminated, rollout.done, cfg.gamma,
@@ -202,9 +212,9 @@ def compute_q_targets(agent: Agent, rollout: Rollout,
     return q, ret
 
 
-def state_value(actor_out: PerAction, q: PerAction) -> PerSample:
-    """V(s) = sum_a pi(a|s) Q(s, a). The softmax of logits, or of log pi, is pi."""
-    return (actor_out.softmax(-1) * q).sum(-1)
+def state_value(pi: Categorical, q: PerAction) -> PerSample:
+    """V(s) = sum_a pi(a|s) Q(s, a)."""
+    return (pi.probs * q).sum(-1)
 
 
 def pick(values: PerAction, act: Choices) -> PerSample:
@@ -234,7 +244,6 @@ def retrace(rew: PerStep, q: PerStep, next_val: PerStep, ratio: PerStep,
     return torch.as_tensor(error, device=q.device) + q
 
 
-@mpi.compilable  # with --compile
 def acer_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_Q - ent_coef H, one loss for actor and critic.
 
@@ -253,25 +262,24 @@ def acer_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     || pi) along z. avg lags about 1/tau updates behind pi: even a slow drift counts.
     """
     cfg = agent.cfg
-    actor_out, q = agent(batch.obs)
-    log_pi = actor_out.log_softmax(-1)
+    pi, q = agent(batch.obs)
     with torch.no_grad():  # z is a constant
-        ratio = (log_pi - batch.log_mu).exp()  # rho of every action
-        g = policy_gradient(log_pi, q, ratio, batch.act, batch.ret, cfg.max_ratio)
-        log_avg = agent.policy_avg(batch.obs).log_softmax(-1)
-        k = log_pi.exp() - log_avg.exp()
+        ratio = (pi.logits - batch.log_mu).exp()  # rho of every action
+        g = policy_gradient(pi, q, ratio, batch.act, batch.ret, cfg.max_ratio)
+        avg = agent.average_policy(batch.obs)
+        k = pi.probs - avg.probs
         z = project(g, k, cfg.max_slope) if cfg.max_slope > 0 else g
-        kl_avg = (log_avg.exp() * (log_avg - log_pi)).sum(-1).mean()
-    pi_loss = -(z * log_pi).sum(-1).mean()
+        kl_avg = (avg.probs * (avg.logits - pi.logits)).sum(-1).mean()
+    pi_loss = -(z * pi.logits).sum(-1).mean()
     q_loss = (pick(q, batch.act) - batch.ret).square().mean()
-    ent = -(log_pi.exp() * log_pi).sum(-1).mean()
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * q_loss - cfg.ent_coef * ent
     return loss, {"ratio": pick(ratio, batch.act), "kl_avg": kl_avg,
                   "projected": (z != g).any(-1).float().mean(),  # the share of samples
                   "q_loss": q_loss.detach(), "entropy": ent.detach()}
 
 
-def policy_gradient(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choices,
+def policy_gradient(pi: Categorical, q: PerAction, ratio: PerAction, act: Choices,
                     ret: PerSample, max_ratio: float) -> PerAction:
     """g, an estimate of the policy gradient in each sample's logits; c = max_ratio.
 
@@ -285,13 +293,13 @@ def policy_gradient(log_pi: PerAction, q: PerAction, ratio: PerAction, act: Choi
     with probability mu, so the mean weight of a's advantage is mu min(c, pi / mu) +
     max(0, pi - c mu) = pi, as in the policy gradient. States stay those of mu.
     """
-    assert log_pi.shape == q.shape == ratio.shape and act.shape == ret.shape
-    val = state_value(log_pi, q)
+    assert pi.probs.shape == q.shape == ratio.shape and act.shape == ret.shape
+    val = state_value(pi, q)
     first = pick(ratio, act).clamp(max=max_ratio) * (ret - val)  # for a_t alone
-    correction = log_pi.exp() * (1 - max_ratio / ratio).clamp(min=0)  # 0 if rho <= c
+    correction = pi.probs * (1 - max_ratio / ratio).clamp(min=0)  # 0 if rho <= c
     u = correction * (q - val.unsqueeze(-1))
     u = u.scatter_add(-1, act.unsqueeze(-1), first.unsqueeze(-1))
-    return u - log_pi.exp() * u.sum(-1, keepdim=True)
+    return u - pi.probs * u.sum(-1, keepdim=True)
 
 
 def project(g: PerAction, k: PerAction, max_slope: float) -> PerAction:
@@ -313,16 +321,25 @@ def polyak_update(target: nn.Module, source: nn.Module, tau: float) -> None:
         w_targ.lerp_(w, tau)
 
 
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+
+
 # ======================================= agent ========================================
 class Agent(Policy):  # which adds predict(obs)
     """Actor, average policy, critic and running statistics: all that acting needs."""
 
+    takes = {"obs": "vector image", "act": "discrete"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.images = is_image(obs_space)
         num_outputs = int(act_space.n)  # one logit and one Q per action
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
+        self.encoder = nn.Identity()
+        if self.images:
+            self.encoder = nature_cnn(obs_space, cfg.bf16)
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, num_outputs], nn.Tanh)
@@ -332,19 +349,11 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.policy_avg = copy.deepcopy(self.policy()).requires_grad_(False)  # avg
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        self.policy_avg = copy.deepcopy(self.policy_net()).requires_grad_(False)
+        # At first mean 0 and std 1, so the first rollout is not normalised.
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
-
-    def policy(self) -> nn.Sequential:
-        """Encoder and actor in one: normalised observations -> logits."""
-        return nn.Sequential(self.encoder, self.actor)
-
-    def forward(self, obs: Inputs) -> tuple[PerAction, PerAction]:
-        """Normalised observations -> logits of pi, and Q(s, a) of every action a."""
-        features = self.encoder(obs)
-        return self.actor(features), self.critic(features)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
@@ -352,14 +361,29 @@ class Agent(Policy):  # which adds predict(obs)
             return obs  # bytes, which the encoder scales
         return self.obs_stats.normalize(obs.float())
 
+    def policy(self, features: Features) -> Categorical:
+        """pi(.|s). Its `logits` are log pi(a|s) for every action a; `probs` are pi."""
+        return Categorical(logits=self.actor(features), validate_args=False)
+
+    def average_policy(self, obs: Inputs) -> Categorical:
+        """avg(.|s): the average of `policy` has an encoder of its own."""
+        return Categorical(logits=self.policy_avg(obs), validate_args=False)
+
+    def policy_net(self) -> nn.Sequential:
+        """Encoder and actor, which `policy_avg` follows."""
+        return nn.Sequential(self.encoder, self.actor)
+
+    def forward(self, obs: Inputs) -> tuple[Categorical, PerAction]:
+        """pi(.|s), and Q(s, a) of every action a."""
+        features = self.encoder(obs)
+        return self.policy(features), self.critic(features)
+
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions [N]."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
-        if deterministic:
-            return actor_out.argmax(-1)
-        return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+        pi = self.policy(self.encoder(self.normalize_obs(obs)))
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`."""

@@ -10,13 +10,13 @@ the loss L falls most along -F^-1 grad L, the natural gradient. F is too large t
 invert. K-FAC (Martens & Grosse 2015, arXiv:1503.05671) treats every layer on its own,
 and its part of F as a product of two small matrices. An iteration of `train`:
 
-    collect            act for T steps in N parallel environments
+    collect              act for T steps in N parallel environments
     update
-      compute_targets    advantages A and returns R, with the current critic
-      KFAC.measure       update the two matrices of each layer
-      a2c_loss           its gradient, as in A2C
-      KFAC.step          one step along F^-1 grad L, with a limit on its KL
-    update_stats       running statistics that normalise observations and rewards
+      compute_targets      advantages A and returns R, with the current critic
+      KFAC.measure         update the two matrices of each layer
+      a2c_loss             its gradient, as in A2C
+      KFAC.step            one step along F^-1 grad L, with a limit on its KL
+    update_stats         running statistics that normalise observations and rewards
 
 Departures from the paper. GAE and tanh, as in A2C. With images, where actor and critic
 share an encoder, the critic has a limit of its own. The running means of the matrices
@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution
 
 # mpi           several processes may share the environments and each batch. Config
 #               has totals; mpi.share(total) is the part of this process
@@ -47,12 +47,12 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # Optimizer     makes weights views of one vector, `flat`, and gradients of `grad`
-# mpi.average   the mean over processes, in place
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Optimizer
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
@@ -87,6 +87,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
     def __post_init__(self):
         super().__post_init__()
@@ -155,19 +156,21 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
 def update(agent: Agent, optimizer: KFAC, rollout: Rollout, lr: float) -> dict:
     """Take one natural gradient step on the whole rollout. Return metrics."""
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
+    act = rollout.act.flatten(0, 1)
+    with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
+        logp_old = agent.policy(agent.encoder(obs)).log_prob(act)
     val, adv, ret = compute_targets(agent, rollout, obs)
-    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
-                  ret=ret.flatten())
-    logp_old = current_log_prob(agent, batch)
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, adv=adv.flatten(), ret=ret.flatten())
     optimizer.measure(agent, obs)  # F, by samples of the current policy
-    loss, metrics = a2c_loss(agent, batch)
+    loss, metrics = a2c_loss(agent, batch)  # V again, now with its gradient
     optimizer.zero_grad()
     loss.backward()
-    metrics |= optimizer.step(lr)
-    log_ratio = current_log_prob(agent, batch) - logp_old
-    metrics["kl"] = (log_ratio.exp() - 1 - log_ratio).mean()  # of pi_old and pi
-    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-    return metrics | {"val": val, "explained_variance": 1 - unexplained}
+    optimizer.average_grads()  # over processes
+    step_sizes = optimizer.step(lr)
+    kl = approx_kl(agent, obs, act, logp_old)
+    return metrics | step_sizes | {
+        "kl": kl, "val": val, "explained_variance": explained}
 
 
 # ======================================= losses =======================================
@@ -214,17 +217,17 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
 
         L_pi   makes good actions more likely: see `policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      is the entropy of pi, which keeps it exploring
+        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)
+    pi = agent.policy(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, batch.act)
+    logp = pi.log_prob(batch.act)
     pi_loss = policy_loss(logp, batch.adv)
     assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (val - batch.ret).square().mean()
-    ent = entropy(actor_out, agent.log_std)
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
@@ -232,18 +235,27 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
 
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
     """L_pi = -mean log pi(a|s) A, where A is a constant."""
+    # Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
+    # action that was better than average becomes more likely, a worse one less.
     assert logp.shape == adv.shape
     return -(logp * adv).mean()
 
 
 @torch.no_grad()
-def current_log_prob(agent: Agent, batch: Batch) -> PerSample:
-    actor_out = agent.actor(agent.encoder(batch.obs))
-    return log_prob(actor_out, agent.log_std, batch.act)
+def approx_kl(agent: Agent, obs: Inputs, act: Shaped[Tensor, "B *act"],
+              logp_old: PerSample) -> Scalar:
+    """mean(ratio - 1 - log ratio), which estimates KL(pi_old || pi)."""
+    log_ratio = agent.policy(agent.encoder(obs)).log_prob(act) - logp_old
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================== kfac ========================================
-class KFAC(mpi.Optimizer):
+class KFAC(Optimizer):
     """Steps along the natural gradient F^-1 grad L.
 
     The network predicts p(y|s), where y is an action and a value. Let u be the gradient
@@ -259,8 +271,9 @@ class KFAC(mpi.Optimizer):
         self.damping = agent.cfg.damping or (0.1 if agent.discrete else 0.01)
         self.critic_params = list(agent.critic.parameters())  # the last of `params`
         self.policy_params = self.params[:-len(self.critic_params)]  # and the encoder's
-        self.layers = [each for each in agent.modules() if hasattr(each, "weight")]
-        self.fishers = nn.ModuleList(LayerFisher(each.weight) for each in self.layers)
+        self.layers = [layer for layer in agent.modules()
+                       if isinstance(layer, nn.Linear | nn.Conv2d)]
+        self.fishers = nn.ModuleList(LayerFisher(layer.weight) for layer in self.layers)
         self.k = torch.zeros(())  # updates so far
         self.M = torch.zeros_like(self.flat)  # the mean step
 
@@ -286,7 +299,6 @@ class KFAC(mpi.Optimizer):
         D is F^-1 grad L, layer by layer. log sigma is in no layer; its F is 2 I.
         """
         cfg = self.cfg
-        mpi.average(self.grad)
         D = {param: param.grad / (2 + self.damping) for param in self.params}
         for layer, fisher in zip(self.layers, self.fishers):
             D |= fisher.solve(layer)  # replaces all D but log sigma's
@@ -310,14 +322,10 @@ def sampled_nll(agent: Agent, obs: Inputs) -> Scalar:
     advantages, and the critic's vanish as V fits R.
     """
     features = agent.encoder(obs)
-    actor_out = agent.actor(features)
+    pi = agent.policy(features)
     val = agent.value(features)
-    if agent.discrete:
-        act = actor_out.softmax(-1).multinomial(1).squeeze(-1)
-    else:
-        act = actor_out + agent.log_std.exp() * torch.randn_like(actor_out)
-    logp = log_prob(actor_out, agent.log_std, act.detach())  # samples are constants
-    target = (val + torch.randn_like(val)).detach()
+    logp = pi.log_prob(pi.sample())
+    target = (val + torch.randn_like(val)).detach()  # samples are constants
     return (0.5 * (val - target).square() - logp).sum()  # no mean: e has no 1 / B
 
 
@@ -359,7 +367,7 @@ class LayerFisher(nn.Module):
         B, P, _ = self.x.shape
         X_k = torch.einsum("bpi,bpj->ij", self.x, self.x) / B
         S_k = torch.einsum("bpi,bpj->ij", self.e, self.e) / (B * P)
-        self.X.lerp_(mpi.average(X_k), w)
+        self.X.lerp_(mpi.average(X_k), w)  # over processes
         self.S.lerp_(mpi.average(S_k), w)
 
     def invert(self, damping: float) -> None:
@@ -396,11 +404,6 @@ def step_size(params: list[nn.Parameter], D: Parts, lr: float, max_kl: float) ->
     """
     product = sum((D[param] * param.grad).sum() for param in params)
     return (2 * max_kl / (product + 1e-30)).sqrt().clamp(max=lr)  # product may be 0
-
-
-def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
-    """1 - var(R - V) / var R. R contains V, which flatters V."""
-    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= agent ========================================
@@ -454,8 +457,7 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+        return Gaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

@@ -65,7 +65,6 @@ class Rollouts:  # two episodes for each of N directions, from all processes
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
@@ -149,8 +148,10 @@ def update(agent: Agent, rollouts: Rollouts) -> dict:
 class Agent(Policy):  # which adds predict(obs)
     """A linear policy and running statistics: all that acting needs."""
 
+    takes = {"obs": "vector", "act": "discrete box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector", act="discrete box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
         num_outputs = act_space.n if self.discrete else np.prod(act_space.shape)

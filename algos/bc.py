@@ -39,22 +39,24 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
 
+# mpi           several processes may share each batch. Config has totals;
+#               mpi.share(total) is the part of this process
 # load_demos    the raw pairs of --demos; Demos has .obs, .act, .to(device), .take(rows)
-# mpi.Adam      `step(lr)` averages the gradient over processes, moves the weights and
-#               returns the gradient's norm
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.errors import UsageError
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
-PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
-ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
+Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
 Scalar = Float32[Tensor, ""]
 
 
@@ -71,6 +73,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     lr: float = 1e-3  # Adam's learning rate, constant (1e-4 to 1e-3)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
     def __post_init__(self):
         super().__post_init__()
@@ -87,7 +90,6 @@ class Pairs:  # B pairs of the expert
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, 1)  # never stepped: only for its spaces
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         demos = load_demos(cfg, envs)  # the same in all processes
@@ -96,7 +98,7 @@ def train(cfg: Config) -> Agent:
             agent.obs_stats.update(pairs.obs.float())  # once: the pairs never change
         agent.to(run.device)
         learner = copy.deepcopy(agent)  # it learns; `agent` has its best weights so far
-        optimizer = mpi.Adam(learner)
+        optimizer = Adam(learner)
         run.register(agent, learner=learner, optimizer=optimizer)  # for checkpoints
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         if step == 0:  # what `restore` gave to the agent, perhaps from --init-from
@@ -117,7 +119,7 @@ def split(demos: Demos, held_out: float, seed: int) -> tuple[Demos, Demos]:
     alone, so it is the same in all processes and after --resume."""
     count = len(demos.obs)
     if count < 2:
-        raise mpi.UsageError(f"--demos gives {count} pair; cloning needs at least 2")
+        raise UsageError(f"--demos gives {count} pair; cloning needs at least 2")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     cut = min(max(round(held_out * count), 1), count - 1)  # at least one of each
     return demos.take(order[cut:]), demos.take(order[:cut])
@@ -128,7 +130,7 @@ def prepare(agent: Agent, demos: Demos) -> Pairs:
     return Pairs(obs=agent.normalize_obs(demos.obs), act=agent.undo_env_act(demos.act))
 
 
-def update(agent: Agent, learner: Agent, optimizer: mpi.Adam, pairs: Pairs,
+def update(agent: Agent, learner: Agent, optimizer: Adam, pairs: Pairs,
            held_out: Pairs) -> dict:
     """Take `check_every` gradient steps; keep the weights if they are the best so far.
 
@@ -137,29 +139,29 @@ def update(agent: Agent, learner: Agent, optimizer: mpi.Adam, pairs: Pairs,
     one. `best_loss` is the minimum over many checks, so it is biased low.
     """
     cfg = agent.cfg
-    step_metrics = []  # one dict per gradient step
+    steps = []  # the metrics of each gradient step
     for _ in range(cfg.check_every):
         rows = torch.randint(len(pairs.obs), (mpi.share(cfg.batch_size),))
         minibatch = Pairs(obs=pairs.obs[rows], act=pairs.act[rows])
         loss, metrics = bc_loss(learner, minibatch)
         optimizer.zero_grad()
         loss.backward()
-        metrics["grad_norm"] = optimizer.step(cfg.lr)
-        step_metrics.append(metrics)
+        optimizer.average_grads()  # over processes
+        grad_norm = optimizer.grad_norm()
+        optimizer.step(cfg.lr)
+        steps.append(metrics | {"grad_norm": grad_norm})
     with torch.no_grad():
         loss, _ = bc_loss(learner, held_out)
         best_loss, _ = bc_loss(agent, held_out)  # the lowest so far
     improved = loss < best_loss
     if improved:
         agent.load_state_dict(learner.state_dict())
-    metrics = {name: torch.stack([one[name] for one in step_metrics])
-               for name in step_metrics[0]}  # the log has their means
+    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     return metrics | {"held_out_loss": loss, "best_loss": torch.min(loss, best_loss),
                       "improved": improved}
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
 def bc_loss(agent: Agent, pairs: Pairs) -> tuple[Scalar, dict]:
     """L = -mean log pi(a|s), the negative log-likelihood of the expert's actions.
 
@@ -173,30 +175,22 @@ def bc_loss(agent: Agent, pairs: Pairs) -> tuple[Scalar, dict]:
     errors, L may fall below 0. A Gaussian has one peak: if the expert passes obstacles
     now on the left and now on the right, the clone learns the average and hits them.
     """
-    actor_out = agent.actor(agent.encoder(pairs.obs))
-    loss = -log_prob(actor_out, agent.log_std, pairs.act).mean()
+    pi = agent.policy(agent.encoder(pairs.obs))
+    loss = -pi.log_prob(pairs.act).mean()
     return loss, {"bc_loss": loss.detach()}
-
-
-def log_prob(actor_out: ActorOut, log_std: Tensor | None,
-             act: Shaped[Tensor, "B *act"]) -> PerSample:
-    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
-    if log_std is None:  # discrete
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
 # ======================================= agent ========================================
 class Agent(Policy):  # which adds predict(obs)
     """Actor and running statistics: all that acting needs."""
 
+    takes = {"obs": "vector image", "act": "discrete box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
-        self.log_std = None
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
@@ -205,10 +199,12 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nature_cnn(obs_space) if self.images else nn.Identity()
+        self.encoder = nn.Identity()
+        if self.images:
+            self.encoder = nature_cnn(obs_space, cfg.bf16)
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
@@ -216,16 +212,23 @@ class Agent(Policy):  # which adds predict(obs)
             return obs  # bytes, which the encoder scales
         return self.obs_stats.normalize(obs.float())
 
+    def policy(self, features: Features) -> Distribution:
+        """pi(.|s): the one place that says what the actor's outputs mean.
+
+        Continuous actions are those before tanh. What tanh would add to log pi(a|s)
+        depends on a alone, so it changes no gradient; the entropy leaves it out.
+        """
+        out = self.actor(features)  # [B, k]
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        return Gaussian(out, self.log_std)
+
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
-        if deterministic:
-            return actor_out.argmax(-1) if self.discrete else actor_out
-        if self.discrete:
-            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
-        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+        pi = self.policy(self.encoder(self.normalize_obs(obs)))
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""

@@ -3,25 +3,24 @@
 The problem. The return after action a in state s is random. Q(s, a) is only its mean: a
 sure return of 50 and a gamble between 0 and 100 have the same Q.
 
-The idea. Learn Z(s, a), the distribution of the return, as a histogram: fixed values
+The idea. Let the critic learn the distribution of the return, a histogram: fixed values
 z_0, ..., z_{n-1}, called atoms, with probabilities p_i(s, a). Bellman's equation holds
 for distributions, too: a return from s is r plus gamma times a return from s'. Only the
-means choose actions; why learning more helps is not fully understood. The rest is
-algos/dqn.py, without Double DQN and the dueling network. One step of `train`:
+mean, Q(s, a), chooses actions; why learning more helps is not fully understood. The
+rest is algos/dqn.py, without Double DQN and the dueling network. One step of `train`:
 
-    agent.act   a = argmax_a Q(s, a), the mean of Z(s, a), or with probability eps any
+    agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer
-    update      once per `update_every` steps, one Adam step on c51_loss: Z(s, a) fits
-                r + gamma Z_targ(s', a'), which `project` brings back to the atoms
-    (copy)      once per `target_every` steps, Z_targ <- Z
+    update      once per `update_every` steps, one Adam step on critic_loss
+    (copy)      once per `target_every` steps, critic_targ <- critic
 
 The support. Choose v_min and v_max so that hardly any discounted return lies outside:
-their size is at most max |r| / (1 - gamma). The metric `clipped` is the probability of
-those that do, which count as v_min or v_max. If it stays above 0.01, widen the support.
+their size is at most max |r| / (1 - gamma). `clipped` is the probability that belongs
+beyond the ends (see project). If it stays above 0.01, widen the support.
 
-Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4) and its learning rate falls
-to 0. `target_every` counts environment steps, not updates, and eps falls from the first
-step on. `project` mends Algorithm 1. The settings are for CartPole and MinAtar.
+Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4); `project` mends a mistake.
+The learning rate falls to 0, `target_every` counts environment steps, not updates, and
+eps falls from the first step on. The settings are for CartPole and MinAtar.
 
 Healthy values. On CartPole `q` rises to between 75 and 90, `q_loss` falls from log n =
 3.9 to about 2, `clipped` stays 0. Many runs end with the pole up for all 500 steps.
@@ -41,22 +40,23 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
+# mpi        several processes may share the environments and each batch. Config has
+#            totals; mpi.share(total) is the part of this process
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
-# mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
-#            returns the gradient's norm
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
+from utils.errors import UsageError
 from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-PerAction = Float32[Tensor, "B k"]  # one number per sample for each of k actions
-PerAtom = Float32[Tensor, "B n"]  # one number per sample for each of n atoms
+PerAction = Float32[Tensor, "B k n"]  # n log-probabilities for each of k actions
+PerAtom = Float32[Tensor, "B n"]  # those, or the probabilities, of one action
 Observations = Shaped[Tensor, "B *obs"]  # as stored: images are uint8, vectors float32
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
@@ -72,7 +72,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
-    target_every: int = 250  # environment steps between copies of Z to Z_targ
+    target_every: int = 250  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
     lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
@@ -83,6 +83,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_min: float = -100.0  # z_0; symmetric, so that Q is near 0 at first
     v_max: float = 100.0  # z_{n-1}; 1 / (1 - gamma) for rewards of 1
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # instead of the above, for games
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
@@ -109,14 +110,13 @@ class Transitions:
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.critic)  # of Z, not of Z_targ
+        optimizer = Adam(agent.critic)  # critic_targ only gets copies
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
-        run.register(agent, optimizer=optimizer, buffer=buffer)
+        run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -157,55 +157,59 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
     return new_obs
 
 
-def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict:
     """Take one gradient step on a batch. Return metrics."""
-    loss, metrics = c51_loss(agent, batch)
+    loss, metrics = critic_loss(agent, batch)
     optimizer.zero_grad()
     loss.backward()
-    metrics["grad_norm"] = optimizer.step(lr)
-    return metrics
+    optimizer.average_grads()  # over processes
+    optimizer.step(lr)
+    return metrics | {"grad_norm": optimizer.grad_norm()}
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
-def c51_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Z(s, a) fits the distribution m of r + gamma Z_targ(s', a').
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """p(s, a) fits m, the distribution of r plus gamma times a return from s'.
 
-        a' = argmax_a Q_targ(s', a)
-        m  = the distribution of r + gamma (1 - terminated) Z_targ(s', a') on the atoms,
-             a constant (see project)
-        L  = -mean sum_i m_i log p_i(s, a)
+        a' = argmax_a Q_targ(s', a), where Q is the mean: see `mean_of`
+        m  = p_targ(s', a'), moved to r + gamma (1 - terminated) z: see `project`
+        L  = -mean sum_i m_i log p_i(s, a), where m is a constant
 
-    r and s' are random, so m differs from sample to sample. The cross-entropy is least
-    where p is the mean of these m: the distribution of the return, if Z_targ is right.
-    Its value there is the entropy of p, so it does not fall to 0.
+    Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
+    replaces the rewards cut off. r and s' depend on s and a, not on the policy that
+    chose a, so old transitions will do.
+
+    r and s' are random, so m differs from sample to sample. L is least where p is the
+    mean of these m. It is the entropy of p there, so it does not fall to 0.
     """
-    with torch.no_grad():  # Z moves towards m, not m towards Z
+    with torch.no_grad():  # the critic moves towards the target, not vice versa
         next_logp = agent.critic_targ(batch.next_obs)
         next_act = mean_of(next_logp, agent.atoms).argmax(-1)  # a'
-        next_prob = logp_of(next_logp, next_act).exp()
-        target, clipped = project(batch.rew, batch.terminated, next_prob, agent.atoms,
-                                  agent.cfg.gamma)
-    logp = logp_of(agent.critic(batch.obs), batch.act)
-    assert logp.shape == target.shape
+        target, clipped = project(batch.rew, batch.terminated,
+                                  at_action(next_logp, next_act).exp(),
+                                  agent.atoms, agent.cfg.gamma)
+    logp = at_action(agent.critic(batch.obs), batch.act)
+    assert logp.shape == target.shape  # [B, n]
     loss = -(target * logp).sum(-1).mean()
-    return loss, {"q_loss": loss.detach(), "q": logp.detach().exp() @ agent.atoms,
+    return loss, {"q_loss": loss.detach(), "q": mean_of(logp.detach(), agent.atoms),
                   "clipped": clipped}
 
 
-def mean_of(logp: Float32[Tensor, "B k n"], atoms: Float32[Tensor, "n"]) -> PerAction:
-    """Q(s, a) = sum_i p_i(s, a) z_i, the mean of Z(s, a)."""
+def at_action(values: Float32[Tensor, "B k *n"], act: Choices
+              ) -> Float32[Tensor, "B *n"]:
+    """The values of one action per sample."""
+    return values[torch.arange(len(act), device=act.device), act]
+
+
+def mean_of(logp: Float32[Tensor, "B *k n"], atoms: Float32[Tensor, "n"]
+            ) -> Float32[Tensor, "B *k"]:
+    """Q(s, a) = sum_i p_i(s, a) z_i, the mean of the return."""
     return logp.exp() @ atoms
-
-
-def logp_of(logp: Float32[Tensor, "B k n"], act: Choices) -> PerAtom:
-    """log p_i(s, a) of one action per sample."""
-    return logp[torch.arange(len(act), device=act.device), act]
 
 
 def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
             atoms: Float32[Tensor, "n"], gamma: float) -> tuple[PerAtom, PerSample]:
-    """m, the distribution of r + gamma (1 - terminated) Z(s', a') on the fixed atoms.
+    """m, the distribution of r + gamma (1 - terminated) z on the fixed atoms.
 
     The probability p_i of z_i moves to x_i = r + gamma (1 - terminated) z_i, or to the
     end of the support if x_i lies outside. If s' is terminal, all of it moves to r. The
@@ -214,27 +218,38 @@ def project(rew: PerSample, terminated: PerSample, next_prob: PerAtom,
         m_l     += (1 - f) p_i
         m_{l+1} += f p_i
 
-    Return m and the probability outside. Where it is 0, the mean of m is DQN's target,
-    but m is wider: by up to a quarter of the squared distance of atoms in its variance.
+    An example with gamma = 0.75, r = 1 and three atoms:
+
+        z_i    p_i    x_i
+        0      0.2    1        0.2 to m_1
+        1      0.4    1.75     0.1 to m_1 and 0.3 to m_2
+        2      0.4    2.5      0.4 to m_2, the end; 0.2 would go to an atom at 3
+
+    So m is (0, 0.3, 0.7). `clipped` is 0.2, the probability that atoms beyond the ends
+    would get, if there were any. Where it is 0, the mean of m is r + gamma (1 -
+    terminated) Q_targ(s', a'), as in DQN.
+
     A trap: Algorithm 1 of the paper takes the floor and ceiling of the index. If it is
-    an integer, as at both ends, these are equal, and both shares are 0: p_i is lost.
+    an integer, as for z_0 here, these are equal, and both shares are 0: p_i is lost.
     """
     assert rew.shape == terminated.shape == next_prob.shape[:1]
     last = len(atoms) - 1  # index of the highest atom
     moved = rew[:, None] + gamma * (1 - terminated[:, None]) * atoms  # x, [B, n]
-    outside = (moved < atoms[0]) | (moved > atoms[-1])
-    index = ((moved - atoms[0]) / (atoms[-1] - atoms[0]) * last).clamp(0, last)  # l+f
+    free_index = (moved - atoms[0]) / (atoms[-1] - atoms[0]) * last
+    index = free_index.clamp(0, last)  # l + f
+    beyond = (free_index - index).abs().clamp(max=1)  # share of p for atoms out there
+    clipped = (beyond * next_prob).sum(-1)
     below = index.floor()  # l
     prob_above = (index - below) * next_prob  # f p
     prob_below = next_prob - prob_above  # (1 - f) p
     below = below.long()
     above = (below + 1).clamp(max=last)  # if l is the last atom, f is 0
     target = torch.zeros_like(next_prob).scatter_add(-1, below, prob_below)
-    return target.scatter_add(-1, above, prob_above), (outside * next_prob).sum(-1)
+    return target.scatter_add(-1, above, prob_above), clipped
 
 
 # ======================================= agent ========================================
-class ReturnNetwork(nn.Module):
+class Critic(nn.Module):
     """Observations [B, ...] -> log p_i(s, a) for k actions and n atoms, [B, k, n]."""
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
@@ -243,34 +258,36 @@ class ReturnNetwork(nn.Module):
         self.encoder = nn.Identity()
         sizes = (*obs_space.shape, *cfg.hidden)
         if is_image(obs_space):
-            self.encoder = nature_cnn(obs_space)
+            self.encoder = nature_cnn(obs_space, cfg.bf16)
             sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         self.head = mlp([*sizes, math.prod(self.shape)], nn.ReLU)
 
-    def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:
-        out = self.head(self.encoder(obs).float()).unflatten(-1, self.shape)
-        return out.log_softmax(-1)  # the log of a softmax would be -inf where it is 0
+    def forward(self, obs: Observations) -> PerAction:
+        out = self.head(self.encoder(obs).float())
+        return out.unflatten(-1, self.shape).log_softmax(-1)  # finite, unlike log(0)
 
 
 class Agent(Policy):  # which adds predict(obs)
-    """Z, its target network, the atoms and eps."""
+    """The critic, its target network, and what else acting needs."""
+
+    takes = {"obs": "vector image", "act": "discrete"}
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.num_acts = int(act_space.n)
-        self.critic = ReturnNetwork(obs_space, self.num_acts, cfg)  # Z
-        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Z_targ
+        self.critic = Critic(obs_space, self.num_acts, cfg)
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
         atoms = torch.linspace(cfg.v_min, cfg.v_max, cfg.num_atoms)
         self.register_buffer("atoms", atoms)  # z_0, ..., z_{n-1}
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     def load_state_dict(self, state: dict) -> None:
         """UsageError if these weights were trained with other atoms (--init-from)."""
-        if not torch.equal(state["atoms"].to(self.atoms), self.atoms):
-            low, high = state["atoms"][0], state["atoms"][-1]
-            raise mpi.UsageError(
-                f"--init-from: its weights need --v-min {low:g} --v-max {high:g}")
+        atoms = state["atoms"]
+        if not torch.equal(atoms.to(self.atoms), self.atoms):
+            raise UsageError(f"--init-from: its weights need --num-atoms {len(atoms)} "
+                             f"--v-min {atoms[0]:g} --v-max {atoms[-1]:g}")
         super().load_state_dict(state)
 
     @torch.no_grad()

@@ -40,14 +40,15 @@ from jaxtyping import Float32
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+# mpi        several processes may share the environments and each batch. Config has
+#            totals; mpi.share(total) is the part of this process
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
-# mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
-#            returns the gradient's norm
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
+from utils.errors import UsageError
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
@@ -55,7 +56,6 @@ from utils.run import Run, RunConfig, check_range, main
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Observations = Float32[Tensor, "B obs_dim"]
 Actions = Float32[Tensor, "B act_dim"]  # in [-1, 1]
-ActorOut = Float32[Tensor, "B k"]  # mu and log sigma side by side: k = 2 act_dim
 Units = Float32[Tensor, "B _"]  # the input or output of a layer
 Scalar = Float32[Tensor, ""]
 
@@ -81,10 +81,13 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
 
     def __post_init__(self):
         if self.num_procs != 1:  # Run asks again with the number that mpiexec started
-            raise mpi.UsageError(f"--num-procs is {self.num_procs}; it takes 1 here, "
-                                 "since the rows of a batch share their statistics")
+            raise UsageError(f"--num-procs is {self.num_procs}; it takes 1 here, since "
+                             "the rows of a batch share their statistics")
         super().__post_init__()
-        check_range(self, "warm_up", low=0)  # raises UsageError
+        check_range(self, "alpha", low=0)  # raises UsageError
+        if self.learn_alpha:  # by way of log alpha
+            check_range(self, "alpha", above=0)
+        check_range(self, "warm_up", low=0)
         check_range(self, "critic_hidden", above=0, high=1e5)
 
 
@@ -94,7 +97,7 @@ class Transitions:
     """B random samples of the buffer. Action a in state s gave r and led to s'."""
 
     obs: Observations  # s
-    act: Actions  # a
+    act: Actions  # a, as it was taken
     rew: PerSample  # r
     next_obs: Observations  # s', never of the next episode
     terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
@@ -103,28 +106,27 @@ class Transitions:
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        critic_opt = mpi.Adam(agent.critic, beta1=0.5)  # as in the paper
-        actor_opt = mpi.Adam(agent.actor, beta1=0.5)
-        alpha_opt = mpi.Adam(agent.log_alpha)
+        critic_opt = Adam(agent.critic, beta1=0.5)  # as in the paper
+        actor_opt = Adam(agent.actor, beta1=0.5)
+        alpha_opt = Adam([agent.log_alpha])
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), agent.obs_dim, agent.act_dim, run.device)
-        run.register(agent, critic=critic_opt, actor=actor_opt, alpha=alpha_opt,
-                     buffer=buffer)
+        run.register(  # what checkpoints hold
+            agent, critic=critic_opt, actor=actor_opt, alpha=alpha_opt, buffer=buffer)
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < num_start_steps(cfg):
+            if step < cfg.start_steps:
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
-            # By default one per step. `count` follows from `step`, also after --resume.
+            # By default one update per step, once the random actions are over.
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, alpha_opt, batch, count)
@@ -135,15 +137,9 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def num_start_steps(cfg: Config) -> int:
-    """Random actions at first: the buffer then holds actions from the whole range."""
-    default = min(10_000, int(cfg.total_steps / 10))
-    return default if cfg.start_steps is None else cfg.start_steps
-
-
 def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
-    return max(0, step - num_start_steps(cfg)) // cfg.update_every
+    return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
@@ -158,17 +154,20 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
     return new_obs
 
 
-def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, alpha_opt: mpi.Adam,
+def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, alpha_opt: Adam,
            batch: Transitions, count: int) -> dict:
-    """Update the critics, every `policy_delay`-th time also the actor and alpha.
+    """Update the critics, the actor and alpha. Return metrics.
 
-    `count` updates came before this one. Return metrics.
+    `count` updates came before this one. Only every `policy_delay`-th moves actor and
+    alpha.
     """
     cfg = agent.cfg
     loss, metrics = critic_loss(agent, batch)
     critic_opt.zero_grad()
     loss.backward()
-    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
+    critic_opt.average_grads()  # over processes
+    metrics["critic_grad_norm"] = critic_opt.grad_norm()
+    critic_opt.step(cfg.lr)
     if (count + 1) % cfg.policy_delay > 0:
         return metrics
 
@@ -176,54 +175,75 @@ def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, alpha_opt: m
     actor_opt.zero_grad()
     # The gradient goes through Q, but only the actor's weights receive it.
     loss.backward(inputs=list(agent.actor.parameters()))
-    metrics |= actor_metrics
-    metrics["actor_grad_norm"] = actor_opt.step(cfg.lr)
+    actor_opt.average_grads()
+    metrics |= actor_metrics | {"actor_grad_norm": actor_opt.grad_norm()}
+    actor_opt.step(cfg.lr)
 
     if cfg.learn_alpha:
         loss, alpha_metrics = alpha_loss(agent, logp)
         alpha_opt.zero_grad()
         loss.backward()
-        metrics |= alpha_metrics
-        metrics["alpha_grad_norm"] = alpha_opt.step(cfg.lr)
+        alpha_opt.average_grads()
+        metrics |= alpha_metrics | {"alpha_grad_norm": alpha_opt.grad_norm()}
+        alpha_opt.step(cfg.lr)
     return metrics
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Both critics fit y, the reward plus the discounted value of s', entropy included.
+    """A critic fits y, the reward plus the discounted value of following pi from s'.
 
-        V(s') = min(Q_1(s', a'), Q_2(s', a')) - alpha log pi(a'|s'),  a' ~ pi(.|s')
+        a'    ~ pi(.|s')
+        V(s') = min(Q_1(s', a'), Q_2(s', a')) - alpha log pi(a'|s')
         y     = r + gamma (1 - terminated) V(s'), a constant
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
+
+    Only terminal states are worth 0: after a time limit, V(s') replaces what was cut.
+    r and s' depend on s and a, not on the policy that chose a, so transitions of old
+    policies will do. The policy to rate is pi, so a' is not from the buffer.
+
+    The critics start from different weights, so their errors differ, and the minimum is
+    too high only where both are. More often it is too low. This bias spreads as well,
+    but the actor does not select for it: it avoids the actions that look bad.
+
+    The mean of -log pi is the entropy, so the last term of V(s') is the bonus in s'.
+    Q(s, a) leaves out the bonus in s itself, which does not depend on a.
 
     (s, a) and (s', a') are one batch of 2B rows, so mean and variance in each layer are
     those of both. This pass, and no other, moves the critics' running statistics.
     """
+    cfg = agent.cfg
     with torch.no_grad():
-        actor_out = agent.actor(batch.next_obs, train=False)  # the policy that acts
-        next_act, next_logp = sample_squashed_gaussian(actor_out)
+        next_act, next_logp = sample_squashed_gaussian(agent.actor(batch.next_obs))
     obs = torch.cat([batch.obs, batch.next_obs])  # [2B, obs_dim]
     act = torch.cat([batch.act, next_act])  # [2B, act_dim]
     both_q1, both_q2 = agent.critic(obs, act, train=True)  # [2B] each
     (q1, next_q1), (q2, next_q2) = both_q1.chunk(2), both_q2.chunk(2)
-    next_val = torch.min(next_q1, next_q2) - agent.alpha() * next_logp
-    next_val = next_val.detach()  # Q moves towards y, not y towards Q
-    target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
+    with torch.no_grad():  # Q moves towards y, not y towards Q
+        next_val = torch.min(next_q1, next_q2) - agent.alpha() * next_logp
+        target = batch.rew + cfg.gamma * (1 - batch.terminated) * next_val
     assert q1.shape == q2.shape == target.shape  # [B] minus [B, 1] would be [B, B]
     loss = (q1 - target).square().mean() + (q2 - target).square().mean()
     return loss, {"critic_loss": loss.detach(), "q1": q1.detach(), "q2": q2.detach()}
 
 
-def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
-    """Draw a ~ pi(.|s) from the actor's mu(s) and log sigma(s). Return a, log pi(a|s).
+def sample_squashed_gaussian(out: Float32[Tensor, "B k"], deterministic: bool = False
+                             ) -> tuple[Actions, PerSample]:
+    """Draw a ~ pi(.|s), or take eps = 0 if `deterministic`. Return a and log pi(a|s).
 
         a           = tanh(u),  u = mu(s) + sigma(s) eps,  eps ~ N(0, I)
         log pi(a|s) = sum_i [log N(u_i; mu_i, sigma_i) - log(1 - tanh(u_i)^2)]
+
+    This is the one place that says what the actor's outputs mean: first all of mu(s),
+    then all of log sigma(s).
+
+    All randomness is in eps, so a has a gradient in mu and sigma (reparameterisation).
+    The second logarithm is that of da/du, by the change of variables. Without it, the
+    bonus would pay for large sigma, even where that only pushes a towards -1 and 1.
     """
-    mean, log_std = actor_out.chunk(2, dim=-1)
+    mean, log_std = out.chunk(2, dim=-1)
     log_std = log_std.clamp(-20, 2)
-    eps = torch.randn_like(mean)
+    eps = torch.zeros_like(mean) if deterministic else torch.randn_like(mean)
     u = mean + log_std.exp() * eps
     logp_u = -0.5 * eps.square() - log_std - 0.5 * math.log(2 * math.pi)
     # This is log(1 - tanh(u)^2), but stays finite for large |u|.
@@ -231,23 +251,37 @@ def sample_squashed_gaussian(actor_out: ActorOut) -> tuple[Actions, PerSample]:
     return u.tanh(), (logp_u - log_jacobian).sum(-1)
 
 
-@mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict, PerSample]:
     """L(pi) = mean [alpha log pi(a|s) - min(Q_1(s, a), Q_2(s, a))], where a ~ pi(.|s).
 
-    Also return log pi(a|s). This pass, and no other, moves the actor's running
-    statistics. The critics use theirs, which are of old actions and new ones together.
+    That is -mean V(s). Also return log pi(a|s).
+    The gradient reaches the actor through a and log pi. If pi could be any density, the
+    best one would be proportional to exp(min(Q_1(s, a), Q_2(s, a)) / alpha).
+
+    If the critic moved too, it could lower the loss by overrating the actor's actions.
+
+    This pass, and no other, moves the actor's running statistics. The critics use
+    theirs, which are of old actions and new ones together.
     """
     act, logp = sample_squashed_gaussian(agent.actor(batch.obs, train=True))
-    q1, q2 = agent.critic(batch.obs, act, train=False)
+    q1, q2 = agent.critic(batch.obs, act)
     assert q1.shape == q2.shape == logp.shape
     loss = (agent.alpha() * logp - torch.min(q1, q2)).mean()
     return loss, {"actor_loss": loss.detach(), "logp": logp.detach()}, logp.detach()
 
 
-@mpi.compilable
 def alpha_loss(agent: Agent, logp: PerSample) -> tuple[Scalar, dict]:
     """L(alpha) = log(alpha) (H - H_0), with H = -mean log pi and H_0 = target_entropy.
+
+        problem       maximise the return over pi, subject to H >= H_0
+        Lagrangian    max over pi, min over alpha >= 0, of return + alpha (H - H_0)
+        so            alpha H is the bonus of pi; alpha falls if H > H_0, else it rises
+
+    The step moves log_alpha, so alpha stays positive. The derivative of L in log_alpha
+    is H - H_0. The paper's loss, alpha (H - H_0), has the same derivative in alpha.
+
+    H is the entropy of a density and may be negative. H_0 is -1 per action dimension:
+    that of a uniform distribution over an interval of length exp(-1) = 0.37.
     """
     loss = -agent.log_alpha * (logp + agent.target_entropy).mean()
     return loss, {"alpha_loss": loss.detach(), "alpha": agent.alpha()}
@@ -298,12 +332,12 @@ class BatchRenorm(nn.Module):
 class RenormMLP(nn.Module):
     """Linear layers of these sizes with ReLU between them, each after a BatchRenorm."""
 
-    def __init__(self, *sizes: int, warm_up: int):
+    def __init__(self, sizes: list[int], warm_up: int):
         super().__init__()
         self.norms = nn.ModuleList(BatchRenorm(width, warm_up) for width in sizes[:-1])
         self.layers = nn.ModuleList(map(nn.Linear, sizes, sizes[1:]))
 
-    def forward(self, x: Units, train: bool) -> Units:
+    def forward(self, x: Units, train: bool = False) -> Units:
         x = self.layers[0](self.norms[0](x, train))
         for norm, layer in zip(self.norms[1:], self.layers[1:]):
             x = layer(norm(x.relu(), train))
@@ -313,10 +347,11 @@ class RenormMLP(nn.Module):
 class TwinRenormCritic(nn.Module):
     """Two critics with different initial weights."""
 
-    def __init__(self, *sizes: int, warm_up: int):
+    def __init__(self, obs_dim: int, act_dim: int, hidden: tuple[int, ...],
+                 warm_up: int):
         super().__init__()
-        self.q1 = RenormMLP(*sizes, warm_up=warm_up)
-        self.q2 = RenormMLP(*sizes, warm_up=warm_up)
+        self.q1 = RenormMLP([obs_dim + act_dim, *hidden, 1], warm_up)
+        self.q2 = RenormMLP([obs_dim + act_dim, *hidden, 1], warm_up)
 
     def forward(self, obs: Observations, act: Actions, train: bool = False
                 ) -> tuple[PerSample, PerSample]:
@@ -325,39 +360,43 @@ class TwinRenormCritic(nn.Module):
 
 
 class Agent(Policy):  # which adds predict(obs)
-    """Actor, two critics without target networks, and the temperature alpha."""
+    """Actor, critic without target network, and the temperature alpha."""
+
+    takes = {"obs": "vector", "act": "box"}
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector", act="box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.obs_dim = obs_space.shape[0]
         self.act_dim = math.prod(act_space.shape)
         self.register_buffer("low", torch.tensor(act_space.low))
         self.register_buffer("high", torch.tensor(act_space.high))
-        self.actor = RenormMLP(
-            self.obs_dim, *cfg.hidden, 2 * self.act_dim, warm_up=cfg.warm_up)
+        sizes = [self.obs_dim, *cfg.hidden, 2 * self.act_dim]
+        self.actor = RenormMLP(sizes, cfg.warm_up)
         self.critic = TwinRenormCritic(
-            self.obs_dim + self.act_dim, *cfg.critic_hidden, 1, warm_up=cfg.warm_up)
-        self.log_alpha = nn.Parameter(torch.tensor(math.log(cfg.alpha)))
+            self.obs_dim, self.act_dim, cfg.critic_hidden, cfg.warm_up)
+        log_alpha = math.log(cfg.alpha) if cfg.alpha > 0 else 0.0  # alpha 0 is fixed
+        self.log_alpha = nn.Parameter(torch.tensor(log_alpha))  # what alpha_loss moves
         self.target_entropy = -float(self.act_dim)  # the authors' heuristic
 
     def alpha(self) -> Scalar:
-        """The temperature, a constant to the losses of critics and actor."""
-        if not self.cfg.learn_alpha:  # --init-from may have loaded another log_alpha
-            return torch.tensor(self.cfg.alpha, device=self.low.device)
-        return self.log_alpha.detach().exp()
+        """The temperature, a constant to the losses: exp(log_alpha) if it is learned.
+
+        Otherwise cfg.alpha, even where --init-from has loaded another log_alpha.
+        """
+        if self.cfg.learn_alpha:
+            return self.log_alpha.detach().exp()
+        return torch.tensor(self.cfg.alpha, device=self.low.device)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """a ~ pi(.|s), or tanh(mu(s))."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
-        actor_out = self.actor(obs, train=False)
-        if deterministic:
-            mean, _ = actor_out.chunk(2, dim=-1)
-            return mean.tanh()
-        return sample_squashed_gaussian(actor_out)[0]
+        act, _ = sample_squashed_gaussian(self.actor(obs), deterministic)
+        return act
 
     def random_act(self, num_envs: int) -> Tensor:
+        """Uniform in [-1, 1], so the buffer starts with actions of the whole range."""
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:

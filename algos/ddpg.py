@@ -10,12 +10,12 @@ The idea. Two networks learn together, from transitions in a replay buffer:
     actor     pi(s) learns to output the action with the highest Q           actor_loss
 
 The actor needs no search: the critic's gradient dQ/da points towards better actions.
-Targets come from target networks (`_targ`). They follow Q and pi slowly, so that the
-critic does not chase its own changes. One step of `train`:
+Targets come from target networks (`_targ`), which follow the others slowly, so that no
+critic chases its own changes. One step of `train`:
 
     interact      a = pi(s) + noise; store (s, a, r, s', terminated) in the buffer
-    update        one Adam step of Q on critic_loss, one of pi on actor_loss; then the
-                  target networks follow
+    update        one Adam step on critic_loss, one on actor_loss; then the target
+                  networks follow
 
 Departures from the paper. The noise is independent across steps, with std 0.1 (paper:
 an Ornstein-Uhlenbeck process). No batch normalisation, no weight decay, no small
@@ -41,15 +41,15 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+# mpi        several processes may share the environments and each batch. Config has
+#            totals; mpi.share(total) is the part of this process
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
-# mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
-#            returns the gradient's norm
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
 from utils.nets import mlp
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -83,7 +83,7 @@ class Transitions:
     """B random samples of the buffer. Action a in state s gave r and led to s'."""
 
     obs: Observations  # s
-    act: Actions  # a, with its noise
+    act: Actions  # a, as it was taken
     rew: PerSample  # r
     next_obs: Observations  # s', never of the next episode
     terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
@@ -92,19 +92,19 @@ class Transitions:
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        critic_opt = mpi.Adam(agent.critic)
-        actor_opt = mpi.Adam(agent.actor)
+        critic_opt = Adam(agent.critic)
+        actor_opt = Adam(agent.actor)
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), agent.obs_dim, agent.act_dim, run.device)
-        run.register(agent, critic=critic_opt, actor=actor_opt, buffer=buffer)
+        run.register(  # what checkpoints hold
+            agent, critic=critic_opt, actor=actor_opt, buffer=buffer)
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < num_start_steps(cfg):
+            if step < cfg.start_steps:
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
@@ -122,15 +122,9 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def num_start_steps(cfg: Config) -> int:
-    """Random actions at first: the buffer then holds actions from the whole range."""
-    default = min(10_000, int(cfg.total_steps / 10))
-    return default if cfg.start_steps is None else cfg.start_steps
-
-
 def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
-    return max(0, step - num_start_steps(cfg)) // cfg.update_every
+    return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
@@ -145,30 +139,31 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
     return new_obs
 
 
-def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, batch: Transitions
-           ) -> dict:
+def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, batch: Transitions) -> dict:
     """Update the critic, the actor and the target networks. Return metrics."""
     cfg = agent.cfg
     loss, metrics = critic_loss(agent, batch)
     critic_opt.zero_grad()
     loss.backward()
-    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
+    critic_opt.average_grads()  # over processes
+    metrics["critic_grad_norm"] = critic_opt.grad_norm()
+    critic_opt.step(cfg.lr)
 
     loss, actor_metrics = actor_loss(agent, batch)
     actor_opt.zero_grad()
     # The gradient goes through Q, but only the actor's weights receive it.
     loss.backward(inputs=list(agent.actor.parameters()))
-    metrics |= actor_metrics
-    metrics["actor_grad_norm"] = actor_opt.step(cfg.lr)
+    actor_opt.average_grads()
+    metrics |= actor_metrics | {"actor_grad_norm": actor_opt.grad_norm()}
+    actor_opt.step(cfg.lr)
     polyak_update(agent.actor_targ, agent.actor, cfg.tau)
     polyak_update(agent.critic_targ, agent.critic, cfg.tau)
     return metrics
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """The critic fits y, the reward plus the discounted value of following pi from s'.
+    """A critic fits y, the reward plus the discounted value of following pi from s'.
 
         a'    = pi_targ(s')
         V(s') = Q_targ(s', a')
@@ -179,26 +174,28 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     r and s' depend on s and a, not on the policy that chose a, so transitions of old
     policies will do. The policy to rate is pi, so a' is not from the buffer.
     """
+    cfg = agent.cfg
     with torch.no_grad():  # Q moves towards y, not y towards Q
         next_act = agent.actor_targ(batch.next_obs)
         next_val = agent.critic_targ(batch.next_obs, next_act)
-        target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
+        target = batch.rew + cfg.gamma * (1 - batch.terminated) * next_val
     q = agent.critic(batch.obs, batch.act)
     assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
     loss = (q - target).square().mean()
     return loss, {"critic_loss": loss.detach(), "q": q.detach()}
 
 
-@mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """L(pi) = -mean Q(s, pi(s)).
 
     By the chain rule, its gradient in the actor's weights w is -mean dQ/da dpi/dw: a
     step moves each action pi(s) to where Q is higher. This is the deterministic policy
-    gradient (Silver et al. 2014), averaged over states of the buffer. If the critic
-    changed too, it could lower the loss by overrating the actor's actions.
+    gradient (Silver et al. 2014), averaged over states of the buffer.
+
+    If the critic moved too, it could lower the loss by overrating the actor's actions.
     """
-    loss = -agent.critic(batch.obs, agent.actor(batch.obs)).mean()
+    act = agent.actor(batch.obs)
+    loss = -agent.critic(batch.obs, act).mean()
     return loss, {"actor_loss": loss.detach()}
 
 
@@ -216,14 +213,17 @@ class Critic(nn.Module):
         self.net = mlp([obs_dim + act_dim, *hidden, 1], nn.ReLU)
 
     def forward(self, obs: Observations, act: Actions) -> PerSample:
-        return self.net(torch.cat([obs, act], dim=-1)).squeeze(-1)  # [B, 1] -> [B]
+        x = torch.cat([obs, act], dim=-1)
+        return self.net(x).squeeze(-1)  # [B, 1] -> [B]
 
 
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and a target network for each."""
 
+    takes = {"obs": "vector", "act": "box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector", act="box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.obs_dim = obs_space.shape[0]
         self.act_dim = math.prod(act_space.shape)
@@ -251,6 +251,7 @@ class Agent(Policy):  # which adds predict(obs)
         return self.critic(obs, act.to(self.low.device)).cpu()
 
     def random_act(self, num_envs: int) -> Tensor:
+        """Uniform in [-1, 1], so the buffer starts with actions of the whole range."""
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:

@@ -10,8 +10,8 @@ samples a batch. The rest is algos/dqn.py with a CNN. One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (a, r, terminated) and the new frame in the buffer
-    update      once per `update_every` steps, one Adam step on dqn_loss
-    (copy)      once per `target_every` steps, Q_targ <- Q
+    update      once per `update_every` steps, one Adam step on critic_loss
+    (copy)      once per `target_every` steps, critic_targ <- critic
 
 Preprocessing, in make_envs. A step repeats an action for 4 screens. The frame is the
 pixelwise maximum of the last two: some games draw objects in every second one. Rewards
@@ -42,15 +42,15 @@ from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
+# mpi        several processes may share the environments and each batch. Config has
+#            totals; mpi.share(total) is the part of this process
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
-# mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
-#            returns the gradient's norm
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
 from utils.nets import cnn_out, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -72,7 +72,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     buffer_size: int = 1_000_000  # frames in the replay buffer
     start_steps: int = 20_000  # environment steps before the updates start
     update_every: int = 4  # environment steps per update
-    target_every: int = 1000  # environment steps between copies of Q to Q_targ
+    target_every: int = 1000  # environment steps between copies to critic_targ
     batch_size: int = 32  # B, samples per update (usually 32 to 512)
     lr: float = 1e-4  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = False  # anneal the learning rate linearly to zero
@@ -81,6 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 250_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 
 # ===================================== data types =====================================
@@ -98,17 +99,16 @@ class Transitions:
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.critic)  # of Q, not of Q_targ
+        optimizer = Adam(agent.critic)  # critic_targ only gets copies
         # ALE observations are [frames, height, width]. Elsewhere, axis 0 is no stack.
         obs_shape = envs.single_observation_space.shape
         num_frames = obs_shape[0] if "ALE/" in cfg.env else 1
         buffer = FrameBuffer(mpi.share(cfg.buffer_size), mpi.share(cfg.num_envs),
                              num_frames, obs_shape, run.device)
-        run.register(agent, optimizer=optimizer, buffer=buffer)
+        run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -149,53 +149,60 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: FrameBuffer,
     return new_obs
 
 
-def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict:
     """Take one gradient step on a batch. Return metrics."""
-    loss, metrics = dqn_loss(agent, batch)
+    loss, metrics = critic_loss(agent, batch)
     optimizer.zero_grad()
     loss.backward()
-    metrics["grad_norm"] = optimizer.step(lr)
-    return metrics
+    optimizer.average_grads()  # over processes
+    optimizer.step(lr)
+    return metrics | {"grad_norm": optimizer.grad_norm()}
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
-def dqn_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     """Q fits y, which takes the action a' that looks best in s'.
 
-        a'    = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
-        V(s') = Q_targ(s', a')
-        y     = r + gamma (1 - terminated) V(s'), a constant
-        L     = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
+        a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
+        y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant
+        L  = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
 
-    h is the Huber loss: a large error pulls no harder than an error of 1. Only terminal
-    states are worth 0: after a time limit, V(s') replaces the rewards cut off. r and s'
-    depend on s and a, not on the policy that chose a, so old transitions will do.
+    h is the Huber loss: a large error pulls no harder than an error of 1.
+
+    Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
+    replaces the rewards cut off. r and s' depend on s and a, not on the policy that
+    chose a, so old transitions will do.
+
+    If Q_targ also chooses a', y has the maximum of noisy estimates. It is too high on
+    average, because it favours actions whose errors are positive. In Double DQN (van
+    Hasselt et al. 2016, arXiv:1509.06461), Q chooses. Some bias remains: Q_targ is an
+    older copy of Q, so both often overrate the same action.
     """
-    with torch.no_grad():  # Q moves towards y, not y towards Q
+    with torch.no_grad():  # the critic moves towards the target, not vice versa
         next_q_targ = agent.critic_targ(batch.next_obs)
         next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
-        next_val = q_of(next_q_targ, next_q.argmax(-1))  # of a'
+        next_val = at_action(next_q_targ, next_q.argmax(-1))  # of a'
         target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
-    q = q_of(agent.critic(batch.obs), batch.act)
+    q = at_action(agent.critic(batch.obs), batch.act)
     assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
     loss = smooth_l1_loss(q, target)  # h, averaged
     return loss, {"q_loss": loss.detach(), "q": q.detach()}
 
 
-def q_of(q: PerAction, act: Choices) -> PerSample:
-    """Q(s, a) of one action per sample."""
-    return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
+def at_action(values: Float32[Tensor, "B k *n"], act: Choices
+              ) -> Float32[Tensor, "B *n"]:
+    """The values of one action per sample."""
+    return values[torch.arange(len(act), device=act.device), act]
 
 
 # ======================================= agent ========================================
-class QNetwork(nn.Module):
+class Critic(nn.Module):
     """Observations [B, ...] -> Q(s, a) for each of k actions, [B, k]."""
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.dueling = cfg.dueling
-        self.encoder = nature_cnn(obs_space)
+        self.encoder = nature_cnn(obs_space, cfg.bf16)
         sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         num_outputs = num_acts + 1 if cfg.dueling else num_acts
         self.head = mlp([*sizes, num_outputs], nn.ReLU)
@@ -209,20 +216,24 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
     """Q(s, a) = b(s) + A(s, a) - mean_a A(s, a)  (Wang et al. 2016, arXiv:1511.06581).
 
     In many states all actions are worth nearly the same. b is this common part, and it
-    learns from every sample, whichever action was taken.
+    learns from every sample, whichever action was taken. The paper calls b V, but it is
+    the mean of Q. Without the mean of A, a constant could move from A to b and leave Q
+    as it is. The paper gives b and A separate hidden layers; here they share all.
     """
     return base + adv - adv.mean(-1, keepdim=True)
 
 
 class Agent(Policy):  # which adds predict(obs)
-    """Q, its target network and eps."""
+    """The critic, its target network, and what else acting needs."""
+
+    takes = {"obs": "image", "act": "discrete"}
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="image", act="discrete")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.num_acts = int(act_space.n)
-        self.critic = QNetwork(obs_space, self.num_acts, cfg)  # Q
-        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Q_targ
+        self.critic = Critic(obs_space, self.num_acts, cfg)
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     @torch.no_grad()

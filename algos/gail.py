@@ -9,15 +9,16 @@ the same mean return, whatever the rewards are. A discriminator D(s, a) learns t
 the expert's pairs from the policy's, and PPO maximises a reward that grows with D. The
 environment's own rewards train nothing; `ep_ret` logs them. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update_disc          for each random minibatch:
       disc_loss            one Adam step of D on it and on as many pairs of the expert
       imitation_reward     replaces all rewards of the rollout, by the new D
-    update               as in ppo.py: `epochs` times compute_targets and ppo_loss
+    update               `epochs` times:
+      compute_targets      advantages A and returns R, with the current critic
+      ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures, besides those of ppo.py. The paper uses TRPO, and takes one step of D per
-rollout. Its D is 1 - ours, so its cost, log D, is minus our reward.
+Departures, besides those of ppo.py. The paper uses TRPO and one step of D per rollout.
 
 Healthy values. `d_expert` and `d_policy`, the mean D of each kind of pairs, leave 0.5
 and approach it again. Where `d_policy` stays near 0, D is too sure: lower disc_lr.
@@ -37,19 +38,22 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
 from torch.nn.functional import one_hot, softplus
 
+# mpi           several processes may share the environments and each batch. Config
+#               has totals; mpi.share(total) is the part of this process
 # load_demos    the expert's pairs, raw: `obs` and `act`; `take(rows)` selects some
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
-#               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
+#               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs, stack_steps
-from utils.nets import mlp
+from utils.nets import Gaussian, mlp
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -57,7 +61,7 @@ from utils.run import Run, RunConfig, main
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
-ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
+Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
 Scalar = Float32[Tensor, ""]
 
 
@@ -78,13 +82,16 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # epsilon in PPO's paper, range of the ratio (0.1 to 0.3)
-    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, GAIL's lambda (0 to 0.05)
-    max_grad_norm: float = 0.5  # maximum gradient norm (D: never clipped); 0: off
+    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, also D's
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    norm_adv: bool = True  # normalise advantages within each minibatch
+    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
 
 
 # ===================================== data types =====================================
@@ -116,13 +123,12 @@ class Pairs:  # what the discriminator sees
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
-        demos = load_demos(cfg, envs).to(run.device)  # the same in all processes
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.policy_parameters(), eps=1e-5)  # Baselines' eps
-        disc_opt = mpi.Adam(agent.disc)
+        demos = load_demos(cfg, envs).to(run.device)  # the same in all processes
+        optimizer = Adam(agent.policy_parameters(), eps=1e-5)  # OpenAI Baselines' eps
+        disc_opt = Adam(agent.disc)
         run.register(agent, policy=optimizer, disc=disc_opt)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -131,7 +137,7 @@ def train(cfg: Config) -> Agent:
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             rollout, disc_metrics = update_disc(agent, disc_opt, rollout, demos)
             metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.evaluate(step)  # if --eval-every asks for it
             run.log(step, envs, **metrics, **disc_metrics)
@@ -156,14 +162,14 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update_disc(agent: Agent, disc_opt: mpi.Adam, rollout: Rollout,
+def update_disc(agent: Agent, disc_opt: Adam, rollout: Rollout,
                 demos: Demos) -> tuple[Rollout, dict]:
     """Train D. Return the rollout with rewards by the new D, and metrics."""
     cfg = agent.cfg
     obs = rollout.obs.flatten(0, 1)  # [T, N, ...] -> [TN, ...]
     act = torch.as_tensor(agent.env_act(rollout.act.flatten(0, 1)), device=obs.device)
     pairs = agent.pairs(obs, act)
-    step_metrics = []  # one dict per gradient step
+    steps = []  # the metrics of each gradient step
     for rows in torch.randperm(len(act)).view(-1, mpi.share(cfg.minibatch_size)):
         shown = demos.take(torch.randint(len(demos.obs), rows.shape))
         expert = agent.pairs(shown.obs, shown.act)
@@ -171,50 +177,49 @@ def update_disc(agent: Agent, disc_opt: mpi.Adam, rollout: Rollout,
         loss, metrics = disc_loss(agent, expert, policy)
         disc_opt.zero_grad()
         loss.backward()
-        metrics["disc_grad_norm"] = disc_opt.step(cfg.disc_lr)
-        step_metrics.append(metrics)
-    metrics = {name: torch.stack([one[name] for one in step_metrics])
-               for name in step_metrics[0]}  # the log has their means
+        disc_opt.average_grads()  # over processes
+        grad_norm = disc_opt.grad_norm()  # never clipped
+        disc_opt.step(cfg.disc_lr)
+        steps.append(metrics | {"disc_grad_norm": grad_norm})
+    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     with torch.no_grad():
         rew = imitation_reward(agent.disc_logit(pairs), cfg.positive_rew)
     return replace(rollout, rew=rew.view_as(rollout.rew)), metrics | {"imit_rew": rew}
 
 
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
     """Take many gradient steps on one rollout. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
     act = rollout.act.flatten(0, 1)
     with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
-        logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    step_metrics = []  # one dict per gradient step
+        logp_old = agent.policy(agent.encoder(obs)).log_prob(act)
+    val, adv, ret = compute_targets(agent, rollout, obs)
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    steps = []  # the metrics of each gradient step
     for epoch in range(cfg.epochs):
-        val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
-        if epoch == 0:  # before the critic has learned from this rollout
-            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            before = {"val": val, "explained_variance": 1 - unexplained}
+        if epoch > 0 and cfg.recompute_adv:  # with the critic as it is now
+            _, adv, ret = compute_targets(agent, rollout, obs)
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
-        advs = normalize_advantages(adv.flatten()[indices])  # one row per minibatch
-        for rows, normalized in zip(indices, advs):
+        adv_rows = adv.flatten()[indices]  # [M, B]: one row for each of M minibatches
+        if cfg.norm_adv:
+            adv_rows = normalize_advantages(adv_rows)
+        for rows, adv_row in zip(indices, adv_rows):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
-                                  adv=normalized, ret=ret.flatten()[rows])
+                                  adv=adv_row, ret=ret.flatten()[rows])
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
-            metrics["policy_grad_norm"] = optimizer.step(lr, cfg.max_grad_norm)
-            step_metrics.append(metrics)
-    metrics = {name: torch.stack([one[name] for one in step_metrics])
-               for name in step_metrics[0]}  # the log has their means
-    with torch.no_grad():  # how far has pi moved from pi_old?
-        logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    outside = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
-    metrics["kl"] = approx_kl(logp, logp_old).mean()
-    metrics["clip_frac"] = outside.float().mean()  # whichever sign A has
-    return metrics | before | {"lr": lr}
+            optimizer.average_grads()  # over processes
+            grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+            optimizer.step(lr)
+            steps.append(metrics | {"policy_grad_norm": grad_norm})
+    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+    return metrics | policy_change(agent, obs, act, logp_old) | {
+        "val": val, "explained_variance": explained, "lr": lr}
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
 def disc_loss(agent: Agent, expert: Pairs, policy: Pairs) -> tuple[Scalar, dict]:
     """L_D = -mean log D(expert's pairs) - mean log(1 - D(policy's pairs)).
 
@@ -233,6 +238,7 @@ def disc_loss(agent: Agent, expert: Pairs, policy: Pairs) -> tuple[Scalar, dict]
 
 def imitation_reward(logit: PerSample, positive: bool) -> PerSample:
     """r = -log(1 - D(s, a)), or r = log D(s, a): high where the policy goes too rarely.
+    (The paper's D is 1 - ours, so its cost, log D, is minus the first of these.)
 
     -log(1 - D) > 0 pays for long episodes, however badly they imitate (Kostrikov et al.
     2019, arXiv:1809.02925), and for avoiding a success that ends the episode. There,
@@ -266,6 +272,10 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
         delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+
+    delta says how much better one step went than the critic expected. lam = 0 trusts
+    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
+    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
     decay = (gamma * lam * (1 - done)).cpu().numpy()
@@ -281,35 +291,25 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
-@mpi.compilable  # with --compile
 def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      is the entropy of pi, which keeps it exploring
+        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)
+    pi = agent.policy(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, batch.act)
+    logp = pi.log_prob(batch.act)
     pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
     assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (val - batch.ret).square().mean()
-    ent = entropy(actor_out, agent.log_std)
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
-
-
-def log_prob(actor_out: ActorOut, log_std: Tensor | None,
-             act: Shaped[Tensor, "B *act"]) -> PerSample:
-    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
-    if log_std is None:  # discrete
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
@@ -319,6 +319,10 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
         A > 0 and ratio > 1 + c    no gradient: the action is likely enough
         A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
         all other cases            the gradient of -ratio A
+
+    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
+    1 - c. The clipped term is constant there; the other one lets the ratio recover.
+    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
     """
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
@@ -326,28 +330,35 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
     return -torch.min(ratio * adv, clipped * adv).mean()
 
 
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch."""
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+@torch.no_grad()
+def policy_change(agent: Agent, obs: Inputs, act: Shaped[Tensor, "B *act"],
+                  logp_old: PerSample) -> dict:
+    """How far pi has moved from pi_old.
+
+        kl           mean(ratio - 1 - log ratio), which estimates KL(pi_old || pi)
+        clip_frac    the share of samples whose ratio is out of range
+    """
+    log_ratio = agent.policy(agent.encoder(obs)).log_prob(act) - logp_old
+    ratio = log_ratio.exp()
+    outside = (ratio - 1).abs() > agent.cfg.clip_ratio
+    return {"kl": (ratio - 1 - log_ratio).mean(), "clip_frac": outside.float().mean()}
 
 
-def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
-    """ratio - 1 - log ratio, never below 0. Its mean estimates KL(pi_old || pi)."""
-    log_ratio = logp - logp_old
-    return log_ratio.exp() - 1 - log_ratio
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= agent ========================================
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic, discriminator and running statistics."""
 
+    takes = {"obs": "vector", "act": "discrete box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector", act="discrete box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
-        self.log_std = None
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
@@ -356,27 +367,40 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()  # of images, in ppo.py
+        self.encoder = nn.Identity()
         sizes = (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         disc_sizes = [sizes[0] + num_outputs, *cfg.hidden, 1]
         self.disc = mlp(disc_sizes, nn.Tanh)  # shares none; PyTorch's initial weights
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        # At first mean 0 and std 1, so the first rollout is not normalised.
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
-        return self.obs_stats.normalize(obs.float())
+        obs = obs.float()
+        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
-    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
+    def policy(self, features: Features) -> Distribution:
+        """pi(.|s): the one place that says what the actor's outputs mean.
+
+        Continuous actions are those before tanh. What tanh would add to log pi(a|s)
+        depends on a alone, so it changes no gradient; the entropy leaves it out.
+        """
+        out = self.actor(features)  # [B, k]
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        return Gaussian(out, self.log_std)
+
+    def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     def disc_logit(self, pairs: Pairs) -> PerSample:
@@ -399,12 +423,8 @@ class Agent(Policy):  # which adds predict(obs)
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
-        if deterministic:
-            return actor_out.argmax(-1) if self.discrete else actor_out
-        if self.discrete:
-            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
-        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+        pi = self.policy(self.encoder(self.normalize_obs(obs)))
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""

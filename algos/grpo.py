@@ -23,9 +23,8 @@ the paper are biased: see `group_advantages` and `answer_mean`. Dr. GRPO (Liu et
 2025, arXiv:2503.20783) does without: --baseline mean --no-length-norm. REINFORCE is
 --baseline none --no-length-norm --epochs 1 --kl-coef 0.
 
-Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, and
-`kl` to about 0.5. `mixed_groups`, the share of groups with right and wrong answers,
-falls to 0.1. `clip_frac` stays below 0.1.
+Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, `kl`
+to 0.5. The share of `mixed_groups` falls to 0.1, and `clip_frac` stays below 0.1.
 
 Run   python -m algos.grpo --env utils.tasks:Sums-v0
 """
@@ -40,12 +39,15 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float32, Int64
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
 from torch.nn.functional import scaled_dot_product_attention
 
-# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
-#               weights and returns the gradient's norm before clipping
+# mpi           several processes may share the prompts. Config has totals;
+#               mpi.share(total) is the part of this process
 from utils import mpi
 from utils.envs import make_envs
+from utils.errors import UsageError
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
 
@@ -72,7 +74,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     clip_ratio: float = 0.2  # c, PPO's clipping range (0.1 to 0.3)
     kl_coef: float = 0.04  # beta, weight of the KL to the reference (0 to 0.1)
-    max_grad_norm: float = 0.5  # maximum gradient norm; 0 disables clipping
+    max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     baseline: Literal["std", "mean", "none"] = "std"  # (r - mean) / std, r - mean, or r
     length_norm: bool = True  # an answer's loss: the mean over its tokens, or the sum
     pretrain_steps: int = 500  # gradient steps on the corpus; --init-from skips them
@@ -85,7 +87,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
         check_range(self, "kl_coef pretrain_steps", low=0)
         check_range(self, "width layers", low=1, high=1e4)
         if self.width % 16:
-            raise mpi.UsageError(f"--width is {self.width}; it takes a multiple of 16")
+            raise UsageError(f"--width is {self.width}; it takes a multiple of 16")
 
 
 # ===================================== data types =====================================
@@ -108,12 +110,11 @@ class Batch:  # what the loss takes, row by row as in Answers
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.batch_size) * cfg.group_size)
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
         reference = copy.deepcopy(agent)
-        optimizer = mpi.Adam(agent)  # of `pretrain`, too: its averages carry over
+        optimizer = Adam(agent)  # of `pretrain`, too: its averages carry over
         run.register(agent, reference=reference, optimizer=optimizer)  # for checkpoints
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         if step == 0:
@@ -134,7 +135,7 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def pretrain(agent: Agent, optimizer: mpi.Adam, envs: gym.vector.VectorEnv) -> None:
+def pretrain(agent: Agent, optimizer: Adam, envs: gym.vector.VectorEnv) -> None:
     """Imitate careless answers. The model learns what an answer looks like, and is
     right now and then: otherwise no group would have a right answer to learn from."""
     mpi.say(f"pretraining: {agent.cfg.pretrain_steps} gradient steps on the corpus")
@@ -146,6 +147,7 @@ def pretrain(agent: Agent, optimizer: mpi.Adam, envs: gym.vector.VectorEnv) -> N
         loss = corpus_loss(agent, prompt[rows], answer[rows])
         optimizer.zero_grad()
         loss.backward()
+        optimizer.average_grads()  # over processes
         optimizer.step(1e-3)
 
 
@@ -160,7 +162,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, prompts: np.ndarray
     return Answers(prompt=prompt, answer=answer, rew=rew.float()), next_prompts
 
 
-def update(agent: Agent, reference: Agent, optimizer: mpi.Adam, answers: Answers,
+def update(agent: Agent, reference: Agent, optimizer: Adam, answers: Answers,
            lr: float) -> dict:
     """Take `epochs` gradient steps on all answers. Return metrics."""
     cfg, prompt, answer = agent.cfg, answers.prompt, answers.answer
@@ -170,15 +172,16 @@ def update(agent: Agent, reference: Agent, optimizer: mpi.Adam, answers: Answers
         logp_ref = log_prob(reference, prompt, answer)
     batch = Batch(prompt=prompt, answer=answer, logp_old=logp_old, logp_ref=logp_ref,
                   adv=group_advantages(groups, cfg.baseline).flatten())
-    step_metrics = []  # one dict per gradient step
+    steps = []  # the metrics of each gradient step
     for _ in range(cfg.epochs):
         loss, metrics = grpo_loss(agent, batch)
         optimizer.zero_grad()
         loss.backward()
-        metrics["grad_norm"] = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
-        step_metrics.append(metrics)
-    metrics = {name: torch.stack([one[name] for one in step_metrics])
-               for name in step_metrics[0]}  # the log has their means
+        optimizer.average_grads()  # over processes
+        grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+        optimizer.step(lr)
+        steps.append(metrics | {"grad_norm": grad_norm})
+    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
     mixed = groups.amax(1) > groups.amin(1)  # only these groups say what is better
     return metrics | {"mixed_groups": mixed.float(), "lr": lr,
                       "answer_len": answer_mask(answer).sum(-1)}
@@ -195,12 +198,11 @@ def corpus_loss(agent: Agent, prompt: Prompts, answer: Tokens) -> Scalar:
 def log_prob(agent: Agent, prompt: Prompts, answer: Tokens) -> PerToken:
     """log pi(token | prompt, answer before it) for each token of the answers.
 
-    The logits at a token predict the next one. So those for the first token of the
-    answer stand at the last token of the prompt.
+    The first token of the answer follows the last token of the prompt, and nothing
+    follows the last token of the answer.
     """
     text = torch.cat([prompt, answer], dim=1)
-    logits = agent.logits(text[:, :-1])[:, prompt.shape[1] - 1:]  # [B, answer, tokens]
-    return logits.log_softmax(-1).gather(-1, answer.unsqueeze(-1)).squeeze(-1)
+    return agent.policy(text[:, :-1], num_next=answer.shape[1]).log_prob(answer)
 
 
 def answer_mask(answer: Tokens) -> PerToken:
@@ -228,7 +230,6 @@ def group_advantages(rew: Groups, baseline: str) -> Groups:
     return centered / (rew.std(1, correction=0, keepdim=True) + 1e-6)
 
 
-@mpi.compilable  # with --compile
 def grpo_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     """L = mean over answers i of (1 / length_i) sum over their tokens t of
 
@@ -315,8 +316,10 @@ class Block(nn.Module):
 class Agent(Policy):  # which adds predict(obs)
     """A small transformer that predicts the next token: all that answering needs."""
 
+    takes = {"obs": "vector", "act": "tokens"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector", act="tokens")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.answer_len = act_space.shape[0]
         num_tokens = int(act_space.high.max()) + 1
@@ -346,20 +349,22 @@ class Agent(Policy):  # which adds predict(obs)
             x = block(x, visible)
         return self.head(self.norm(x))
 
+    def policy(self, text: Int64[Tensor, "B text"], num_next: int) -> Distribution:
+        """pi of what follows each of the last `num_next` tokens of the texts."""
+        logits = self.logits(text)[:, -num_next:]  # [B, num_next, tokens]
+        return Categorical(logits=logits, validate_args=False)
+
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Prompts [B, prompt] -> answers [B, answer], one token after the other."""
         text = prompt = torch.as_tensor(obs).to(self.device)
-        ended = torch.zeros_like(prompt[:, 0]).bool()  # [B]
+        ended = torch.zeros_like(prompt[:, :1]).bool()  # [B, 1]
         for _ in range(self.answer_len):
-            logits = self.logits(text)[:, -1]
-            if deterministic:
-                token = logits.argmax(-1)
-            else:
-                token = logits.softmax(-1).multinomial(1).squeeze(-1)
+            pi = self.policy(text, num_next=1)
+            token = pi.mode if deterministic else pi.sample()  # [B, 1]
             token = token.masked_fill(ended, END)
             ended = ended | (token == END)
-            text = torch.cat([text, token.unsqueeze(-1)], dim=1)
+            text = torch.cat([text, token], dim=1)
         return text[:, prompt.shape[1]:]
 
     def env_act(self, act: Tensor) -> np.ndarray:

@@ -11,16 +11,16 @@ probability has moved far enough in the profitable direction no longer pushes. O
 samples may still move it, since all share one network, but one rollout is now good for
 many gradient steps. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update               `epochs` times:
       compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
-A and R anew with the current critic (recompute_adv; not for games). From OpenAI
-Baselines (Huang et al. 2022) come norm_obs, scale_rew, norm_adv, max_grad_norm and
-orthogonal initial weights. Only norm_obs clearly helped (benchmarks/decisions.md).
+Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
+(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
+and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md). Every epoch
+computes A and R anew with the current critic (recompute_adv; not for games).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution
 
 # mpi           several processes may share the environments and each batch. Config
 #               has totals; mpi.share(total) is the part of this process
@@ -49,7 +49,7 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -337,8 +337,7 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+        return Gaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

@@ -1,18 +1,17 @@
-"""PPO with an LSTM, for partially observable tasks.  PPO: Schulman et al. 2017.  LSTM:
-Hochreiter & Schmidhuber 1997; in an actor-critic: Mnih et al. 2016, arXiv:1602.01783.
+"""PPO with an LSTM.  Hochreiter & Schmidhuber 1997; Mnih et al. 2016, arXiv:1602.01783.
 
-The problem. PPO's policy sees one observation at a time, but one frame of a moving ball
-does not show its velocity.
+The problem. Many tasks are partially observable: PPO's policy sees one observation at a
+time, but one frame of a moving ball does not show its velocity.
 
 The idea. Give the policy a memory m, a pair of vectors h and c. At every step, an LSTM
 computes the new m from the old m and the observation. Actor and critic see only h, so
-pi(a|s) and V(s) are functions of h. An iteration of `train`:
+pi(a|s) and V(s) are functions of h. All else is PPO. An iteration of `train`:
 
-    collect_with_memory    act for T steps in N parallel environments, from memory m0
-    update                 `epochs` times:
-      recurrent_targets      advantages A and returns R, by the current LSTM and critic
-      recurrent_ppo_loss     one Adam step on it for each random group of environments
-    update_stats           running statistics that normalise observations and rewards
+    collect_with_memory  act for T steps in N parallel environments, from memory m0
+    update               `epochs` times:
+      recurrent_targets    advantages A and returns R, with the current LSTM and critic
+      ppo_loss             one Adam step on it for each random group of environments
+    update_stats         running statistics that normalise observations and rewards
 
 Breaking one of four rules raises no error; the agent just learns worse.
 
@@ -37,27 +36,30 @@ from dataclasses import dataclass
 import gymnasium as gym
 import numpy as np
 import torch
-from jaxtyping import Float32, Shaped
+from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
 
+# mpi           several processes may share the environments and each batch. Config
+#               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
-#               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
+#               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-ActorOut = Float32[Tensor, "B k"]  # k logits (discrete) or k means (continuous)
-Scalar = Float32[Tensor, ""]
+Features = Float32[Tensor, "B k"]  # h, all that actor and critic see
 Memory = Float32[Tensor, "2 N size"]  # m: memory[0] is h, memory[1] is c
+Scalar = Float32[Tensor, ""]
 
 
 # ======================================= config =======================================
@@ -72,15 +74,18 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.95  # GAE's lambda (lower: more bias; higher: more variance)
-    clip_ratio: float = 0.2  # epsilon in PPO's paper, range of the ratio (0.1 to 0.3)
-    vf_coef: float = 0.25  # weight of the value loss, c1 in PPO's paper (0.1 to 1)
-    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in PPO's paper (0 to 0.05)
+    clip_ratio: float = 0.2  # epsilon in the paper, the range of the ratio (0.1 to 0.3)
+    vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
+    ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64,)  # layer widths, before (vectors) and after the LSTM
     lstm_size: int = 128  # length of h and of c (32 to 512)
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
+    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 
 # ===================================== data types =====================================
@@ -96,10 +101,18 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 
 @dataclass(frozen=True)
-class Sequences:  # all T steps of a few environments (N is their number; B = T x N)
-    obs: Shaped[Tensor, "T N *obs"]  # normalised
+class Inputs:  # what the networks take: T steps of N environments, B = T x N samples
+    obs: Shaped[Tensor, "T N *obs"]  # s, normalised
     done: PerStep
     memory: Memory  # m0
+
+    def __getitem__(self, envs: Int64[Tensor, "n"]) -> Inputs:
+        return Inputs(self.obs[:, envs], self.done[:, envs], self.memory[:, envs])
+
+
+@dataclass(frozen=True)
+class Minibatch:  # all T steps of n random environments of a rollout
+    obs: Inputs  # s, normalised
     act: Shaped[Tensor, "B *act"]  # a
     logp_old: PerSample  # log pi_old(a|s)
     adv: PerSample  # A: how much better a was than the policy's average action in s
@@ -109,11 +122,10 @@ class Sequences:  # all T steps of a few environments (N is their number; B = T 
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
+        optimizer = Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
         run.register(agent, optimizer=optimizer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -122,7 +134,7 @@ def train(cfg: Config) -> Agent:
             rollout, obs = collect_with_memory(
                 agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.evaluate(step)  # if --eval-every asks for it
             run.log(step, envs, **metrics)
@@ -149,56 +161,50 @@ def collect_with_memory(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarra
     return Rollout(**stack_steps(steps, act.device), memory=memory), obs
 
 
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
     """Take many gradient steps on one rollout. Return metrics."""
     cfg = agent.cfg
-    obs = agent.normalize_obs(rollout.obs)  # [T, N, ...]: h depends on the order
+    obs = Inputs(agent.normalize_obs(rollout.obs), rollout.done, rollout.memory)
+    act = rollout.act.flatten(0, 1)
     with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
-        features, _ = agent.unroll(obs, rollout.done, rollout.memory)
-        act = rollout.act.flatten(0, 1)
-        logp_old = log_prob(agent.actor(features), agent.log_std, act)
-    step_metrics = []  # one dict per gradient step
+        logp_old = agent.policy(agent.encoder(obs)).log_prob(act)
+    val, adv, ret = recurrent_targets(agent, rollout, obs)
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    steps = []  # the metrics of each gradient step
     for epoch in range(cfg.epochs):
-        val, adv, ret = recurrent_targets(agent, rollout, obs)  # by the current critic
-        if epoch == 0:  # before the critic has learned from this rollout
-            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            before = {"val": val, "explained_variance": 1 - unexplained}
-        indices = torch.randperm(obs.shape[1]).view(-1, mpi.share(cfg.minibatch_envs))
-        advs = adv[:, indices].transpose(0, 1).flatten(1)  # [T, M, n] -> [M, B]
+        if epoch > 0 and cfg.recompute_adv:  # with the critic as it is now
+            _, adv, ret = recurrent_targets(agent, rollout, obs)
+        groups = torch.randperm(adv.shape[1]).view(-1, mpi.share(cfg.minibatch_envs))
+        grid = torch.arange(adv.numel()).view_as(adv)  # the row of each sample
+        indices = grid[:, groups].transpose(0, 1).flatten(1)  # [T, M, n] -> [M, B]
+        adv_rows = adv.flatten()[indices]  # [M, B]: one row for each of M minibatches
         if cfg.norm_adv:
-            advs = normalize_advantages(advs)
-        for envs, adv in zip(indices, advs):  # rule 2
-            minibatch = Sequences(
-                obs=obs[:, envs], done=rollout.done[:, envs],
-                memory=rollout.memory[:, envs], act=rollout.act[:, envs].flatten(0, 1),
-                logp_old=logp_old.view_as(ret)[:, envs].flatten(), adv=adv,
-                ret=ret[:, envs].flatten())
-            loss, metrics = recurrent_ppo_loss(agent, minibatch)
+            adv_rows = normalize_advantages(adv_rows)
+        for envs, rows, adv_row in zip(groups, indices, adv_rows):  # rule 2
+            minibatch = Minibatch(obs=obs[envs], act=act[rows], logp_old=logp_old[rows],
+                                  adv=adv_row, ret=ret.flatten()[rows])
+            loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
-            grad_norm = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
-            step_metrics.append(metrics | {"grad_norm": grad_norm})
-    metrics = {name: torch.stack([one[name] for one in step_metrics])
-               for name in step_metrics[0]}  # the log has their means
-    with torch.no_grad():  # how far has pi moved from pi_old?
-        features, _ = agent.unroll(obs, rollout.done, rollout.memory)
-        logp = log_prob(agent.actor(features), agent.log_std, act)
-    outside = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
-    metrics["kl"] = approx_kl(logp, logp_old).mean()
-    metrics["clip_frac"] = outside.float().mean()  # whichever sign A has
-    return metrics | before | {"lr": lr}
+            optimizer.average_grads()  # over processes
+            grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+            optimizer.step(lr)
+            steps.append(metrics | {"grad_norm": grad_norm})
+    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+    return metrics | policy_change(agent, obs, act, logp_old) | {
+        "val": val, "explained_variance": explained, "lr": lr}
 
 
 # ======================================= losses =======================================
 @torch.no_grad()
-def recurrent_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *obs"]
+def recurrent_targets(agent: Agent, rollout: Rollout, obs: Inputs
                       ) -> tuple[PerStep, PerStep, PerStep]:
     """V(s), A and the lambda-return R = A + V(s); `obs`: the rollout's, normalised."""
     cfg = agent.cfg
     rew = rollout.rew
     if cfg.scale_rew:  # so that one learning rate suits all scales of reward
         rew = agent.reward_sum_stats.scale(rew)
-    features, memories = agent.unroll(obs, rollout.done, rollout.memory)
+    features, memories = agent.unroll(obs)
     val = agent.value(features).view_as(rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
@@ -206,7 +212,7 @@ def recurrent_targets(agent: Agent, rollout: Rollout, obs: Shaped[Tensor, "T N *
     ends[-1] = True  # where an episode or the rollout ends, s' is only in next_obs
     next_obs = agent.normalize_obs(rollout.next_obs[ends])
     # One more step of the LSTM, from the memory before any reset.
-    h, _ = agent.remember(agent.encoder(next_obs)[None], memories[:, ends])
+    h, _ = agent.remember(agent.embed(next_obs)[None], memories[:, ends])
     next_val[ends] = agent.value(h[0])
     adv = gae(rew, val, next_val, rollout.terminated, rollout.done, cfg.gamma, cfg.lam)
     return val, adv, adv + val
@@ -218,6 +224,10 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
         delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+
+    delta says how much better one step went than the critic expected. lam = 0 trusts
+    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
+    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
     decay = (gamma * lam * (1 - done)).cpu().numpy()
@@ -233,39 +243,38 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
-def recurrent_ppo_loss(agent: Agent, batch: Sequences) -> tuple[Scalar, dict]:
+def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      is the entropy of pi, which keeps it exploring
+        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
     """
     cfg = agent.cfg
-    features, _ = agent.unroll(batch.obs, batch.done, batch.memory)  # rule 4
-    actor_out = agent.actor(features)
+    features = agent.encoder(batch.obs)
+    pi = agent.policy(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, batch.act)
+    logp = pi.log_prob(batch.act)
     pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
     assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (val - batch.ret).square().mean()
-    ent = entropy(actor_out, agent.log_std)
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
 
 
-def log_prob(actor_out: ActorOut, log_std: Tensor | None,
-             act: Shaped[Tensor, "B *act"]) -> PerSample:
-    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
-    if log_std is None:  # discrete
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
                         clip_ratio: float) -> Scalar:
     """L_pi = -mean min(ratio A, clip(ratio, 1 - c, 1 + c) A), with c = clip_ratio.
+
+        A > 0 and ratio > 1 + c    no gradient: the action is likely enough
+        A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
+        all other cases            the gradient of -ratio A
+
+    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
+    1 - c. The clipped term is constant there; the other one lets the ratio recover.
+    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
     """
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
@@ -273,29 +282,36 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
     return -torch.min(ratio * adv, clipped * adv).mean()
 
 
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch."""
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+@torch.no_grad()
+def policy_change(agent: Agent, obs: Inputs, act: Shaped[Tensor, "B *act"],
+                  logp_old: PerSample) -> dict:
+    """How far pi has moved from pi_old.
+
+        kl           mean(ratio - 1 - log ratio), which estimates KL(pi_old || pi)
+        clip_frac    the share of samples whose ratio is out of range
+    """
+    log_ratio = agent.policy(agent.encoder(obs)).log_prob(act) - logp_old
+    ratio = log_ratio.exp()
+    outside = (ratio - 1).abs() > agent.cfg.clip_ratio
+    return {"kl": (ratio - 1 - log_ratio).mean(), "clip_frac": outside.float().mean()}
 
 
-def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
-    """ratio - 1 - log ratio, never below 0. Its mean estimates KL(pi_old || pi)."""
-    log_ratio = logp - logp_old
-    return log_ratio.exp() - 1 - log_ratio
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= agent ========================================
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic, LSTM and running statistics, and the memory of `act`."""
 
+    takes = {"obs": "vector image", "act": "discrete box"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
-        self.log_std = None
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
         else:
@@ -305,8 +321,9 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
-        self.encoder = nature_cnn(obs_space) if self.images else (
-            nn.Sequential(mlp(sizes, nn.Tanh), nn.Tanh()))
+        self.embed = nn.Sequential(mlp(sizes, nn.Tanh), nn.Tanh())
+        if self.images:
+            self.embed = nature_cnn(obs_space, cfg.bf16)
         self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # PyTorch's initial weights
         self.actor = mlp([cfg.lstm_size, *cfg.hidden, num_outputs], nn.Tanh)
         self.critic = mlp([cfg.lstm_size, *cfg.hidden, 1], nn.Tanh)
@@ -316,7 +333,8 @@ class Agent(Policy):  # which adds predict(obs)
                 nn.init.zeros_(layer.bias)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)  # at first mean 0, std 1
+        # At first mean 0 and std 1, so the first rollout is not normalised.
+        self.obs_stats = mpi.RunningStats(obs_space.shape)
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
         self.register_buffer("memory", torch.zeros(2, 0, 0), persistent=False)  # m
@@ -325,9 +343,21 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        return self.obs_stats.normalize(obs.float())
+        obs = obs.float()
+        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
-    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
+    def policy(self, features: Features) -> Distribution:
+        """pi(.|s): the one place that says what the actor's outputs mean.
+
+        Continuous actions are those before tanh. What tanh would add to log pi(a|s)
+        depends on a alone, so it changes no gradient; the entropy leaves it out.
+        """
+        out = self.actor(features)  # [B, k]
+        if self.discrete:
+            return Categorical(logits=out, validate_args=False)
+        return Gaussian(out, self.log_std)
+
+    def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
 
     def memory_before(self, obs: Tensor | np.ndarray) -> Memory:
@@ -341,49 +371,49 @@ class Agent(Policy):  # which adds predict(obs)
         kept = torch.as_tensor(0 if done is None else ~done, device=self.memory.device)
         self.memory = self.memory * kept.unsqueeze(-1)
 
-    def remember(self, features: Float32[Tensor, "T N k"], memory: Memory
+    def remember(self, embedded: Float32[Tensor, "T N k"], memory: Memory
                  ) -> tuple[Float32[Tensor, "T N size"], Memory]:
         """Take T steps of the LSTM without a reset. Return all h and the last m.
 
             c <- sigmoid(F) c + sigmoid(I) tanh(G),  h <- sigmoid(O) tanh(c),
-            where F, I, G, O are linear functions of the features and the last h
+            where F, I, G, O are linear in the embedded observation and the last h
         """
-        h, after = self.lstm(features, (memory[:1], memory[1:]))
+        h, after = self.lstm(embedded, (memory[:1], memory[1:]))
         return h, torch.cat(after)
 
-    def unroll(self, obs: Shaped[Tensor, "T N *obs"], done: PerStep, memory: Memory
-               ) -> tuple[Float32[Tensor, "TN size"], Float32[Tensor, "2 T N size"]]:
+    def unroll(self, obs: Inputs) -> tuple[Features, Float32[Tensor, "2 T N size"]]:
         """Return all h, and m after each step that ends an episode or the rollout.
 
-            h_t, c_t = LSTM(features_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))
+            h_t, c_t = LSTM(s_t, (1 - done_{t-1}) (h_{t-1}, c_{t-1}))
 
         nn.LSTM takes many steps at once, but cannot reset. So wherever an episode ends,
         the sequences of all N environments are cut.
         """
-        features = self.encoder(obs.flatten(0, 1)).unflatten(0, done.shape)
-        ends = done[:-1].any(dim=1).nonzero().flatten()  # steps that end any episode
+        embedded = self.embed(obs.obs.flatten(0, 1)).unflatten(0, obs.done.shape)
+        ends = obs.done[:-1].any(dim=1).nonzero().flatten()  # steps that end an episode
         cuts = (ends + 1).tolist()  # the first step of each piece but the first
-        hidden, memories = [], []
-        for piece, ended in zip(features.tensor_split(cuts), done.tensor_split(cuts)):
+        pieces = zip(embedded.tensor_split(cuts), obs.done.tensor_split(cuts))
+        memory, hidden, memories = obs.memory, [], []
+        for piece, done in pieces:
             h, memory = self.remember(piece, memory)
             hidden.append(h)
             # Right only in the last row of the piece; no other is used.
             memories.append(memory.unsqueeze(1).expand(-1, len(piece), -1, -1))
-            memory = memory * (1 - ended[-1])[:, None]  # rule 1
+            memory = memory * (1 - done[-1])[:, None]  # rule 1
         return torch.cat(hidden).flatten(0, 1), torch.cat(memories, dim=1)
+
+    def encoder(self, obs: Inputs) -> Features:
+        """All h, computed anew from m0: rule 4."""
+        return self.unroll(obs)[0]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        features = self.encoder(self.normalize_obs(obs))
-        h, self.memory = self.remember(features[None], self.memory_before(obs))
-        actor_out = self.actor(h[0])
-        if deterministic:
-            return actor_out.argmax(-1) if self.discrete else actor_out
-        if self.discrete:
-            return actor_out.softmax(-1).multinomial(1).squeeze(-1)
-        return actor_out + self.log_std.exp() * torch.randn_like(actor_out)
+        embedded = self.embed(self.normalize_obs(obs))
+        h, self.memory = self.remember(embedded[None], self.memory_before(obs))
+        pi = self.policy(h[0])
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""

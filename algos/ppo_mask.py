@@ -4,27 +4,24 @@ The problem. In many tasks, most actions are forbidden in most states: a card th
 not in the hand, a column that is full. If they only cost something, PPO has to find out
 in every kind of state which ones to avoid. The more there are, the slower it learns.
 
-The idea. The environment knows what is allowed and says so in every observation. The
-actor gives forbidden actions the probability 0, and the others the rest: `mask_logits`.
-It does so wherever pi or pi_old is computed, with the mask of the state in which the
-action was chosen: the mask is part of the observation, and `MaskedActor` applies it. So
-ratio, entropy and gradient are those of policies that never do what is forbidden. All
-else is PPO. An iteration of `train`:
+The idea. The environment knows what is allowed and says so in every observation, a Dict
+of `observation`, which the networks see, and `action_mask`, with a 0 for each forbidden
+action. `mask_logits` gives these actions the probability 0. It does so wherever pi or
+pi_old is computed, with the mask of the state in which the action was chosen. So ratio,
+entropy and gradient are those of policies that never do what is forbidden. All else is
+PPO. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update               `epochs` times:
-      compute_targets      advantages A and returns R, by the current critic
+      compute_targets      advantages A and returns R, with the current critic
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-The environment. Its observations are a Dict: `action_mask` with a 0 for each forbidden
-action, and `observation`, which the networks see and which has to say all that matters.
+Departures, besides those of ppo.py. Forbidden logits are lower than the paper's -1e8.
 
-Departures. Those of ppo.py; forbidden logits are lower than the paper's -1e8. Lines
-about continuous actions are there for the diff.
-
-Healthy values. `entropy` begins at the mean of log(number of allowed actions). In Tour
-that is 1.51, and falls to about 0.85. `kl` is 0.0005 to 0.015, `clip_frac` up to 0.25.
+Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
+0.3. Both fall towards 0 with the learning rate.
+`entropy` begins at the mean of log(number of allowed actions).
 
 Run   python -m algos.ppo_mask --env utils.tasks:Tour-v0 --total-steps 6e4
 Diff  diff algos/ppo.py algos/ppo_mask.py
@@ -39,26 +36,30 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution
 
+# mpi           several processes may share the environments and each batch. Config
+#               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
-#               first obs; infos["final_obs"] has the last obs of the old one. It joins
-#               the parts of a Dict; obs_space.parts has a slice for each
+#               first obs; infos["final_obs"] has the last obs of the old one
+#               an obs is a vector; obs_space.parts has a slice for each part of a Dict
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.Adam      `step(lr)` averages the gradient over processes, clips it, moves the
-#               weights and returns the gradient's norm before clipping
-# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10); scale(x) clips x / std
+# RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
+#               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
+from utils.errors import UsageError
 from utils.nets import mlp
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Inputs = Float32[Tensor, "B inputs"]  # normalised observation, then its mask
-ActorOut = Float32[Tensor, "B k"]  # k logits; `actor` gives them after the mask
-Masks = Float32[Tensor, "B k"]  # 0 for each forbidden action
+Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
+Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
+Logits = Float32[Tensor, "B k"]  # one number for each action
 Scalar = Float32[Tensor, ""]
 
 
@@ -78,16 +79,17 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     vf_coef: float = 0.25  # weight of the value loss, c1 in the paper (0.1 to 1)
     ent_coef: float = 0.0  # weight of the entropy bonus, c2 in the paper (0 to 0.05)
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
-    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths
-    norm_obs: bool = True  # normalise observations by their running statistics
+    hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
+    norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
+    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
 
 
 # ===================================== data types =====================================
 @dataclass(frozen=True)
 class Rollout:  # T steps in each of N environments; nothing is normalised
-    obs: Shaped[Tensor, "T N *obs"]  # s and its mask, in the order of the environment
+    obs: Shaped[Tensor, "T N *obs"]  # s
     act: Shaped[Tensor, "T N *act"]  # a
     rew: PerStep  # r
     next_obs: Shaped[Tensor, "T N *obs"]  # s', never of the next episode
@@ -97,7 +99,7 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
 
 @dataclass(frozen=True)
 class Minibatch:  # B random samples of a rollout
-    obs: Inputs  # s, normalised, and its mask
+    obs: Inputs  # s, normalised
     act: Shaped[Tensor, "B *act"]  # a
     logp_old: PerSample  # log pi_old(a|s)
     adv: PerSample  # A: how much better a was than the policy's average action in s
@@ -107,11 +109,10 @@ class Minibatch:  # B random samples of a rollout
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
+        optimizer = Adam(agent, eps=1e-5)  # OpenAI Baselines' eps
         run.register(agent, optimizer=optimizer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -119,7 +120,7 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             rollout, obs = collect(agent, envs, obs, cfg.rollout_steps // cfg.num_envs)
             metrics = update(agent, optimizer, rollout, lr)
-            agent.update_stats(rollout)  # last, so that `update` sees what pi_old saw
+            agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.evaluate(step)  # if --eval-every asks for it
             run.log(step, envs, **metrics)
@@ -144,39 +145,36 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
     """Take many gradient steps on one rollout. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
     act = rollout.act.flatten(0, 1)
     with torch.no_grad():  # log pi_old(a|s), fixed while pi moves away from pi_old
-        logp_old = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    step_metrics = []  # one dict per gradient step
+        logp_old = agent.policy(agent.encoder(obs)).log_prob(act)
+    val, adv, ret = compute_targets(agent, rollout, obs)
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    steps = []  # the metrics of each gradient step
     for epoch in range(cfg.epochs):
-        val, adv, ret = compute_targets(agent, rollout, obs)  # by the current critic
-        if epoch == 0:  # before the critic has learned from this rollout
-            unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
-            before = {"val": val, "explained_variance": 1 - unexplained}
+        if epoch > 0 and cfg.recompute_adv:  # with the critic as it is now
+            _, adv, ret = compute_targets(agent, rollout, obs)
         indices = torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size))
-        advs = adv.flatten()[indices]  # [M, B]: one row per minibatch
+        adv_rows = adv.flatten()[indices]  # [M, B]: one row for each of M minibatches
         if cfg.norm_adv:
-            advs = normalize_advantages(advs)
-        for rows, normalized in zip(indices, advs):
+            adv_rows = normalize_advantages(adv_rows)
+        for rows, adv_row in zip(indices, adv_rows):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], logp_old=logp_old[rows],
-                                  adv=normalized, ret=ret.flatten()[rows])
+                                  adv=adv_row, ret=ret.flatten()[rows])
             loss, metrics = ppo_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
-            grad_norm = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
-            step_metrics.append(metrics | {"grad_norm": grad_norm})
-    metrics = {name: torch.stack([one[name] for one in step_metrics])
-               for name in step_metrics[0]}  # the log has their means
-    with torch.no_grad():  # how far has pi moved from pi_old?
-        logp = log_prob(agent.actor(agent.encoder(obs)), agent.log_std, act)
-    outside = ((logp - logp_old).exp() - 1).abs() > cfg.clip_ratio
-    metrics["kl"] = approx_kl(logp, logp_old).mean()
-    metrics["clip_frac"] = outside.float().mean()  # whichever sign A has
-    return metrics | before | {"lr": lr}
+            optimizer.average_grads()  # over processes
+            grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+            optimizer.step(lr)
+            steps.append(metrics | {"grad_norm": grad_norm})
+    metrics = {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
+    return metrics | policy_change(agent, obs, act, logp_old) | {
+        "val": val, "explained_variance": explained, "lr": lr}
 
 
 # ======================================= losses =======================================
@@ -205,6 +203,10 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
 
         delta_t = r_t + gamma (1 - terminated_t) V(s'_t) - V(s_t)
         A_t     = delta_t + gamma lam (1 - done_t) A_{t+1}
+
+    delta says how much better one step went than the critic expected. lam = 0 trusts
+    V(s') after one reward (bias); lam = 1 uses all of the rollout (variance). Only a
+    terminal state is worth 0: after a time limit, V(s') replaces the rewards cut off.
     """
     delta = rew + gamma * (1 - terminated) * next_val - val
     decay = (gamma * lam * (1 - done)).cpu().numpy()
@@ -220,35 +222,25 @@ def normalize_advantages(adv: Float32[Tensor, "M B"]) -> Float32[Tensor, "M B"]:
     return ((adv - mean[:, None]) / (var.sqrt()[:, None] + 1e-8)).float()
 
 
-@mpi.compilable  # with --compile
 def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """L = L_pi + vf_coef L_V - ent_coef H, one loss for actor and critic.
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      is the entropy of pi, which keeps it exploring
+        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
-    actor_out = agent.actor(features)
+    pi = agent.policy(features)
     val = agent.value(features)
-    logp = log_prob(actor_out, agent.log_std, batch.act)
+    logp = pi.log_prob(batch.act)
     pi_loss = clipped_policy_loss(logp, batch.logp_old, batch.adv, cfg.clip_ratio)
     assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]
     v_loss = (val - batch.ret).square().mean()
-    ent = entropy(actor_out, agent.log_std)
+    ent = pi.entropy().mean()
     loss = pi_loss + cfg.vf_coef * v_loss - cfg.ent_coef * ent
     return loss, {"pi_loss": pi_loss.detach(), "v_loss": v_loss.detach(),
                   "entropy": ent.detach()}
-
-
-def log_prob(actor_out: ActorOut, log_std: Tensor | None,
-             act: Shaped[Tensor, "B *act"]) -> PerSample:
-    """log pi(a|s): log softmax(logits)_a, or sum_i log N(a_i; mu_i(s), sigma_i)."""
-    if log_std is None:  # discrete
-        return actor_out.log_softmax(-1).gather(-1, act.unsqueeze(-1)).squeeze(-1)
-    z = (act - actor_out) / log_std.exp()  # tanh adds a term that depends on a alone
-    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
 def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
@@ -258,6 +250,10 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
         A > 0 and ratio > 1 + c    no gradient: the action is likely enough
         A < 0 and ratio < 1 - c    no gradient: the action is unlikely enough
         all other cases            the gradient of -ratio A
+
+    The minimum matters where the ratio went the wrong way, as for A > 0 and ratio <
+    1 - c. The clipped term is constant there; the other one lets the ratio recover.
+    In the first step of an update, all ratios are 1 and the gradient is that of A2C.
     """
     assert logp.shape == logp_old.shape == adv.shape
     ratio = (logp - logp_old).exp()
@@ -265,21 +261,27 @@ def clipped_policy_loss(logp: PerSample, logp_old: PerSample, adv: PerSample,
     return -torch.min(ratio * adv, clipped * adv).mean()
 
 
-def entropy(actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
-    """H = -E[log pi(a|s)], mean over the batch."""
-    if log_std is None:
-        return -(actor_out.softmax(-1) * actor_out.log_softmax(-1)).sum(-1).mean()
-    return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1).mean()
+@torch.no_grad()
+def policy_change(agent: Agent, obs: Inputs, act: Shaped[Tensor, "B *act"],
+                  logp_old: PerSample) -> dict:
+    """How far pi has moved from pi_old.
+
+        kl           mean(ratio - 1 - log ratio), which estimates KL(pi_old || pi)
+        clip_frac    the share of samples whose ratio is out of range
+    """
+    log_ratio = agent.policy(agent.encoder(obs)).log_prob(act) - logp_old
+    ratio = log_ratio.exp()
+    outside = (ratio - 1).abs() > agent.cfg.clip_ratio
+    return {"kl": (ratio - 1 - log_ratio).mean(), "clip_frac": outside.float().mean()}
 
 
-def approx_kl(logp: PerSample, logp_old: PerSample) -> PerSample:
-    """ratio - 1 - log ratio, never below 0. Its mean estimates KL(pi_old || pi)."""
-    log_ratio = logp - logp_old
-    return log_ratio.exp() - 1 - log_ratio
+def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
+    """1 - var(R - V) / var R. R contains V, which flatters V."""
+    return 1 - (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
 
 
 # ======================================= agent ========================================
-def mask_logits(logits: ActorOut, mask: Masks) -> ActorOut:
+def mask_logits(logits: Logits, mask: Logits) -> Logits:
     """The logits, where those of forbidden actions (mask 0) are as low as can be.
 
         pi(a|s) = mask_a exp(logit_a) / sum_b mask_b exp(logit_b)
@@ -291,73 +293,67 @@ def mask_logits(logits: ActorOut, mask: Masks) -> ActorOut:
     return logits.masked_fill(mask == 0, torch.finfo(logits.dtype).min)
 
 
-class MaskedActor(nn.Module):
-    """Observations with their masks -> logits, [B, k]."""
-
-    def __init__(self, *sizes: int):
-        super().__init__()
-        self.net = mlp(sizes, nn.Tanh)
-        self.parts = [sizes[0], sizes[-1]]  # numbers in `observation`, in `action_mask`
-
-    def forward(self, inputs: Inputs) -> ActorOut:
-        obs, mask = inputs.split(self.parts, -1)
-        # contiguous(), here and below, makes results equal to ppo.py's to the last bit.
-        return mask_logits(self.net(obs.contiguous()), mask)
-
-
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
+    takes = {"obs": "mask", "act": "discrete"}
+
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="mask", act="discrete")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.log_std = None  # actions are discrete
-        parts, num_acts = obs_space.parts, int(act_space.n)
-        self.obs_slice, self.mask_slice = parts["observation"], parts["action_mask"]
-        self.obs_dim = self.obs_slice.stop - self.obs_slice.start
-        if (given := self.mask_slice.stop - self.mask_slice.start) != num_acts:
-            raise mpi.UsageError(f"--env has an action_mask of {given} numbers; it "
-                                 f"takes {num_acts}, one for each action")
-        self.encoder = nn.Identity()  # of images, in ppo.py
-        sizes = (self.obs_dim, *cfg.hidden)
-        self.actor = MaskedActor(*sizes, num_acts)
+        self.parts = [obs_space.parts[name] for name in ("observation", "action_mask")]
+        self.widths = [part.stop - part.start for part in self.parts]
+        num_outputs = int(act_space.n)  # one logit per action
+        if self.widths[1] != num_outputs:
+            raise UsageError(f"--env has an action_mask of {self.widths[1]} numbers; "
+                             f"it takes {num_outputs}, one for each action")
+        self.encoder = nn.Identity()
+        sizes = (self.widths[0], *cfg.hidden)
+        self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
                 nn.init.zeros_(layer.bias)
-        nn.init.orthogonal_(self.actor.net[-1].weight, gain=0.01)  # hardly depends on s
+        nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
-        self.obs_stats = mpi.RunningStats((self.obs_dim,))  # of `observation` alone
+        # At first mean 0 and std 1, so the first rollout is not normalised.
+        self.obs_stats = mpi.RunningStats((self.widths[0],))
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take; the mask stays as it is."""
-        shown = obs[..., self.obs_slice].float()
-        mask = obs[..., self.mask_slice].float()
-        if self.cfg.norm_obs:
-            shown = self.obs_stats.normalize(shown)
-        return torch.cat([shown, mask], -1)
+        """Raw observations -> what the networks take, and then the mask as it is."""
+        obs = obs.float()
+        seen, mask = (obs[..., part] for part in self.parts)
+        seen = self.obs_stats.normalize(seen) if self.cfg.norm_obs else seen
+        return torch.cat([seen, mask], -1)
 
-    def value(self, features: Float32[Tensor, "B k"]) -> PerSample:
-        obs = features[:, :self.obs_dim].contiguous()
-        return self.critic(obs).squeeze(-1)  # [B, 1] -> [B]
+    def policy(self, features: Features) -> Distribution:
+        """pi(.|s): the one place that says what the actor's outputs mean.
+
+        So it is also the one place that masks them.
+        """
+        seen, mask = features.split(self.widths, -1)
+        # contiguous(), here and below, makes results equal to ppo.py's to the last bit.
+        out = mask_logits(self.actor(seen.contiguous()), mask)  # [B, k]
+        return Categorical(logits=out, validate_args=False)
+
+    def value(self, features: Features) -> PerSample:
+        seen, _ = features.split(self.widths, -1)
+        return self.critic(seen.contiguous()).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
         """Raw observations [N, ...] -> actions [N] that their masks allow."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        masks = obs[:, self.mask_slice]
-        wrong = ((masks != 0) & (masks != 1)).any(-1) | ~masks.any(-1)
+        mask = obs[:, self.parts[1]]
+        wrong = ((mask != 0) & (mask != 1)).any(-1) | ~mask.any(-1)
         if wrong.any():
-            raise mpi.UsageError(
-                f"--env has the action_mask {masks[wrong][0].tolist()}; it takes 0 and "
-                "1, and a 1 before the end of an episode")
-        actor_out = self.actor(self.encoder(self.normalize_obs(obs)))
-        if deterministic:
-            return actor_out.argmax(-1)
-        return actor_out.softmax(-1).multinomial(1).squeeze(-1)
+            raise UsageError(f"--env has the action_mask {mask[wrong][0].tolist()}; it "
+                             "takes 0 and 1, and a 1 before the end of an episode")
+        pi = self.policy(self.encoder(self.normalize_obs(obs)))
+        return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
         """Actions for `env.step`."""
@@ -371,7 +367,7 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        self.obs_stats.update(rollout.obs[..., self.obs_slice].flatten(0, 1))
+        self.obs_stats.update(rollout.obs[..., self.parts[0]].flatten(0, 1))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ The problem. DQN needs a replay buffer and a target network to be stable. The bu
 fills the memory, its samples come from old policies, and the target network makes every
 new estimate wait for the next copy.
 
-The idea. Do without both. Many copies of the environment give a batch that is diverse
-enough, as in A2C. LayerNorm bounds the features of the network, so that a step on some
-states moves Q less in others, and Q may chase its own estimate. Old policies are gone
-from the data, so the target may hold many rewards in a row: the lambda-return. An
+The idea. Do without both. Many parallel environments give a batch that is diverse
+enough, as in A2C. LayerNorm replaces the target network: without one, a step that
+raises Q(s, a) may raise Q in s' as well, and with it the next target, again and again.
+LayerNorm bounds the features in every state, and so how far a step in s moves Q in s'.
+The paper proves that learning can then converge, even off-policy. The data come from
+the current policy, so the target may hold many rewards in a row: the lambda-return. An
 iteration of `train`:
 
-    collect            act for T steps in N parallel environments, random with prob. eps
+    collect            act for T time steps in N parallel environments, eps-greedily
     update
-      compute_targets    lambda-returns G, by the current Q
+      compute_targets    lambda-returns G, with the current Q
       pqn_loss           `epochs` times one Adam step for each random minibatch
 
 Departures from the paper. Adam replaces RAdam. With images, one LayerNorm follows the
@@ -34,15 +36,15 @@ import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
 
+# mpi          several processes may share the environments and each batch. Config
+#              has totals; mpi.share(total) is the part of this process
 # make_envs    when an episode ends, the same `step` starts a new one and returns its
 #              first obs; infos["final_obs"] has the last obs of the old one
 # stack_steps  T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
-# mpi.share    this process's part of a total; everything if there is a single process
-# mpi.Adam     `step(lr)` averages the gradient over processes, clips it, moves the
-#              weights and returns the gradient's norm before clipping
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.nets import cnn_out, is_image, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -73,11 +75,12 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 50_000  # environment steps in which eps falls from 1 to eps_end
     max_grad_norm: float = 10.0  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 
 # ===================================== data types =====================================
 @dataclass(frozen=True)
-class Rollout:  # T steps in each of N environments
+class Rollout:  # T time steps in each of N environments
     obs: Shaped[Tensor, "T N *obs"]  # s
     act: Int64[Tensor, "T N"]  # a
     rew: PerStep  # r
@@ -96,11 +99,10 @@ class Minibatch:  # B random samples of a rollout
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.critic)
+        optimizer = Adam(agent.critic)
         run.register(agent, optimizer=optimizer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -136,28 +138,29 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, optimizer: mpi.Adam, rollout: Rollout, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, rollout: Rollout, lr: float) -> dict:
     """Take several gradient steps on one rollout. Return metrics."""
     cfg = agent.cfg
     target = compute_targets(agent, rollout).flatten()  # [T, N] -> [TN]
     obs, act = rollout.obs.flatten(0, 1), rollout.act.flatten()
-    step_metrics = []  # one dict per gradient step
+    steps = []  # the metrics of each gradient step
     for _ in range(cfg.epochs):
         for rows in torch.randperm(len(obs)).view(-1, mpi.share(cfg.minibatch_size)):
             minibatch = Minibatch(obs=obs[rows], act=act[rows], target=target[rows])
             loss, metrics = pqn_loss(agent, minibatch)
             optimizer.zero_grad()
             loss.backward()
-            grad_norm = optimizer.step(lr, max_grad_norm=cfg.max_grad_norm)
-            step_metrics.append(metrics | {"grad_norm": grad_norm})
-    return {name: torch.stack([one[name] for one in step_metrics])
-            for name in step_metrics[0]}  # the log has their means
+            optimizer.average_grads()  # over processes
+            grad_norm = optimizer.clip_grads(cfg.max_grad_norm)
+            optimizer.step(lr)
+            steps.append(metrics | {"grad_norm": grad_norm})
+    return {name: torch.stack([step[name] for step in steps]) for name in steps[0]}
 
 
 # ======================================= losses =======================================
 @torch.no_grad()
 def compute_targets(agent: Agent, rollout: Rollout) -> PerStep:
-    """The lambda-returns G of all steps, by the current Q."""
+    """The lambda-returns G of all steps, with the current Q."""
     val = agent.critic(rollout.obs.flatten(0, 1)).amax(-1).view_as(rollout.rew)
     next_val = torch.zeros_like(val)
     next_val[:-1] = val[1:]  # within an episode, s' is the s of the next step
@@ -172,37 +175,38 @@ def lambda_return(rew: PerStep, next_val: PerStep, terminated: PerStep, done: Pe
                   gamma: float, lam: float) -> PerStep:
     """Returns that look far ahead, but less and less: Peng & Williams' Q(lambda), 1996.
 
-        V(s) = max_a Q(s, a)
-        y_t  = r_t + gamma (1 - terminated_t) V(s'_t)
-        G_t  = y_t + gamma lam (1 - done_t) (G_{t+1} - V(s'_t))
+        G_t = r_t + gamma ((1 - lam) V(s'_t) + lam G_{t+1}), with V(s) = max_a Q(s, a)
 
     lam = 0 trusts Q after one reward, as DQN does. lam = 1 uses all rewards of the
     rollout: less bias by errors of Q, more variance. Some of these rewards followed
     random actions, so G is that of a partly random policy. This bias falls with eps.
-    Only a terminal state is worth 0: after a time limit, V(s') replaces the rewards cut
-    off.
+
+    Where an episode ends, G_{t+1} belongs to the next one. So lam is 0 there, and only
+    V(s'_t) follows r_t; after a time limit, it replaces the rewards cut off. Nothing
+    follows if s'_t is terminal.
     """
-    one_step = rew + gamma * (1 - terminated) * next_val  # y
-    decay = gamma * lam * (1 - done)
+    discount = gamma * (1 - terminated)
+    lam_t = lam * (1 - done)
     ret = torch.zeros_like(rew)
     next_ret = next_val[-1]  # beyond the rollout, only Q is known
     for t in reversed(range(len(rew))):
-        ret[t] = next_ret = one_step[t] + decay[t] * (next_ret - next_val[t])
+        following = (1 - lam_t[t]) * next_val[t] + lam_t[t] * next_ret
+        ret[t] = next_ret = rew[t] + discount[t] * following
     return ret
 
 
-@mpi.compilable  # with --compile
 def pqn_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
     """L = mean (Q(s, a) - G)^2, where G is a constant."""
-    q = q_of(agent.critic(batch.obs), batch.act)
+    q = at_action(agent.critic(batch.obs), batch.act)
     assert q.shape == batch.target.shape  # [B] minus [B, 1] would be [B, B]
     loss = (q - batch.target).square().mean()
     return loss, {"q_loss": loss.detach(), "q": q.detach().mean()}
 
 
-def q_of(q: PerAction, act: Choices) -> PerSample:
-    """Q(s, a) of one action per sample."""
-    return q.gather(-1, act.unsqueeze(-1)).squeeze(-1)
+def at_action(values: Float32[Tensor, "B k *n"], act: Choices
+              ) -> Float32[Tensor, "B *n"]:
+    """The values of one action per sample."""
+    return values[torch.arange(len(act), device=act.device), act]
 
 
 # ======================================= agent ========================================
@@ -219,7 +223,7 @@ def norm_mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-2])  # nothing after the last layer
 
 
-class NormQNetwork(nn.Module):
+class NormCritic(nn.Module):
     """Observations [B, ...] -> Q(s, a) for each of k actions, [B, k]."""
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
@@ -228,7 +232,7 @@ class NormQNetwork(nn.Module):
         sizes = (*obs_space.shape, *cfg.hidden)
         if is_image(obs_space):
             sizes = cnn_out(obs_space)  # the encoder's outputs, (512,) or (128,)
-            self.encoder = nature_cnn(obs_space).append(nn.LayerNorm(sizes))
+            self.encoder = nature_cnn(obs_space, cfg.bf16).append(nn.LayerNorm(sizes))
         self.head = norm_mlp(*sizes, num_acts)
 
     def forward(self, obs: Observations) -> PerAction:
@@ -236,13 +240,15 @@ class NormQNetwork(nn.Module):
 
 
 class Agent(Policy):  # which adds predict(obs)
-    """Q and eps."""
+    """The critic and eps."""
+
+    takes = {"obs": "vector image", "act": "discrete"}
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.num_acts = int(act_space.n)
-        self.critic = NormQNetwork(obs_space, self.num_acts, cfg)  # Q
+        self.critic = NormCritic(obs_space, self.num_acts, cfg)
         self.register_buffer("eps", torch.ones(()))  # probability of a random action
 
     @torch.no_grad()

@@ -1,29 +1,27 @@
 """Quantile regression DQN (QR-DQN).  Dabney et al. 2018, arXiv:1710.10044.
 
 The problem. The return after action a in state s is random; Q(s, a) is only its mean.
-C51 learns its distribution Z(s, a) as the probabilities of fixed values. Somebody has
-to know the range of the returns, and every target has to be projected onto the values.
+C51 learns its distribution as the probabilities of fixed values. Somebody has to know
+the range of the returns, and every target has to be projected onto these values.
 
-The idea. Fix the probabilities and learn the values. Z(s, a) is n equally likely values
-theta_1, ..., theta_n. They come nearest to the true distribution, in the 1-Wasserstein
-distance, if theta_i is a quantile: the return is below it with probability tau_i =
-(i - 1/2) / n. The loss `quantile_huber` finds that place, without a range and a
-projection. Only the mean of Z chooses actions. The rest is algos/dqn.py, without Double
-DQN and the dueling network. One step of `train`:
+The idea. Fix the probabilities and learn the values: critic(s, a) is n equally likely
+returns theta_1, ..., theta_n. They come nearest to the true distribution, in the
+1-Wasserstein distance, if theta_i is a quantile: the return is below it with
+probability tau_i = (i - 1/2) / n. The loss `quantile_huber` finds that place. The mean
+of theta is Q(s, a). The rest is algos/dqn.py, without Double DQN and the dueling
+network. One step of `train`:
 
-    agent.act   a = argmax_a Q(s, a), the mean of Z(s, a), or with probability eps any
+    agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer
-    update      once per `update_every` steps, one Adam step on qr_loss: Z(s, a) fits
-                r + gamma Z_targ(s', a')
-    (copy)      once per `target_every` steps, Z_targ <- Z
+    update      once per `update_every` steps, one Adam step on critic_loss
+    (copy)      once per `target_every` steps, critic_targ <- critic
 
-Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4) and its learning rate falls
-to 0. `target_every` counts environment steps, not updates, and eps falls from the first
-step on. The settings are for CartPole and MinAtar.
+Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4), and n is 25 (paper: 200).
+The learning rate falls to 0, `target_every` counts environment steps, not updates, and
+eps falls from the first step on. The settings are for CartPole and MinAtar.
 
-Healthy values. On CartPole `q` rises to between 73 and 80: each copy of Z lets it see
-one reward further, and 196 copies allow 100 (1 - 0.99^196) = 86. `q_loss` is 2 to 9; it
-grows with n. `spread`, the standard deviation of Z, is 0.4 to 1.4 on average, but above
+Healthy values. On CartPole `q` rises to between 73 and 80. `q_loss` is 2 to 9; it grows
+with n. `spread`, the standard deviation of theta, is 0.4 to 1.4 on average, but above
 10 where the pole may fall: states that look alike to the network have other returns.
 
 Run   python -m algos.qr_dqn --env CartPole-v1
@@ -40,22 +38,24 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
 
+# mpi        several processes may share the environments and each batch. Config has
+#            totals; mpi.share(total) is the part of this process
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
-# mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
-#            returns the gradient's norm
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
 from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
-from utils.run import Run, RunConfig, check_range, main
+from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-PerQuantile = Float32[Tensor, "B n"]  # one number per sample for each of n quantiles
+PerAction = Float32[Tensor, "B k n"]  # n quantiles per sample for each of k actions
+PerQuantile = Float32[Tensor, "B n"]  # those of one action
 Observations = Shaped[Tensor, "B *obs"]  # as stored: images are uint8, vectors float32
 Choices = Int64[Tensor, "B"]  # indices of actions
 Scalar = Float32[Tensor, ""]
@@ -71,7 +71,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
-    target_every: int = 250  # environment steps between copies of Z to Z_targ
+    target_every: int = 250  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
     lr: float = 1e-3  # Adam's initial learning rate (1e-5 to 1e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
@@ -80,13 +80,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
     num_quantiles: int = 25  # n, quantiles (10 to 200)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # instead of the above, for games
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_range(self, "num_quantiles", low=1, high=1000)  # raises UsageError
 
 
 # ===================================== data types =====================================
@@ -104,14 +101,13 @@ class Transitions:
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        optimizer = mpi.Adam(agent.critic)  # of Z, not of Z_targ
+        optimizer = Adam(agent.critic)  # critic_targ only gets copies
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
-        run.register(agent, optimizer=optimizer, buffer=buffer)
+        run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
@@ -152,49 +148,47 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
     return new_obs
 
 
-def update(agent: Agent, optimizer: mpi.Adam, batch: Transitions, lr: float) -> dict:
+def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict:
     """Take one gradient step on a batch. Return metrics."""
-    loss, metrics = qr_loss(agent, batch)
+    loss, metrics = critic_loss(agent, batch)
     optimizer.zero_grad()
     loss.backward()
-    metrics["grad_norm"] = optimizer.step(lr)
-    return metrics
+    optimizer.average_grads()  # over processes
+    optimizer.step(lr)
+    return metrics | {"grad_norm": optimizer.grad_norm()}
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
-def qr_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """The values theta_i of Z(s, a) fit those of r + gamma Z_targ(s', a').
+def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
+    """theta(s, a) fits the quantiles of y, for the action a' that looks best in s'.
 
-        a'  = argmax_a Q_targ(s', a)
-        y_j = r + gamma (1 - terminated) theta_targ_j(s', a'), constants
-        L   = mean quantile_huber(theta(s, a), y)
+        a' = argmax_a Q_targ(s', a), where Q is the mean of theta
+        y  = r + gamma (1 - terminated) theta_targ(s', a'), n constants
+        L  = mean quantile_huber(theta(s, a), y)
+
+    Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
+    replaces the rewards cut off. r and s' depend on s and a, not on the policy that
+    chose a, so old transitions will do.
 
     r and s' are random, so y differs from sample to sample. theta_i nears the quantile
     of all y that belong to s and a, not that of the y in one sample.
     """
-    with torch.no_grad():  # Z moves towards y, not y towards Z
-        all_quantiles = agent.critic_targ(batch.next_obs)  # [B, k, n]
-        next_act = all_quantiles.mean(-1).argmax(-1)  # a'
-        next_quantiles = quantiles_of(all_quantiles, next_act)
+    with torch.no_grad():  # the critic moves towards the target, not vice versa
+        next_targ = agent.critic_targ(batch.next_obs)
+        next_quantiles = at_action(next_targ, next_targ.mean(-1).argmax(-1))  # of a'
         discount = agent.cfg.gamma * (1 - batch.terminated)
-        target = batch.rew[:, None] + discount[:, None] * next_quantiles  # y, [B, n]
-    quantiles = quantiles_of(agent.critic(batch.obs), batch.act)
+        target = batch.rew[:, None] + discount[:, None] * next_quantiles
+    quantiles = at_action(agent.critic(batch.obs), batch.act)
     loss = quantile_huber(quantiles, target, agent.taus).mean()
     return loss, {"q_loss": loss.detach(), "q": quantiles.detach().mean(-1),
                   "spread": quantiles.detach().std(-1, correction=0)}
-
-
-def quantiles_of(quantiles: Float32[Tensor, "B k n"], act: Choices) -> PerQuantile:
-    """theta_i(s, a) of one action per sample."""
-    return quantiles[torch.arange(len(act), device=act.device), act]
 
 
 def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
                    taus: Float32[Tensor, "n"]) -> PerSample:
     """sum_i mean_j |tau_i - [x_ij < 0]| h(x_ij), for the errors x_ij = y_j - theta_i.
 
-        h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2  (kappa = 1 in the paper)
+        h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2  (Huber loss; the paper: kappa = 1)
 
     [x < 0] is 1 if x < 0, else 0. A target far above theta_i pulls it up by tau_i, one
     far below pulls it down by 1 - tau_i. The pulls balance where a fraction tau_i of
@@ -203,13 +197,19 @@ def quantile_huber(quantiles: PerQuantile, target: PerQuantile,
     """
     assert quantiles.shape == target.shape  # [B, 1] would pass through the lines below
     error = target[:, None, :] - quantiles[:, :, None]  # x_ij, [B, n, n]
-    huber = torch.where(error.abs() < 1, error.square() / 2, error.abs() - 0.5)
+    huber = smooth_l1_loss(error, torch.zeros_like(error), reduction="none")  # h
     weight = (taus[:, None] - (error < 0).float()).abs()
     return (weight * huber).mean(-1).sum(-1)
 
 
+def at_action(values: Float32[Tensor, "B k *n"], act: Choices
+              ) -> Float32[Tensor, "B *n"]:
+    """The values of one action per sample."""
+    return values[torch.arange(len(act), device=act.device), act]
+
+
 # ======================================= agent ========================================
-class QuantileNetwork(nn.Module):
+class Critic(nn.Module):
     """Observations [B, ...] -> theta_i(s, a) for k actions, [B, k, n]."""
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
@@ -218,23 +218,26 @@ class QuantileNetwork(nn.Module):
         self.encoder = nn.Identity()
         sizes = (*obs_space.shape, *cfg.hidden)
         if is_image(obs_space):
-            self.encoder = nature_cnn(obs_space)
+            self.encoder = nature_cnn(obs_space, cfg.bf16)
             sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
         self.head = mlp([*sizes, math.prod(self.shape)], nn.ReLU)
 
-    def forward(self, obs: Observations) -> Float32[Tensor, "B k n"]:
-        return self.head(self.encoder(obs).float()).unflatten(-1, self.shape)
+    def forward(self, obs: Observations) -> PerAction:
+        out = self.head(self.encoder(obs).float())
+        return out.unflatten(-1, self.shape)
 
 
 class Agent(Policy):  # which adds predict(obs)
-    """Z, its target network, the taus and eps."""
+    """The critic, its target network, and what else acting needs."""
+
+    takes = {"obs": "vector image", "act": "discrete"}
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector image", act="discrete")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.num_acts = int(act_space.n)
-        self.critic = QuantileNetwork(obs_space, self.num_acts, cfg)  # Z
-        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)  # Z_targ
+        self.critic = Critic(obs_space, self.num_acts, cfg)
+        self.critic_targ = copy.deepcopy(self.critic).requires_grad_(False)
         taus = (torch.arange(cfg.num_quantiles) + 0.5) / cfg.num_quantiles
         self.register_buffer("taus", taus)  # 1/(2n), 3/(2n), ..., 1 - 1/(2n)
         self.register_buffer("eps", torch.ones(()))  # probability of a random action

@@ -10,14 +10,14 @@ The idea. Three changes keep the error small:
 
     two critics   the target uses the lower of two estimates         critic_loss
     smoothing     noise on the target's action blurs narrow peaks    add_clipped_noise
-    delay         the critics improve before the actor follows       update
+    delay         every `policy_delay`-th update moves the actor     update
 
-Targets come from target networks (`_targ`). They follow Q and pi slowly, so that the
-critics do not chase their own changes. One step of `train`:
+Targets come from target networks (`_targ`), which follow the others slowly, so that no
+critic chases its own changes. One step of `train`:
 
     interact      a = pi(s) + noise; store (s, a, r, s', terminated) in the buffer
-    update        one Adam step of Q_1 and Q_2 on critic_loss; every `policy_delay`-th
-                  time one of pi on actor_loss, and the target networks follow
+    update        one Adam step on critic_loss; if due, one on actor_loss and the target
+                  networks follow
 
 Departures from the paper. As in the authors' later code (github.com/sfujim/TD3): layers
 of 256 units (paper: 400, 300), batches of 256 (100), no updates during the random
@@ -41,15 +41,15 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
+# mpi        several processes may share the environments and each batch. Config has
+#            totals; mpi.share(total) is the part of this process
 # make_envs  when an episode ends, the same `step` starts a new one and returns its
 #            first obs; infos["final_obs"] has the last obs of the old one
-# mpi.share  this process's part of a total; everything if there is a single process
-# mpi.Adam   `step(lr)` averages the gradient over processes, moves the weights and
-#            returns the gradient's norm
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
 from utils.nets import mlp
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -86,7 +86,7 @@ class Transitions:
     """B random samples of the buffer. Action a in state s gave r and led to s'."""
 
     obs: Observations  # s
-    act: Actions  # a, with its noise
+    act: Actions  # a, as it was taken
     rew: PerSample  # r
     next_obs: Observations  # s', never of the next episode
     terminated: PerSample  # 1 if s' is terminal; 0 otherwise, also at a time limit
@@ -95,26 +95,26 @@ class Transitions:
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
-        cfg = run.cfg  # with --resume, the settings of the resumed run
-        envs = make_envs(cfg, mpi.share(cfg.num_envs))
+        envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        critic_opt = mpi.Adam(agent.critic)
-        actor_opt = mpi.Adam(agent.actor)
+        critic_opt = Adam(agent.critic)
+        actor_opt = Adam(agent.actor)
         buffer = ReplayBuffer(
             mpi.share(cfg.buffer_size), agent.obs_dim, agent.act_dim, run.device)
-        run.register(agent, critic=critic_opt, actor=actor_opt, buffer=buffer)
+        run.register(  # what checkpoints hold
+            agent, critic=critic_opt, actor=actor_opt, buffer=buffer)
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
-            if step < num_start_steps(cfg):
+            if step < cfg.start_steps:
                 act = agent.random_act(envs.num_envs)
             else:
                 act = agent.act(obs)
             obs = interact(agent, envs, buffer, obs, act)
             updates_before = num_updates(step, cfg)
             step += cfg.num_envs  # the environments of all processes
-            # By default one per step. `count` follows from `step`, also after --resume.
+            # By default one update per step, once the random actions are over.
             for count in range(updates_before, num_updates(step, cfg)):
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, batch, count)
@@ -125,15 +125,9 @@ def train(cfg: Config) -> Agent:
     return agent
 
 
-def num_start_steps(cfg: Config) -> int:
-    """Random actions at first: the buffer then holds actions from the whole range."""
-    default = min(10_000, int(cfg.total_steps / 10))
-    return default if cfg.start_steps is None else cfg.start_steps
-
-
 def num_updates(step: int, cfg: Config) -> int:
     """Total number of updates due once `step` environment steps have been taken."""
-    return max(0, step - num_start_steps(cfg)) // cfg.update_every
+    return max(0, step - cfg.start_steps) // cfg.update_every
 
 
 def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
@@ -148,35 +142,38 @@ def interact(agent: Agent, envs: gym.vector.VectorEnv, buffer: ReplayBuffer,
     return new_obs
 
 
-def update(agent: Agent, critic_opt: mpi.Adam, actor_opt: mpi.Adam, batch: Transitions,
+def update(agent: Agent, critic_opt: Adam, actor_opt: Adam, batch: Transitions,
            count: int) -> dict:
-    """Update the critics and, if due, actor and target networks. Return metrics.
+    """Update the critic, the actor and the target networks. Return metrics.
 
-    `count` updates came before this one. Every `policy_delay`-th includes the actor, so
-    the critics have time to reduce their errors before the actor follows them.
+    `count` updates came before this one. Only every `policy_delay`-th moves actor and
+    targets, so the critics have time to reduce their errors before the actor follows.
     """
     cfg = agent.cfg
     loss, metrics = critic_loss(agent, batch)
     critic_opt.zero_grad()
     loss.backward()
-    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
+    critic_opt.average_grads()  # over processes
+    metrics["critic_grad_norm"] = critic_opt.grad_norm()
+    critic_opt.step(cfg.lr)
+    if (count + 1) % cfg.policy_delay > 0:
+        return metrics
 
-    if (count + 1) % cfg.policy_delay == 0:
-        loss, actor_metrics = actor_loss(agent, batch)
-        actor_opt.zero_grad()
-        # The gradient goes through Q_1, but only the actor's weights receive it.
-        loss.backward(inputs=list(agent.actor.parameters()))
-        metrics |= actor_metrics
-        metrics["actor_grad_norm"] = actor_opt.step(cfg.lr)
-        polyak_update(agent.actor_targ, agent.actor, cfg.tau)
-        polyak_update(agent.critic_targ, agent.critic, cfg.tau)
+    loss, actor_metrics = actor_loss(agent, batch)
+    actor_opt.zero_grad()
+    # The gradient goes through Q, but only the actor's weights receive it.
+    loss.backward(inputs=list(agent.actor.parameters()))
+    actor_opt.average_grads()
+    metrics |= actor_metrics | {"actor_grad_norm": actor_opt.grad_norm()}
+    actor_opt.step(cfg.lr)
+    polyak_update(agent.actor_targ, agent.actor, cfg.tau)
+    polyak_update(agent.critic_targ, agent.critic, cfg.tau)
     return metrics
 
 
 # ======================================= losses =======================================
-@mpi.compilable  # with --compile
 def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """Clipped double Q-learning: both critics fit y, which uses the lower of the two.
+    """A critic fits y, the reward plus the discounted value of following pi from s'.
 
         a'    = clip(pi_targ(s') + clipped noise, -1, 1)
         V(s') = min(Q_1_targ(s', a'), Q_2_targ(s', a'))
@@ -184,6 +181,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         L     = mean (Q_1(s, a) - y)^2 + mean (Q_2(s, a) - y)^2
 
     Only terminal states are worth 0: after a time limit, V(s') replaces what was cut.
+    r and s' depend on s and a, not on the policy that chose a, so transitions of old
+    policies will do. The policy to rate is pi, so a' is not from the buffer.
+
     The critics start from different weights, so their errors differ, and the minimum is
     too high only where both are. More often it is too low. This bias spreads as well,
     but the actor does not select for it: it avoids the actions that look bad.
@@ -211,13 +211,15 @@ def add_clipped_noise(act: Actions, sigma: float, limit: float) -> Actions:
     return (act + noise).clamp(-1, 1)
 
 
-@mpi.compilable
 def actor_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
-    """L(pi) = -mean Q_1(s, pi(s)).
+    """L(pi) = -mean Q(s, pi(s)).
 
-    By the chain rule, its gradient in the actor's weights w is -mean dQ_1/da dpi/dw: a
-    step moves each action pi(s) to where Q_1 is higher. Q_1 only points the way, and
-    Q_2 still corrects the target where Q_1 is too high.
+    By the chain rule, its gradient in the actor's weights w is -mean dQ/da dpi/dw: a
+    step moves each action pi(s) to where Q is higher. This is the deterministic policy
+    gradient (Silver et al. 2014), averaged over states of the buffer.
+
+    If the critic moved too, it could lower the loss by overrating the actor's actions.
+    Q is Q_1 here. Where it is too high, Q_2 still corrects the target.
     """
     act = agent.actor(batch.obs)
     loss = -agent.critic.q1(torch.cat([batch.obs, act], dim=-1)).mean()
@@ -246,10 +248,12 @@ class TwinCritic(nn.Module):
 
 
 class Agent(Policy):  # which adds predict(obs)
-    """Actor, two critics and a target network for each."""
+    """Actor, critic and a target network for each."""
+
+    takes = {"obs": "vector", "act": "box"}
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
-        super().__init__(obs_space, act_space, obs="vector", act="box")
+        super().__init__(obs_space, act_space)
         self.cfg = cfg
         self.obs_dim = obs_space.shape[0]
         self.act_dim = math.prod(act_space.shape)
@@ -272,11 +276,12 @@ class Agent(Policy):  # which adds predict(obs)
 
     @torch.no_grad()
     def q_value(self, obs: np.ndarray, act: Actions) -> PerSample:
-        """Q_1(s, a). --eval-every logs it beside the discounted return obtained."""
+        """Q(s, a). --eval-every logs it beside the discounted return obtained."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
         return self.critic(obs, act.to(self.low.device))[0].cpu()
 
     def random_act(self, num_envs: int) -> Tensor:
+        """Uniform in [-1, 1], so the buffer starts with actions of the whole range."""
         return 2 * torch.rand(num_envs, self.act_dim, device=self.low.device) - 1
 
     def env_act(self, act: Tensor) -> np.ndarray:

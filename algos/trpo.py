@@ -9,7 +9,7 @@ For a small step d of the weights, S is about g^T d and KL about d^T F d / 2. Th
 is along x = F^-1 g, the natural gradient, which goes far in directions that barely
 change pi, and less far in sensitive ones. An iteration of `train`:
 
-    collect              act for T steps in N parallel environments with pi_old
+    collect              act for T steps in N parallel environments
     update
       compute_targets      advantages A and returns R, with the current critic
       step_fraction        1, or less where all returns are nearly equal
@@ -40,7 +40,8 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution
+from torch.distributions.kl import kl_divergence
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 # mpi           several processes may share the environments and each batch. Config
@@ -52,7 +53,8 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -60,7 +62,7 @@ from utils.run import Run, RunConfig, main
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
 Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
-Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
+Features = Inputs  # the same here; from a2c.py on, an image has an encoding
 Scalar = Float32[Tensor, ""]
 Vector = Float32[Tensor, "P"]  # one number per weight of the policy
 
@@ -85,8 +87,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above, for games
-    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0,
-                 "bf16": False}  # bfloat16's rounding alone has a KL of up to 0.002
+    for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0}
 
 
 # ===================================== data types =====================================
@@ -105,8 +106,8 @@ class Batch:  # a whole rollout: B = TN samples
     obs: Inputs  # s, normalised
     act: Shaped[Tensor, "B *act"]  # a
     adv: PerSample  # A: how much better a was than the policy's average action in s
-    old_out: ActorOut  # pi_old in s: logits, or means ...
-    old_log_std: Tensor | None  # ... and log sigma, if continuous
+    ret: PerSample  # R: what the critic is to predict in s
+    pi_old: Distribution  # pi_old(.|s), a constant
 
 
 # ======================================= train ========================================
@@ -115,7 +116,7 @@ def train(cfg: Config) -> Agent:
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        critic_opt = mpi.Adam(agent.critic)  # `update` sets the policy's weights itself
+        critic_opt = Adam(agent.critic)  # `update` sets the policy's weights itself
         run.register(agent, critic=critic_opt)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -147,41 +148,42 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, critic_opt: mpi.Adam, rollout: Rollout) -> dict:
+def update(agent: Agent, critic_opt: Adam, rollout: Rollout) -> dict:
     """Take one step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
-    # Before the critic learns: later, V would know how these actions turned out.
+    act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout, obs)
-
-    with torch.no_grad():  # pi_old, fixed while pi moves away from it
-        old_out = agent.actor(agent.encoder(obs))
-        old_log_std = None if agent.discrete else agent.log_std.clone()
-    batch = Batch(obs=obs, act=rollout.act.flatten(0, 1), adv=adv.flatten(),
-                  old_out=old_out, old_log_std=old_log_std)
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, adv=adv.flatten(), ret=ret.flatten(),
+                  pi_old=policy_now(agent, obs))
     metrics = policy_step(agent, batch, step_fraction(agent, ret))
-
-    # Many steps on a fixed R. They shrink, so the last minibatches do not decide V.
-    returns = ret.flatten()
-    v_losses, grad_norms = [], []
+    # Many steps, with R fixed. They come last, as A needs a V that has not seen R.
+    # They shrink, so that the last minibatches do not decide V.
+    v_losses, v_grad_norms = [], []
     for i in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), batch.ret[rows])
         critic_opt.zero_grad()
         loss.backward()
+        critic_opt.average_grads()  # over processes
         v_losses.append(loss.detach())
-        grad_norms.append(critic_opt.step(cfg.v_lr * (1 - i / cfg.v_steps)))
-    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+        v_grad_norms.append(critic_opt.grad_norm())
+        critic_opt.step(cfg.v_lr * (1 - i / cfg.v_steps))
     return metrics | {
-        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
-        "val": val, "explained_variance": 1 - unexplained}
+        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(v_grad_norms),
+        "val": val, "explained_variance": explained}
 
 
 def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     """Move the policy along the natural gradient, at most as far as kl_limit allows."""
     cfg = agent.cfg
     params = agent.policy_parameters()
-    kl = mean_kl(agent, batch, cfg.fisher_every)  # few samples do for its curvature
+    obs, pi_old = batch.obs, batch.pi_old
+    if cfg.fisher_every > 1:  # few samples do for the curvature of KL
+        obs = obs[torch.randperm(len(obs))[::cfg.fisher_every]]
+        pi_old = policy_now(agent, obs)  # pi has not moved yet
+    kl = mean_kl(agent, obs, pi_old)
 
     # If the weights change by a small d, S is about g^T d, with g the policy gradient.
     # KL and grad KL are 0 at pi_old, so KL is about d^T F d / 2. F, the second
@@ -203,7 +205,7 @@ def policy_step(agent: Agent, batch: Batch, fraction: Scalar) -> dict:
     return metrics | {
         "step_size": m, "step_fraction": fraction, "gain_expected": g @ step,
         "policy_grad_norm": g.norm(), "cg_residual": residual,
-        "entropy": entropy(batch.old_out, batch.old_log_std)}
+        "entropy": batch.pi_old.entropy().mean()}
 
 
 # ======================================= losses =======================================
@@ -260,6 +262,12 @@ def step_fraction(agent: Agent, ret: PerStep) -> Scalar:
     return (2 * var.sqrt()).clamp(max=1).float()
 
 
+@torch.no_grad()
+def policy_now(agent: Agent, obs: Inputs) -> Distribution:
+    """pi(.|s) as it is now; it stays so when the weights move."""
+    return agent.policy(agent.encoder(obs))
+
+
 def surrogate(agent: Agent, batch: Batch) -> Scalar:
     """S = mean (pi(a|s) / pi_old(a|s) - 1) A, which is 0 at pi_old.
 
@@ -267,34 +275,19 @@ def surrogate(agent: Agent, batch: Batch) -> Scalar:
     ratio corrects for the actions, which are pi_old's. Nothing corrects for the states,
     so S is accurate only near pi_old. The -1, a constant, makes S the difference.
     """
-    actor_out = agent.actor(agent.encoder(batch.obs))
-    logp = log_prob(actor_out, agent.log_std, batch.act)
-    logp_old = log_prob(batch.old_out, batch.old_log_std, batch.act)
-    ratio = (logp - logp_old).exp()
+    pi = agent.policy(agent.encoder(batch.obs))
+    ratio = (pi.log_prob(batch.act) - batch.pi_old.log_prob(batch.act)).exp()
     assert ratio.shape == batch.adv.shape
     return ((ratio - 1) * batch.adv).mean()
 
 
-def mean_kl(agent: Agent, batch: Batch, every: int = 1) -> Scalar:
-    """KL(pi_old || pi), averaged over all samples or one in `every`; 0 at pi_old."""
-    rows = torch.randperm(len(batch.obs))[::every] if every > 1 else slice(None)
-    actor_out = agent.actor(agent.encoder(batch.obs[rows]))
-    return kl_divergence(batch.old_out[rows], batch.old_log_std, actor_out,
-                         agent.log_std)
-
-
-def kl_divergence(old_out: ActorOut, old_log_std: Tensor | None,
-                  actor_out: ActorOut, log_std: Tensor | None) -> Scalar:
+def mean_kl(agent: Agent, obs: Inputs, pi_old: Distribution) -> Scalar:
     """KL(pi_old(.|s) || pi(.|s)), averaged over s; if continuous, the sum over i of
 
         ((sigma_old^2 + (mu_old - mu)^2) / sigma^2 - 1) / 2 + log(sigma / sigma_old)
     """
-    if log_std is None:  # discrete
-        log_ratio = old_out.log_softmax(-1) - actor_out.log_softmax(-1)
-        return (old_out.softmax(-1) * log_ratio).sum(-1).mean()
-    var_ratio = (2 * (old_log_std - log_std)).exp()
-    z = (old_out - actor_out) / log_std.exp()
-    return (0.5 * (var_ratio + z.square() - 1) + log_std - old_log_std).sum(-1).mean()
+    pi = agent.policy(agent.encoder(obs))
+    return kl_divergence(pi_old, pi).mean()
 
 
 def flat_grad(f: Scalar, params: list[nn.Parameter], create_graph=False) -> Vector:
@@ -336,8 +329,8 @@ def line_search(agent: Agent, batch: Batch, step: Vector) -> tuple[Vector, dict]
     start = parameters_to_vector(params)
     for k in range(agent.cfg.backtracks):
         vector_to_parameters(start + 0.8**k * step, params)  # overwrites the weights
-        measured = torch.stack([surrogate(agent, batch), mean_kl(agent, batch)])
-        gain, kl = mpi.average(measured)
+        kl = mean_kl(agent, batch.obs, batch.pi_old)
+        gain, kl = mpi.average(torch.stack([surrogate(agent, batch), kl]))
         if gain > 0 and kl <= agent.kl_limit:
             return 0.8**k * step, {"gain": gain, "kl": kl, "backtracks": k}
     vector_to_parameters(start, params)
@@ -376,11 +369,12 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()  # in a2c.py, of images, for actor and critic
+        self.encoder = nn.Identity()
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         if self.images:  # an encoder each, so that the critic's steps leave pi alone
+            # In float32, because bfloat16's rounding alone has a KL of up to 0.002.
             self.actor = nn.Sequential(nature_cnn(obs_space), *self.actor)
             self.critic = nn.Sequential(nature_cnn(obs_space), *self.critic)
         for layer in self.modules():
@@ -397,7 +391,7 @@ class Agent(Policy):  # which adds predict(obs)
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return obs  # bytes, which the encoders scale
+            return obs  # bytes, which the encoder scales
         return self.obs_stats.normalize(obs.float())
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -414,8 +408,7 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+        return Gaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

@@ -16,7 +16,7 @@ An iteration of `train`:
     collect              act for T steps in N parallel environments
     update
       compute_targets      advantages A and returns R, with the current critic
-      policy_loss          one Adam step of the policy on the whole rollout
+      vpg_loss             one Adam step of the policy on it with the whole rollout
       value_loss           `v_steps` Adam steps of the critic
     update_stats         running statistics that normalise observations and rewards
 
@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Categorical, Distribution
 
 # mpi           several processes may share the environments and each batch. Config
 #               has totals; mpi.share(total) is the part of this process
@@ -50,14 +50,16 @@ from torch.distributions import Categorical, Distribution, Independent, Normal
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
 # Shapes, which the tests check at every call.
 PerStep = Float32[Tensor, "T N"]  # one number per time step and environment
 PerSample = Float32[Tensor, "B"]  # one number per sample: [B], never [B, 1]
-Features = Float32[Tensor, "B k"]  # of an image, its encoding; a vector as it is
+Inputs = Shaped[Tensor, "B *obs"]  # normalised observations: what the networks take
+Features = Inputs  # the same here; from a2c.py on, an image has an encoding
 Scalar = Float32[Tensor, ""]
 
 
@@ -71,13 +73,14 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     v_steps: int = 20  # gradient steps of the critic per rollout (5 to 80)
     lr: float = 3e-3  # the policy's initial learning rate (3e-4 to 1e-2)
     v_lr: float = 1e-3  # the critic's learning rate, constant (3e-4 to 3e-3)
-    anneal_lr: bool = True  # anneal the policy's learning rate linearly to zero
+    anneal_lr: bool = True  # anneal the learning rate linearly to zero
     gamma: float = 0.99  # discount factor (0.9 to 0.999)
     lam: float = 0.97  # GAE's lambda (lower: more bias; higher: more variance)
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 
 # ===================================== data types =====================================
@@ -91,14 +94,22 @@ class Rollout:  # T steps in each of N environments; nothing is normalised
     done: PerStep  # 1 if the episode ended, also by a time limit
 
 
+@dataclass(frozen=True)
+class Batch:  # a whole rollout: B = TN samples
+    obs: Inputs  # s, normalised
+    act: Shaped[Tensor, "B *act"]  # a
+    adv: PerSample  # A: how much better a was than the policy's average action in s
+    ret: PerSample  # R: what the critic is to predict in s
+
+
 # ======================================= train ========================================
 def train(cfg: Config) -> Agent:
     with Run(cfg) as run:  # directory, seeds, processes
         envs = make_envs(cfg, mpi.share(cfg.num_envs))  # this process's share
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         agent.to(run.device)
-        policy_opt = mpi.Adam(agent.policy_parameters())
-        critic_opt = mpi.Adam(agent.critic)
+        policy_opt = Adam(agent.policy_parameters())
+        critic_opt = Adam(agent.critic)
         run.register(agent, policy=policy_opt, critic=critic_opt)  # for checkpoints
         step = run.restore()  # 0, or with --resume the step of the checkpoint
         obs, _ = envs.reset(seed=run.env_seed)
@@ -131,39 +142,37 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv, obs: np.ndarray,
     return Rollout(**stack_steps(steps, act.device)), obs
 
 
-def update(agent: Agent, policy_opt: mpi.Adam, critic_opt: mpi.Adam, rollout: Rollout,
+def update(agent: Agent, policy_opt: Adam, critic_opt: Adam, rollout: Rollout,
            lr: float) -> dict:
     """Take one step of the policy, then `v_steps` of the critic. Return metrics."""
     cfg = agent.cfg
     obs = agent.normalize_obs(rollout.obs).flatten(0, 1)  # [T, N, ...] -> [TN, ...]
-    # Before the critic learns: later, V would know how these actions turned out.
+    act = rollout.act.flatten(0, 1)
     val, adv, ret = compute_targets(agent, rollout, obs)
-
+    explained = explained_variance(val, ret)  # before the critic learns from `rollout`
+    batch = Batch(obs=obs, act=act, adv=adv.flatten(), ret=ret.flatten())
     # One step: then the policy is another one, and the data are no longer its own.
-    actor_out = agent.actor(agent.encoder(obs))
-    logp = log_prob(actor_out, agent.log_std, rollout.act.flatten(0, 1))
-    loss = policy_loss(logp, adv.flatten())
-    ent = entropy(actor_out, agent.log_std)  # only logged
-    metrics = {"pi_loss": loss.detach(), "entropy": ent.detach()}
+    loss, metrics = vpg_loss(agent, batch)
     policy_opt.zero_grad()
     loss.backward()
-    metrics["policy_grad_norm"] = policy_opt.step(lr)
-
-    # Many steps: their target R stays as it is.
-    returns = ret.flatten()
-    v_losses, grad_norms = [], []
+    policy_opt.average_grads()  # over processes
+    grad_norm = policy_opt.grad_norm()
+    policy_opt.step(lr)
+    # Many steps, with R fixed. They come last, as A needs a V that has not seen R.
+    v_losses, v_grad_norms = [], []
     for _ in range(cfg.v_steps):
         rows = torch.randperm(len(obs))[: mpi.share(cfg.minibatch_size)]
-        loss = value_loss(agent.value(agent.encoder(obs[rows])), returns[rows])
+        loss = value_loss(agent.value(agent.encoder(obs[rows])), batch.ret[rows])
         critic_opt.zero_grad()
         loss.backward()
+        critic_opt.average_grads()  # over processes
         v_losses.append(loss.detach())
-        grad_norms.append(critic_opt.step(cfg.v_lr))
-    # The share of R's variance that V leaves; R contains V, which flatters V.
-    unexplained = (ret - val).var(correction=0) / (ret.var(correction=0) + 1e-8)
+        v_grad_norms.append(critic_opt.grad_norm())
+        critic_opt.step(cfg.v_lr)
     return metrics | {
-        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(grad_norms),
-        "val": val, "explained_variance": 1 - unexplained, "lr": lr}
+        "policy_grad_norm": grad_norm,
+        "v_loss": torch.stack(v_losses), "critic_grad_norm": torch.stack(v_grad_norms),
+        "val": val, "explained_variance": explained, "lr": lr}
 
 
 # ======================================= losses =======================================
@@ -205,6 +214,19 @@ def gae(rew: PerStep, val: PerStep, next_val: PerStep, terminated: PerStep,
     return torch.as_tensor(adv, device=val.device)
 
 
+def vpg_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
+    """L = L_pi, for the actor; the critic has `value_loss`. The entropy is only logged.
+
+        L_pi   makes good actions more likely: see `policy_loss`
+    """
+    features = agent.encoder(batch.obs)
+    pi = agent.policy(features)
+    logp = pi.log_prob(batch.act)
+    pi_loss = policy_loss(logp, batch.adv)
+    ent = pi.entropy().mean()
+    return pi_loss, {"pi_loss": pi_loss.detach(), "entropy": ent.detach()}
+
+
 def policy_loss(logp: PerSample, adv: PerSample) -> Scalar:
     """L_pi = -mean log pi(a|s) A, where A is a constant."""
     # Its negative gradient, mean(grad log pi(a|s) A), estimates the policy gradient: an
@@ -243,13 +265,13 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()  # in a2c.py, of images, for actor and critic
+        self.encoder = nn.Identity()
         sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         if self.images:  # an encoder each, so that the critic's steps leave pi alone
-            self.actor = nn.Sequential(nature_cnn(obs_space), *self.actor)
-            self.critic = nn.Sequential(nature_cnn(obs_space), *self.critic)
+            self.actor = nn.Sequential(nature_cnn(obs_space, cfg.bf16), *self.actor)
+            self.critic = nn.Sequential(nature_cnn(obs_space, cfg.bf16), *self.critic)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -264,7 +286,7 @@ class Agent(Policy):  # which adds predict(obs)
     def normalize_obs(self, obs: Tensor) -> Tensor:
         """Raw observations -> what the networks take."""
         if self.images:
-            return obs  # bytes, which the encoders scale
+            return obs  # bytes, which the encoder scales
         obs = obs.float()
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
 
@@ -282,8 +304,7 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        gaussian = Normal(out, self.log_std.exp(), validate_args=False)
-        return Independent(gaussian, 1)  # log pi sums over the k dimensions
+        return Gaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

@@ -1,10 +1,10 @@
 """Time whole training runs here and in stable-baselines3 or SBX, in turn, in pairs.
 
-    python benchmarks/speed.py --num-envs 8 --pairs 5 [--compile]
+    python benchmarks/speed.py --num-envs 8 --pairs 5
     python benchmarks/speed.py --algo sac --num-envs 1 --steps 5000 [--peer sbx]
     python benchmarks/speed.py --algo dqn --env CartPole-v1 --num-envs 1
     python benchmarks/speed.py --algo ppo_lstm --env CartPole-v1 --steps 50000
-    python benchmarks/speed.py --algo a2c --env ALE/Pong-v5 --num-envs 16 --steps 8000
+    python benchmarks/speed.py --algo a2c --env ALE/Pong-v5 --num-envs 16 --steps 8000 [--bf16]
     python benchmarks/speed.py --table [--quick]  # where the time goes
     python benchmarks/speed.py --scaling      # one process against two
 
@@ -67,7 +67,6 @@ CASES = {
 TABLE_PEERS = ("a2c", "ppo", "ppo_lstm", "trpo", "dqn", "ddpg", "td3", "sac")
 TABLE_ONLY = {"dqn_atari": {"start_steps": 500, "buffer_size": 20_000},
               "sac_her": {"start_steps": 1000}}
-FLAGS = ("compile", "bf16")  # of ours; without them, a run chooses by itself
 PARTS = ("start", "environment", "acting", "learning", "rest")
 
 
@@ -97,9 +96,9 @@ def count_steps(library: str, env: str) -> dict[str, int]:
 
         register_optimizer_step_post_hook(counted("optimizer", lambda *_: None))
     else:
-        from utils import mpi
+        from utils.optim import Adam, RMSProp
 
-        for optimizer in (mpi.Adam, mpi.RMSProp):
+        for optimizer in (Adam, RMSProp):
             optimizer.step = counted("optimizer", optimizer.step)
     return counts
 
@@ -135,11 +134,6 @@ def child(library: str, args: argparse.Namespace) -> None:
     """Train once. The last line has the counts of steps; ours also where the time went."""
     if args.threads:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.threads])
-    if library == "sb3":
-        import torch  # before `utils`, which would make the import faster than its users have it
-    if library == "sbx":
-        import sbx
-
     from utils import mpi
     from utils.env_ids import refusing_bad_env
 
@@ -151,19 +145,21 @@ def child(library: str, args: argparse.Namespace) -> None:
         sys.path.insert(0, str(HERE))
         from sb3 import make_peer
 
-        if library == "sb3" and args.threads:
-            torch.set_num_threads(args.threads)
-        given = PEER.get(args.algo, {}) | ({"library": sbx} if library == "sbx" else {})
+        given = PEER.get(args.algo, {})
+        if library == "sbx":
+            given = given | {"library": importlib.import_module("sbx")}
+        elif args.threads:
+            importlib.import_module("torch").set_num_threads(args.threads)
         make_peer(args.algo, args.env, 1, args.num_envs, **given).learn(args.steps)
     else:
         module = importlib.import_module(f"algos.{args.algo}")
         seconds = clock_parts(module)
         given = {"torch_threads": args.threads} if args.threads else {}
-        given |= {name: getattr(args, name) for name in FLAGS if getattr(args, name) is not None}
+        given |= {"bf16": True} if args.bf16 else {}
         began = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            module.train(module.Config(
-                env=args.env, total_steps=args.steps, num_envs=args.num_envs,
+            module.train(module.Config.for_env(
+                args.env, total_steps=args.steps, num_envs=args.num_envs,
                 num_procs=args.num_procs, run_dir=mpi.gather(f"{folder}/run")[0], **given,
                 **OURS.get(args.algo, {}), **TABLE_ONLY.get(args.algo, {})))
         seconds["train"] = time.perf_counter() - began
@@ -177,9 +173,7 @@ def timed(library: str, args: argparse.Namespace, threads: int,
     command = [sys.executable, __file__, "--child", library, "--algo", args.algo, "--env", args.env,
                "--num-envs", str(args.num_envs), "--threads", str(threads), "--steps", str(steps)]
     if library == "plainrl":
-        command += [f"--{name}" if getattr(args, name) else f"--no-{name}" for name in FLAGS
-                    if getattr(args, name) is not None]
-        command += ["--num-procs", str(args.num_procs)]
+        command += ["--bf16"] * args.bf16 + ["--num-procs", str(args.num_procs)]
         if args.num_procs > 1:
             from utils.run.launch import find_mpiexec
 
@@ -219,8 +213,8 @@ def compare(args: argparse.Namespace) -> None:
               f"ratio {ratios[-1]:.2f}; ours:",
               ", ".join(f"{part} {parts[part] / ours:.0%}" for part in PARTS), flush=True)
     print(f"{args.algo}, num_envs {args.num_envs}, num_procs {args.num_procs}, "
-          f"compile {args.compile}, bf16 {args.bf16}, {counts}: median ratio "
-          f"{statistics.median(ratios):.2f} (min {min(ratios):.2f}, max {max(ratios):.2f})")
+          f"bf16 {args.bf16}, {counts}: median ratio {statistics.median(ratios):.2f} "
+          f"(min {min(ratios):.2f}, max {max(ratios):.2f})")
 
 
 def table(args: argparse.Namespace) -> None:
@@ -229,8 +223,8 @@ def table(args: argparse.Namespace) -> None:
     print("| algorithm | environment | N | steps/s | over the peer | " + " | ".join(PARTS)
           + " |\n|---|---|---:|---:|---|" + "---:|" * len(PARTS), flush=True)
     for algo, (env, num_envs, steps) in CASES.items():
-        case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, compile=args.compile,
-                                  bf16=args.bf16, num_procs=1, peer="sb3")
+        case = argparse.Namespace(algo=algo, env=env, num_envs=num_envs, bf16=args.bf16,
+                                  num_procs=1, peer="sb3")
         steps = steps // 4 if args.quick else steps
         if algo.startswith(("ppo", "trpo")):
             steps = -(-steps // 2048) * 2048  # whole rollouts
@@ -299,9 +293,7 @@ if __name__ == "__main__":
                         help="cores and threads of each; 0: as each library chooses by itself")
     parser.add_argument("--peer", choices=("sb3", "sbx"), default="sb3",
                         help="stable-baselines3, or SBX: pip install -e '.[bench]'")
-    for name in FLAGS:
-        parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction,
-                            help=f"run ours with or without --{name}; else it chooses by itself")
+    parser.add_argument("--bf16", action="store_true", help="run ours with --bf16")
     parser.add_argument("--num-procs", type=int, default=1, help="processes of ours (1 to 2)")
     parser.add_argument("--table", action="store_true", help="a row for each of fifteen files")
     parser.add_argument("--quick", action="store_true",

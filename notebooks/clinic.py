@@ -36,20 +36,16 @@ BUGS = {
         "    val = agent.value(features)\n", "    val = agent.critic(features)\n"), (
         "    assert val.shape == batch.ret.shape  # [B] minus [B, 1] would be [B, B]\n", ""))),
     "C": Bug("ddpg", ((
-        '''    critic_opt.zero_grad()
-    loss.backward()
-    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
-
-    loss, actor_metrics = actor_loss(agent, batch)
-    actor_opt.zero_grad()
-    # The gradient goes through Q, but only the actor's weights receive it.
-    loss.backward(inputs=list(agent.actor.parameters()))
-''', '''    more, actor_metrics = actor_loss(agent, batch)
-    critic_opt.zero_grad()
-    actor_opt.zero_grad()
-    (loss + more).backward()
-    metrics["critic_grad_norm"] = critic_opt.step(cfg.lr)
-'''),)),
+        "    critic_opt.zero_grad()\n"
+        "    loss.backward()\n",
+        "    more, actor_metrics = actor_loss(agent, batch)\n"
+        "    critic_opt.zero_grad()\n"
+        "    actor_opt.zero_grad()\n"
+        "    (loss + more).backward()\n"), (
+        "    loss, actor_metrics = actor_loss(agent, batch)\n"
+        "    actor_opt.zero_grad()\n"
+        "    # The gradient goes through Q, but only the actor's weights receive it.\n"
+        "    loss.backward(inputs=list(agent.actor.parameters()))\n", ""))),
     "D": Bug("a2c", ((
         "        self.square = torch.full_like(self.flat, float(tf_style))\n",
         "        self.square = torch.zeros_like(self.flat)\n"), (
@@ -57,7 +53,7 @@ BUGS = {
         "            root = (self.square + self.eps).sqrt()\n"
         "        else:\n"
         "            root = self.square.sqrt() + self.eps\n",
-        "        root = self.square.sqrt() + self.eps\n")), "utils/mpi.py"),
+        "        root = self.square.sqrt() + self.eps\n")), "utils/optim.py"),
     "E": Bug("ppo", ((
         '"terminated": terminated, "done": done})', '"terminated": done, "done": done})'),)),
     "F": Bug("ppo", tuple((
@@ -93,11 +89,17 @@ def texts(name):
 
 def plant(name):
     """Return the patient as a new module; the file and the true module stay as they are."""
-    algo = lab.ROOT / "algos" / f"{BUGS[name].algo}.py"
     if not BUGS[name].file:
         return module_of(f"patient_{name}", texts(name)[1])
+    algo = lab.ROOT / "algos" / f"{BUGS[name].algo}.py"
     patient = module_of(f"patient_{name}", algo.read_text(encoding="utf-8"))
-    patient.mpi = module_of(f"patient_{name}_mpi", texts(name)[1])
+    spoiled = module_of(f"patient_{name}_utils", texts(name)[1])
+    true = sys.modules[BUGS[name].file.removesuffix(".py").replace("/", ".")]
+    for key, value in list(vars(patient).items()):  # what it has imported from the true module
+        if value is true:
+            setattr(patient, key, spoiled)
+        elif getattr(value, "__module__", "") == true.__name__:
+            setattr(patient, key, getattr(spoiled, key))
     return patient
 
 

@@ -28,7 +28,7 @@ def double_value(answer):
     got = answer(q, q_targ)
     close(got, [4, 2, -3], "In the first row q prefers action 1, with value 5. What does q_targ "
                            "say about action 1?")
-    close(answer(q_targ, q), dqn.q_of(q, q_targ.argmax(-1)),
+    close(answer(q_targ, q), dqn.at_action(q, q_targ.argmax(-1)),
           "The two have different roles: the first argument chooses, the second evaluates.")
 
 

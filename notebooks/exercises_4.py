@@ -7,7 +7,7 @@ import torch
 from checking import Unanswered, Wrong, close, exercise, true
 
 from algos import ppo
-from utils import mpi
+from utils.optim import RMSProp
 
 # From the list in the notebook.
 RIGHT = {"A": 8, "B": 3, "C": 6, "D": 7, "E": 5, "F": 2}
@@ -59,7 +59,7 @@ def first_step(answer):
     for grad, eps in ((1.0, 1e-5), (-0.5, 0.1), (1e-3, 1e-5), (0.2, 0.1)):
         for tf_style in (True, False):
             weight = torch.nn.Parameter(torch.zeros(1))
-            optimizer = mpi.RMSProp(weight, eps=eps, tf_style=tf_style)
+            optimizer = RMSProp([weight], eps=eps, tf_style=tf_style)
             (grad * weight.sum()).backward()
             optimizer.step(lr=0.02)
             start = "TensorFlow's rule starts with m = 1" if tf_style else (

@@ -11,8 +11,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Workers share the cores, and the order of sums, hence rounding, depends on the number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
-# torch.compile cannot trace the type checkers that the hook wraps around every function.
-os.environ["TORCHDYNAMO_DISABLE"] = "1"
 # If a test starts `python -m algos.ppo` in any directory, it must run the code of this tree.
 paths = [str(ROOT), os.environ.get("PYTHONPATH")]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -55,9 +53,3 @@ def elsewhere(tmp_path, monkeypatch):
 def many_cores(monkeypatch):
     """Pretend to have 16 cores: what --torch-threads takes depends on them. Subprocesses do not."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
-
-
-@pytest.fixture
-def dynamo_env():
-    """Return environment variables for a subprocess that may use torch.compile: it has no hook."""
-    return {key: value for key, value in os.environ.items() if key != "TORCHDYNAMO_DISABLE"}

@@ -10,7 +10,7 @@ from torch import nn
 
 from tests import envs as scripted
 from tests.helpers import BOX, VECTOR, close, column, name_of, quick
-from utils import mpi
+from utils.optim import Adam
 from utils.spaces import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
@@ -47,8 +47,8 @@ def make_optimizers(agent):
     """Return {name: optimizer} of what learns, as `train` makes them, in the order of `update`."""
     learns = {"critic": agent.critic, "actor": agent.actor}
     if hasattr(agent, "log_alpha"):
-        learns["alpha"] = agent.log_alpha
-    return {name: mpi.Adam(part) for name, part in learns.items()}
+        learns["alpha"] = [agent.log_alpha]
+    return {name: Adam(part) for name, part in learns.items()}
 
 
 def update(algo, agent, optimizers, batch, count=0):

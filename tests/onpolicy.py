@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import Categorical
 
 from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests.helpers import BOX, VECTOR, name_of, write_demos
-from utils import mpi
+from utils.nets import Gaussian
+from utils.optim import Adam, RMSProp
 
 ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
             "ppo_popart": ppo_popart, "ppo_lstm": ppo_lstm, "gail": gail}
@@ -66,14 +67,14 @@ def make_rollout(algo, agent, seed=0):
     more = [0.5 * torch.randn(2, envs, agent.cfg.lstm_size)] if algo is ppo_lstm else []
     if name_of(algo) == "acer":
         with torch.no_grad():
-            logits = agent.policy()(agent.normalize_obs(obs).flatten(0, 1))
+            logits = agent.actor(agent.encoder(agent.normalize_obs(obs).flatten(0, 1)))
         more = [logits.log_softmax(-1).unflatten(0, (steps, envs))]
     return algo.Rollout(obs, act, rew, next_obs, terminated, done, *more)
 
 
 def make_optimizers(algo, agent, make=None):
     """Return the optimizers that `update` takes: as `train` makes them, or of class `make`."""
-    adam = make or mpi.Adam
+    adam = make or Adam
     if algo is vpg:
         return [adam(agent.policy_parameters()), adam(agent.critic)]
     if algo is trpo:
@@ -81,22 +82,22 @@ def make_optimizers(algo, agent, make=None):
     if name_of(algo) == "acktr":
         return [algo.KFAC(agent)]
     if algo is a2c:
-        return [(fitting(make) if make else mpi.RMSProp)(agent)]
+        return [(fitting(make) if make else RMSProp)(agent)]
     params = agent.policy_parameters() if algo is gail else agent
-    return [make(params) if make else mpi.Adam(params, eps=1e-5)]
+    return [make(params) if make else Adam(params, eps=1e-5)]
 
 
-class Descent(mpi.Adam):
+class Descent(Adam):
     """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
 
-    def move(self, lr):
+    def step(self, lr):
         self.flat -= lr * self.grad
 
 
-class Still(mpi.Adam):
+class Still(Adam):
     """Takes no step."""
 
-    def move(self, lr):
+    def step(self, lr):
         pass
 
 
@@ -107,7 +108,7 @@ def parameters(agent):
 
 def fitting(optimizer):
     """Return the class as a subclass of RMSProp, which the annotations of a2c require."""
-    return type(optimizer.__name__, (optimizer, mpi.RMSProp), {})
+    return type(optimizer.__name__, (optimizer, RMSProp), {})
 
 
 def learn(algo, agent, rollout, make=None, lr=1e-3):
@@ -125,12 +126,6 @@ def learn_with(algo, agent, optimizers, rollout, lr=1e-3):
 def values(agent, raw_obs):
     """Return V of raw observations: [T, N, ...] -> [T N]."""
     return agent.value(agent.encoder(agent.normalize_obs(raw_obs).flatten(0, 1)))
-
-
-def outputs(agent, obs):
-    """Return what the actor says and the values, for prepared observations [B, ...]."""
-    features = agent.encoder(obs)
-    return agent.actor(features), agent.value(features)
 
 
 def targets(algo, agent, rollout):
@@ -152,13 +147,13 @@ def distribution(agent, raw_obs):
     If the agent has a memory, each observation is the first one of an episode.
     """
     with torch.no_grad():
-        features = agent.encoder(agent.normalize_obs(raw_obs))
-        if hasattr(agent, "lstm"):
-            features = agent.lstm(features[None])[0][0]
-        out = agent.actor(features)
+        obs = agent.normalize_obs(raw_obs)
+        memory = hasattr(agent, "lstm")
+        out = agent.actor(agent.lstm(agent.embed(obs)[None])[0][0] if memory else
+                          agent.encoder(obs))
     if agent.discrete:
         return Categorical(logits=out)
-    return Independent(Normal(out, agent.log_std.detach().exp()), 1)
+    return Gaussian(out, agent.log_std.detach())
 
 
 def tiny_agent(algo, mu=0.0, log_std=0.0, val=0.0, **settings):

@@ -20,10 +20,11 @@ import torch
 
 from tests.envs import Probe
 from tests.registry import ALGOS
-from utils import run, sweep
-from utils.run.command import program
+from utils import sweep
 from utils.errors import UsageError
 from utils.play import find_module
+from utils.run.command import program
+from utils.run.settings import parse as parse_command
 
 GAMMA = 0.5
 # Those that the algorithm's Config has. Plain rewards, so that values can be foretold.
@@ -86,7 +87,7 @@ def probe(algo, case, box, **settings):
     for seen in case.seen if case.vals is None or hasattr(agent, "critic") else ():
         obs = torch.tensor([[float(seen)]])
         if case.env != "ProbeLate":                             # there, one episode shows both
-            forget(agent)
+            agent.forget()
         if case.vals is not None:
             got, want = value(agent, obs), case.vals[seen]
             rows.append((f"value of {seen}", want, got, NEAR["value"]))
@@ -105,10 +106,12 @@ def value(agent, obs):
     if hasattr(agent, "random_act"):  # DDPG and its children
         q = agent.critic(obs, agent.act(obs, deterministic=True))
         return (q[0] if isinstance(q, tuple) else q).item()
-    features = agent.encoder(agent.normalize_obs(obs))
+    obs = agent.normalize_obs(obs)
     if hasattr(agent, "lstm"):
-        h, agent.memory = agent.remember(features[None], agent.memory_before(obs))
+        h, agent.memory = agent.remember(agent.embed(obs)[None], agent.memory_before(obs))
         features = h[0]
+    else:
+        features = agent.encoder(obs)
     if hasattr(agent, "policy_avg"):  # ACER: V is the mean of Q under the policy
         return (agent.actor(features).softmax(-1) * agent.critic(features)).sum().item()
     return (agent.value if hasattr(agent, "value") else agent.critic)(features).item()
@@ -137,7 +140,7 @@ def read_set(algo, pair):
     """"lr=1e-3" -> ("lr", 0.001). UsageError: the algorithm has no such setting, or value."""
     name, [value, *_] = sweep.parse_set(pair)
     name = name.replace("-", "_")
-    return name, getattr(run.parse(algo.Config, "", sweep.as_flags(algo, name, value)), name)
+    return name, getattr(parse_command(algo.Config, "", sweep.as_flags(algo, name, value)), name)
 
 
 def quiet_probe(algo, case, box, settings):

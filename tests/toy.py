@@ -22,6 +22,12 @@ class Config(RunConfig):
     max_grad_norm: float | None = None
 
 
+class Agent(torch.nn.Linear):
+    """What evaluations ask of an agent."""
+
+    q_value = None
+
+
 class Stop(Exception):
     """Ends a run where a test wants it."""
 
@@ -38,7 +44,8 @@ class Toy(Run):
         env, ep_ret, ep_len) and, if the environment tells it, success."""
         self.step += steps
         self.evaluate(self.step)
-        self.log(self.step, SimpleNamespace(pop_episodes=lambda: list(episodes)), **metrics)
+        envs = SimpleNamespace(pop_episodes=lambda: list(episodes), close=lambda: None)
+        self.log(self.step, envs, **metrics)
         self.save(self.step)
 
 
@@ -46,7 +53,7 @@ class Toy(Run):
 def start(cfg, agent=None, **state):
     """A run whose agent is ready, to be advanced by hand."""
     with Toy(cfg) as run:
-        run.register(agent or torch.nn.Linear(3, cfg.width), **state)
+        run.register(agent or Agent(3, cfg.width), **state)
         run.restore()
         yield run
 
@@ -54,11 +61,11 @@ def start(cfg, agent=None, **state):
 def train(cfg, stop_at=None, always=False):
     """100 steps a report; `always` saves at each; its numbers rest on generator and optimizer."""
     with Toy(cfg) as run:
-        agent = torch.nn.Linear(3, run.cfg.width)
-        optimizer = torch.optim.Adam(agent.parameters(), run.cfg.lr)
+        agent = Agent(3, cfg.width)
+        optimizer = torch.optim.Adam(agent.parameters(), cfg.lr)
         run.register(agent, optimizer=optimizer)
         run.restore()
-        while run.step < run.cfg.total_steps:
+        while run.step < cfg.total_steps:
             if run.step == stop_at:
                 raise Stop
             noise = torch.randn(8, 3)

@@ -95,9 +95,12 @@ def refusing_bad_env(cfg):
         raise UsageError(f"{wrong}; it raised {type(error).__name__}: {fact}") from error
 
 
+BEFORE = []  # what `mujoco_of_today` has replaced, once for each context that is open
+
+
 @contextlib.contextmanager
 def mujoco_of_today():
-    """Change two things of MuJoCo until the context ends.
+    """Change two things of MuJoCo until the last of these contexts ends, in any order.
 
     It prints a warning instead of writing a file, MUJOCO_LOG.TXT. And a joint's type equals the
     number of it in a model, which the Fetch and Hand environments compare it with, as it did until
@@ -107,14 +110,17 @@ def mujoco_of_today():
         import mujoco  # takes a tenth of a second
     except RuntimeError as error:  # it does not know the MUJOCO_GL that is set
         raise UsageError(f"MuJoCo: {error}") from None
-    joint, warn, equal = mujoco.mjtJoint, mujoco.get_mju_user_warning(), mujoco.mjtJoint.__eq__
+    joint = mujoco.mjtJoint
+    BEFORE.append(BEFORE[0] if BEFORE else (mujoco.get_mju_user_warning(), joint.__eq__))
     mujoco.set_mju_user_warning(print_mujoco_warning)
     joint.__eq__ = lambda one, other: int(one) == other
     try:
         yield
     finally:
-        mujoco.set_mju_user_warning(warn)
-        joint.__eq__ = equal
+        warn, equal = BEFORE.pop()
+        if not BEFORE:
+            mujoco.set_mju_user_warning(warn)
+            joint.__eq__ = equal
 
 
 def print_mujoco_warning(text):

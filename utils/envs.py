@@ -1,9 +1,8 @@
 """Environments: making them, and recording the episodes that end in them.
 
-Algorithm files get vector environments from `make_envs`. Every one of them restarts an environment
-in the same step in which its episode ends ("same-step autoreset"), so `new_obs` then holds the
-first observation of the next episode, and `infos["final_obs"]` the last one of the old. Every one
-also records its episodes, with the environment's own rewards, for `Run.log`.
+An environment restarts in the same step in which its episode ends ("same-step autoreset"): the
+observation is then the first one of the next episode, and `infos["final_obs"]` has the old one's
+last.
 """
 
 import contextlib

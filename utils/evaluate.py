@@ -60,7 +60,9 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
     At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
     if what lies beyond the limit weighs less than 1%.
     """
-    obs, act, rew, terminated, _ = (np.stack(column) for column in zip(*steps))  # [T, N, ...]
+    obs, act, rew, terminated, _ = zip(*steps)
+    act = torch.stack(act)  # on the agent's device; [T, N, ...] like the others
+    obs, rew, terminated = map(np.stack, (obs, rew, terminated))
     gamma = agent.cfg.gamma
     left = lengths - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
     returns = rew.copy()
@@ -70,5 +72,5 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
     counts = whole & (left > 0)
     if not counts.any():
         return {}
-    q = agent.q_value(obs[counts], torch.from_numpy(act[counts]))
-    return {"eval_q": q.numpy(), "eval_discounted": returns[counts]}
+    q = agent.q_value(obs[counts], act[torch.from_numpy(counts)])
+    return {"eval_q": q.cpu().numpy(), "eval_discounted": returns[counts]}

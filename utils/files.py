@@ -1,4 +1,4 @@
-"""Files that a kill or a power cut leaves whole, or leaves as they were."""
+"""Files that a kill leaves whole, or leaves as they were."""
 
 import os
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def atomic_write(path):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        move(tmp, path)
+        os.replace(tmp, path)
     except BaseException:
         tmp.unlink(missing_ok=True)
         raise
@@ -29,15 +29,6 @@ def write_text(path, text):
     """Write text to a file, whole or not at all."""
     with atomic_write(path) as file:
         file.write(text.encode())
-
-
-def move(old, new):
-    """Rename a file or folder. A power cut could undo that until its new name is on the disk."""
-    os.replace(old, new)
-    if os.name == "posix":  # elsewhere a folder cannot be opened
-        descriptor = os.open(old.parent, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
 
 
 def check_target(flag, file, suffixes, overwrite=True):

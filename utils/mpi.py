@@ -1,11 +1,8 @@
 """Processes that train one agent together: how many there are, and averages over them.
 
-Every process ("rank") runs the same program on its share of the environments. Gradients and
-statistics are averaged over ranks, so P ranks with 1/P of each batch take the same step as one
-process with the whole batch. A single process never imports MPI.
-
-An algorithm file needs `share`, its part of a total, and `moments` and `RunningStats`, statistics
-of the samples of all ranks. utils/optim.py averages gradients, utils/run/launch.py starts ranks.
+Every process ("rank") runs the same program on its share of the environments. Gradients
+(utils/optim.py) and statistics are averaged over ranks, so P ranks with 1/P of each batch take the
+same step as one process with the whole batch. A single process never imports MPI.
 """
 
 import functools

@@ -1,11 +1,4 @@
-"""Adam and RMSProp, with one verb for each thing that a gradient step does.
-
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.average_grads()                          # over processes
-    grad_norm = optimizer.clip_grads(max_grad_norm)    # where the algorithm clips
-    optimizer.step(lr)
-"""
+"""Adam and RMSProp, with one verb for each thing that a gradient step does."""
 
 from collections.abc import Iterable
 

@@ -24,7 +24,7 @@ from utils.run.summary import rounded
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
 BACKEND = {"bf16", "device", "torch_threads"}  # they change numbers only by rounding
-NO_NUMBERS = {"changed_code", "eval_every"}  # they change no number of training
+NO_NUMBERS = {"eval_every"}  # they change no number of training
 
 
 def has_result(run_dir: Path, total_steps: int) -> bool:

@@ -13,7 +13,7 @@ from tests.onpolicy import (
     SPACES, Descent, Spy, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
     targets)
 from tests.registry import config
-from utils import mpi
+from utils.optim import RMSProp
 
 and_child = pytest.mark.parametrize("algo", [a2c, acktr], ids=name_of)
 
@@ -80,7 +80,7 @@ def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, ru
     model.set_logger(configure(None, []))
     for our, their in pairs(agent, model.policy):
         their.data.copy_(our.data)
-    start, optimizer, spy = parameters(agent), mpi.RMSProp(agent, 0.03, tf), Spy(a2c.a2c_loss)
+    start, optimizer, spy = parameters(agent), RMSProp(agent, 0.03, tf), Spy(a2c.a2c_loss)
     monkeypatch.setattr(a2c, "a2c_loss", spy)
     for seed in range(10):
         metrics = a2c.update(agent, optimizer, make_rollout(a2c, agent, seed), 1e-2)

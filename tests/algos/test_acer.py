@@ -10,8 +10,8 @@ from algos import acer
 from tests import onpolicy
 from tests.helpers import bare, close, copies, gradients, refused, rows, same, vec
 from tests.onpolicy import SPACES, Descent, Spy, fitting, make_config, make_rollout
-from utils import mpi
 from utils.envs import make_envs
+from utils.optim import RMSProp
 
 every_kind = pytest.mark.parametrize("kind", ["discrete", "images"])
 SMALL = {"buffer_size": 72, "replay_ratio": 2, "ent_coef": 0.1}     # three rollouts of 24 steps
@@ -49,11 +49,11 @@ def trained(agent):
     return [param for param in agent.parameters() if param.requires_grad]
 
 
-def make_optimizer(agent, make=mpi.RMSProp):
-    return (make if make is mpi.RMSProp else fitting(make))(trained(agent))
+def make_optimizer(agent, make=RMSProp):
+    return (make if make is RMSProp else fitting(make))(trained(agent))
 
 
-def learn(agent, rollout, make=mpi.RMSProp, lr=1e-3):
+def learn(agent, rollout, make=RMSProp, lr=1e-3):
     return acer.update(agent, make_optimizer(agent, make), rollout, lr)
 
 
@@ -125,16 +125,16 @@ RATIO = (10, 0.5, 5 / 9)                                        # mu = 0.05, 0.5
     (2, 0.4, (0.5 * 0.96 * 1.5, 0.25 * 0.2 * -0.5, 0.4 * 2.5 + 0.25 * 0.28 * -2.5)),
 ])
 def test_policy_gradient_by_hand(act, max_ratio, expected):
-    got = acer.policy_gradient(vec(PI).log(), vec(Q), vec(RATIO), torch.tensor([act]), vec(4),
-                               max_ratio)
+    got = acer.policy_gradient(Categorical(vec(PI)), vec(Q), vec(RATIO), torch.tensor([act]),
+                               vec(4), max_ratio)
     close(got, vec(expected) - vec(PI) * sum(expected))
 
 
 def test_infinite_and_vanishing_ratios_give_finite_weights():
-    log_pi = vec((0, -200, -300))
+    policy = Categorical(logits=vec((0, -200, -300)))
     ratio = torch.tensor([[torch.inf, 0, 0]])
     for act in range(3):
-        got = acer.policy_gradient(log_pi, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
+        got = acer.policy_gradient(policy, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
         assert got.isfinite().all()
 
 
@@ -238,6 +238,7 @@ def test_the_policy_gradient_refuses_columns():
     for at in range(5):
         args = [torch.ones(4, 3)] * 3 + [torch.zeros(4, dtype=torch.int64), torch.ones(4)]
         args[at] = args[at][:, :1] if at < 3 else args[at][:, None]
+        args[0] = Categorical(args[0])
         with pytest.raises(AssertionError):
             bare(acer).policy_gradient(*args, 2.0)
 
@@ -266,9 +267,9 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
 def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
     agent = make_agent(kind, tau=tau)
     old = flat(agent.policy_avg.parameters())
-    before = flat(agent.policy().parameters())
+    before = flat(agent.policy_net().parameters())
     learn(agent, old_rollout(agent), lr=0.1)
-    new = flat(agent.policy().parameters())
+    new = flat(agent.policy_net().parameters())
     assert len(old) == len(new) and (new - before).abs().max() > 1e-3
     close(flat(agent.policy_avg.parameters()), old + tau * (new - old), rtol=1e-4, atol=1e-6)
 
@@ -276,7 +277,7 @@ def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
 @every_kind
 def test_the_average_begins_as_the_policy(kind):
     agent = acer.Agent(*SPACES[kind], config())
-    assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy().parameters()))
+    assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy_net().parameters()))
 
 
 def test_a_longer_gradient_is_cut_to_max_grad_norm():

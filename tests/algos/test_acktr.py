@@ -30,6 +30,7 @@ def take_step(optimizer, loss, lr):
     """One step down the gradient of a loss. Return the step sizes."""
     optimizer.zero_grad()
     loss.backward()
+    optimizer.average_grads()
     return optimizer.step(lr)
 
 

@@ -170,7 +170,7 @@ def test_processes_divide_the_directions_that_all_of_them_draw(monkeypatch):
     agent.obs_stats.update = lambda obs: None
     one, _ = ars.collect(agent, envs, ars.draw_directions(agent, 0))
     told = []
-    monkeypatch.setattr(mpi, "_size", 2)
+    monkeypatch.setattr(mpi, "size", lambda: 2)
     monkeypatch.setattr(mpi, "gather", lambda mine: told.append(mine) or [told[0], told[-1]])
     for rank in (0, 1):
         monkeypatch.setattr(mpi, "rank", lambda rank=rank: rank)

@@ -10,9 +10,9 @@ from gymnasium.spaces import Box, Discrete
 from algos import bc
 from tests.helpers import BOX, LOG_2PI, VECTOR, close, copies, refused, rows, same, vec, write_demos
 from tests.onpolicy import parameters
-from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs
+from utils.optim import Adam
 
 QUICK = {"demos": "demos.npz", "subsample": 1, "hidden": (8,), "batch_size": 8, "check_every": 10,
          "total_steps": 40, "run_dir": "run", "device": "cpu"}
@@ -123,7 +123,7 @@ def test_the_best_held_out_loss_decides_who_acts(kind):
     demos = Demos(wrong.obs, demos.act)                          # nothing to be learned
     train, held_out = (bc.prepare(agent, part) for part in bc.split(demos, 0.3, seed=0))
     learner, seen = copy.deepcopy(agent), []
-    optimizer = mpi.Adam(learner)
+    optimizer = Adam(learner)
     with torch.no_grad():
         first = best = float(bc.bc_loss(agent, held_out)[0])
         weights = copies(agent)
@@ -152,7 +152,7 @@ def test_held_out_pairs_are_never_learned_from(monkeypatch):
         return plain(agent, batch)
 
     monkeypatch.setattr(bc, "bc_loss", note)
-    bc.update(agent, learner, mpi.Adam(learner), train, held_out)
+    bc.update(agent, learner, Adam(learner), train, held_out)
     acts = dict(zip(map(tuple, train.obs.tolist()), train.act.tolist()))
     assert {tuple(row) for batch in seen for row in batch.obs.tolist()} == set(acts)
     for batch in seen:

@@ -13,9 +13,10 @@ from scipy import stats
 
 from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_her, td3
 from tests.helpers import VECTOR, close, name_of
-from utils import checkpoint, mpi
-from utils.spaces import FlatBox
+from utils import mpi
 from utils.errors import UsageError
+from utils.run import checkpoint
+from utils.spaces import FlatBox
 
 CPU = torch.device("cpu")
 IMAGE = Box(0, 255, (2, 36, 36), np.uint8)
@@ -296,7 +297,7 @@ def test_frame_ring_of_a_million_takes_7_gb_and_what_cannot_fit_is_refused(monke
     assert buffer.columns["frame"].shape == (125_000, 8, 1, 84, 84)
     assert 7.0e9 < sum(column.nbytes for column in buffer.columns.values()) < 7.1e9
     assert "1,000,000 transitions, 7.0" in capsys.readouterr().out
-    monkeypatch.setattr(mpi, "_size", 4)                     # each of four has as many
+    monkeypatch.setattr(mpi, "size", lambda: 4)                # each of four has as many
     with pytest.raises(UsageError, match="--buffer-size is 400000000000, which takes 2"):
         dqn_atari.FrameBuffer(10**11, 1, 4, (4, 84, 84), CPU)
 

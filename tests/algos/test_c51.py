@@ -18,9 +18,7 @@ def projected(rew, terminated, prob, atoms, gamma):
     rew, terminated, prob = (torch.as_tensor(x, dtype=torch.float64)[None]
                              for x in (rew, terminated, prob))
     target, clipped = bare(c51).project(rew, terminated, prob, torch.as_tensor(atoms), gamma)
-    moved = rew + gamma * (1 - terminated) * torch.as_tensor(atoms)
-    np.testing.assert_allclose(clipped, prob[0][(moved < atoms[0]) | (moved > atoms[-1])].sum())
-    return target[0].numpy()
+    return target[0].numpy(), clipped.item()
 
 
 # ---- The projection
@@ -43,14 +41,30 @@ def cases(draw):
 def test_the_projection_is_a_loop_over_pairs_of_atoms(case):
     """Each atom gets of what moves to less than one spacing from it, the more the nearer it is."""
     rew, terminated, prob, atoms, gamma = case
-    spacing, expected = atoms[1] - atoms[0], np.zeros(len(atoms))
+    spacing, expected, outside = atoms[1] - atoms[0], np.zeros(len(atoms)), 0.0
     for p, z in zip(prob, atoms):
-        moved = min(max(rew + gamma * (1 - terminated) * z, atoms[0]), atoms[-1])
+        goal = rew + gamma * (1 - terminated) * z
+        moved = min(max(goal, atoms[0]), atoms[-1])
+        outside += p * min(1.0, abs(goal - moved) / spacing)    # to atoms beyond, if there were any
         for i, atom in enumerate(atoms):
             expected[i] += p * max(0.0, 1 - abs(moved - atom) / spacing)
-    target = projected(*case)
+    target, clipped = projected(*case)
     np.testing.assert_allclose(target, expected, atol=1e-9)
     assert target.sum() == pytest.approx(1) and (target >= 0).all()
+    assert clipped == pytest.approx(outside, abs=1e-9)
+
+
+def test_the_example_of_the_docstring():
+    target, clipped = c51.project(vec(1), vec(0), vec((0.2, 0.4, 0.4)), vec(0, 1, 2), 0.75)
+    close(target, vec((0, 0.3, 0.7)))
+    close(clipped, vec(0.2))
+
+
+def test_a_hair_beyond_the_end_is_no_alarm():
+    """1 + 0.99 * 100 is above 100 in float32, and all the probability is there."""
+    atoms, rew = torch.linspace(-100, 100, 51), vec(1.0001)
+    _, clipped = c51.project(rew, vec(0), torch.eye(51)[-1:], atoms, 0.99)
+    assert (rew + 0.99 * atoms[-1] > atoms[-1]).all() and 0 < clipped.item() < 1e-4
 
 
 # ---- The agent
@@ -84,7 +98,7 @@ def test_loss_by_hand():
     agent = tiny_agent(logs((0.2, 0.2, 0.6), (0.5, 0.25, 0.25)), logs((0.7, 0.2, 0.1), (0, 0, 1)))
     obs = torch.zeros(2, 3)
     batch = c51.Transitions(obs, torch.tensor([1, 1]), vec(0.5, 2), obs, vec(0, 1))
-    loss, metrics, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
+    loss, metrics, grad = gradient_in(agent.critic, c51.critic_loss, agent, batch)
     target = vec((0, 0.5, 0.5), (0, 0, 1))                      # 0.5 + 0.5 * 2, and a death
     close(loss, math.log(4))
     for name, expected in (("q_loss", loss), ("q", vec(0.75, 0.75)), ("clipped", vec(0, 0))):
@@ -96,7 +110,7 @@ def test_what_is_ruled_out_in_float32_has_a_finite_loss_and_is_still_learned():
     agent = tiny_agent(vec((0, 0, 0), (0, 400, 0)), torch.zeros(6))
     obs = torch.zeros(2, 3)
     batch = c51.Transitions(obs, torch.tensor([1, 1]), vec(0, 2), obs, vec(1, 1))
-    loss, _, grad = gradient_in(agent.critic, c51.c51_loss, agent, batch)
+    loss, _, grad = gradient_in(agent.critic, c51.critic_loss, agent, batch)
     close(loss, 400.0)
     close(grad[-3:], vec(-0.5, 1, -0.5))
 
@@ -110,17 +124,17 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
         with torch.no_grad():
             prob = agent.critic_targ(batch.next_obs[k:k + 1])[0].exp().double()
         best = (prob @ agent.atoms.double()).argmax()
-        target = projected(batch.rew[k], batch.terminated[k], prob[best], agent.atoms, 0.7)
+        target, _ = projected(batch.rew[k], batch.terminated[k], prob[best], agent.atoms, 0.7)
         logp = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
         close(logp.exp().sum(), 1.0)                            # over the atoms of each action
         losses.append(-(torch.from_numpy(target).float() * logp).sum())
-    fits(agent.critic, torch.stack(losses).mean(), c51.c51_loss, agent, batch)
+    fits(agent.critic, torch.stack(losses).mean(), c51.critic_loss, agent, batch)
 
 
 def test_weights_are_refused_by_another_support_and_taken_by_their_own():
     agent = make_agent(c51, v_min=-10.0, v_max=10.0)
     said = refused(lambda: make_agent(c51).load_state_dict(agent.state_dict()))
-    assert said == "--init-from: its weights need --v-min -10 --v-max 10"
+    assert said == "--init-from: its weights need --num-atoms 51 --v-min -10 --v-max 10"
     other = make_agent(c51, v_min=-10.0, v_max=10.0)
     other.load_state_dict(agent.state_dict())
     close(other.critic.head[0].weight, agent.critic.head[0].weight)

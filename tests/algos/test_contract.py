@@ -11,7 +11,6 @@ import inspect
 import itertools
 import math
 import os
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,20 +21,21 @@ import torch
 from gymnasium.spaces import Box
 from hypothesis import HealthCheck, given, settings as how, strategies as st
 
-import utils.run
 from tests import helpers, probe
 from tests.envs import HIGH, LOW, Counter
-from tests.helpers import assert_same_run, close, mpiexec, refused, rows, run, same, script
+from tests.helpers import assert_same_run, mpiexec, refused, rows, run, same, script
 from tests.house.tree import tracked
 from tests.onpolicy import parameters
 from tests.registry import ALGOS, ENDS, config, module
 from utils import mpi
 from utils.envs import make_envs
-from utils.evaluate import evaluate
 from utils.errors import UsageError
+from utils.evaluate import evaluate
+from utils.nets import ImageEncoder
+from utils.optim import Optimizer
 from utils.play import Play, load_agent, main as play
 from utils.run import Run, RunConfig
-
+from utils.run.launch import clean_env
 
 
 def kinds(applies=lambda name: True):
@@ -102,7 +102,9 @@ def watch(name, cfg):
         def call(*args, **kwargs):
             batch = args[1 if isinstance(args[0], torch.nn.Module) else 0]  # there may be no agent
             if torch.is_grad_enabled():
-                first = batch if isinstance(batch, torch.Tensor) else [*vars(batch).values()][0]
+                first = batch
+                while not isinstance(first, torch.Tensor):      # ppo_lstm's holds a sequence
+                    first = [*vars(first).values()][0]
                 batches.append((loss_name, first.detach().clone()))
             return loss(*args, **kwargs)
         return call
@@ -265,7 +267,7 @@ def test_every_update_moves_every_parameter_that_learns(name, kind, watched):
     follows = {name for name, param in learner.named_parameters() if not param.requires_grad}
     assert not {each for each in follows if torch.equal(states[0][each], states[-1][each])}
     owned = []
-    for optimizer in (x for x in watched.state.values() if isinstance(x, mpi.Optimizer)):
+    for optimizer in (x for x in watched.state.values() if isinstance(x, Optimizer)):
         for param in optimizer.params:
             for view, whole in ((param, optimizer.flat), (param.grad, optimizer.grad)):
                 assert view.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
@@ -351,7 +353,7 @@ def whole(name, tmp_path_factory):
 def test_a_resumed_run_is_the_run_that_was_not_interrupted(name, whole):
     """Networks, optimizers, buffers, schedules, statistics and generators: all to the bit."""
     train(name, run_dir="parts", total_steps=128)
-    train(name, run_dir="parts", resume=True)
+    module(name).train(module(name).Config.of_run("parts", resume=True, total_steps=192))
     assert_same_run("parts", whole)
 
 
@@ -379,7 +381,7 @@ def test_a_seed_is_a_run_whether_it_is_evaluated_or_not(name, whole, monkeypatch
     assert float(last) == returns.mean()
     env, total, ended = make_envs(config(name, ENDS), 1), 0.0, False
     obs, _ = env.reset(seed=mpi.seed(1, 2))
-    forget(loaded)
+    loaded.forget()
     while not ended:
         obs, rew, terminated, truncated, _ = env.step(loaded.predict(obs[0])[None])
         total, ended = total + rew[0], terminated[0] or truncated[0]
@@ -414,13 +416,13 @@ def test_evaluation_is_the_first_episode_of_each_environment_by_predict(name, ki
         own = Counter.made[-1]
         own.number, own.episode = env.number, -1
         obs, _ = plain.reset()
-        forget(agent)
+        agent.forget()
         for act in env.acts:
             best = agent.predict(obs[0])
             np.testing.assert_allclose(best, act, atol=1e-4)
             sent.add(tuple(np.atleast_1d(best).tolist()))
             obs, _, terminated, truncated, _ = plain.step(best[None])
-            forget(agent, terminated | truncated)
+            agent.forget(terminated | truncated)
     assert len(sent) > 1 or kind == "image"                     # of nearly black ones
 
 
@@ -480,9 +482,9 @@ def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
     counts, made, plain = {"num_envs": 4, "minibatch_envs": 2}, [], make_envs
     monkeypatch.setattr(module(name), "make_envs", lambda cfg, n: made.append(n) or plain(cfg, n))
     alone = watch(name, config(name, run_dir="alone", **counts))
-    monkeypatch.setattr(mpi, "_size", 2)
-    monkeypatch.setattr(utils.run, "launch", lambda cfg: None)   # the other is not there
-    for function, told in (("average", lambda x: x), ("gather", lambda x: [x, x])):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)      # a run of several sets its own
+    for function, told in (("size", lambda: 2), ("launched", lambda: 2), ("average", lambda x: x),
+                           ("gather", lambda x: [x, x])):       # the other is not there
         monkeypatch.setattr(mpi, function, told)
     half = watch(name, config(name, run_dir="half", **counts))
     assert made[0] == 2 * made[1] or made == [1, 1]
@@ -568,8 +570,8 @@ def test_two_ranks_equal_one(part, kind, tmp_path):
     names = sorted(name for name, row in ALGOS.items() if row.procs and kind in row.takes)[part::2]
     for name in names:
         watch_last_phases(name, f"run-{name}", kind)
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "KIND": kind}
-    run([mpiexec(), "-n", 2, sys.executable, __file__, "share", tmp_path, *names], env=env)
+    env = clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user", "KIND": kind}
+    run([mpiexec(), "-n", 2, sys.executable, __file__, tmp_path, *names], env=env)
     for name in names:
         one = learn_share(name, tmp_path, kind)
         first, second = (torch.load(f"{name}-{k}of2.pt") for k in (0, 1))
@@ -579,39 +581,42 @@ def test_two_ranks_equal_one(part, kind, tmp_path):
                 assert torch.allclose(first[function][key], expected, 2e-3, 1e-4), (name, key)
 
 
-# ---- With --compile
+# ---- Games
 
-def learn_compiled(folder, names):
-    """Repeat the phases of a run, eager and compiled."""
-    graphs, plain = [], mpi.compile_gradient
-    mpi.compile_gradient = lambda *args: graphs.append(plain(*args)) or graphs[-1]
-    for name in names:
-        results = []
-        for compiled in (False, True):
-            state = build(name, rank_config(name))
-            mpi.COMPILE = compiled
-            for phase in torch.load(Path(folder, f"{name}.pt"), weights_only=False):
-                for key, saved in phase.before.items():
-                    state[key].load_state_dict(saved)
-                for _ in range(2):                              # the first call of a loss is eager
-                    after, _ = repeat(name, phase, state)
-            mpi.COMPILE = False
-            results.append(dict(after.get("learner", after["agent"])))
-        torch.save(results, Path(folder, f"{name}-compiled.pt"))
-        assert graphs or "@mpi.compilable" not in inspect.getsource(module(name))
-        assert all(hasattr(graph, "_torchdynamo_orig_callable") for graph in graphs)
+of_images = pytest.mark.parametrize("name", [
+    name for name, row in ALGOS.items() if "image" in row.takes])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="no C++ compiler")
-@every_algo
-def test_compiled_equals_eager(name, tmp_path, dynamo_env):
-    watch_last_phases(name, "watched")
-    done = run([sys.executable, __file__, "compiled", tmp_path, name], env=dynamo_env)
-    assert "--compile failed" not in done.stdout + done.stderr
-    eager, compiled = torch.load(f"{name}-compiled.pt")
-    for key in eager:
-        close(compiled[key], eager[key], rtol=1e-3, atol=1e-4)
+@of_images
+def test_bf16_reaches_every_network_of_images(name):
+    for bf16 in (False, True):
+        agent = build(name, config(name, kind="image", bf16=bf16))["agent"]
+        found = {part.bf16 for part in agent.modules() if isinstance(part, ImageEncoder)}
+        assert found == {bf16 and has(name, "bf16")}
+
+
+def suited(name, env="ALE/Pong-v5"):
+    return {key: x for key, x in module(name).Config.suited_to(env).items() if key != "bf16"}
+
+
+@of_images
+def test_what_suits_a_game_fits_together(name):
+    for env in ("ALE/Pong-v5", "MinAtar/Breakout-v1"):
+        cfg = module(name).Config.for_env(env)
+        assert suited(name, env).items() <= vars(cfg).items()
+
+
+def test_atari_and_minatar_bring_settings_of_their_own():
+    small = {name: suited(name, "MinAtar/Breakout-v1") for name in ALGOS}
+    assert small["a2c"] == {"lr": 3e-3}
+    assert suited("a2c") == {"lr": 7e-4, "ent_coef": 0.01, "total_steps": 3e6, "rollout_steps": 80}
+    atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1}
+    assert suited("trpo") == small["trpo"] | atari and not small["trpo"].keys() & atari.keys()
+    assert suited("acer")["lr"] == module("acer").Config.lr
+    assert small["ppo_popart"] | {"scale_rew": False} == small["ppo"]
+    assert suited("ppo_popart") | {"scale_rew": False} == suited("ppo")
+    assert small["dqn"] == small["dqn_per"] == small["c51"] == small["qr_dqn"]
+    assert suited("c51") == suited("dqn") | {"v_min": -10, "v_max": 10}
 
 
 # ---- What is refused
@@ -722,12 +727,8 @@ def test_probe(name, box, case):
 
 
 if __name__ == "__main__":
-    what, folder, *names = sys.argv[1:]
-    os.chdir(folder)
-    if what == "share":
-        os.makedirs(f"rank{mpi.rank()}", exist_ok=True)
-        os.chdir(f"rank{mpi.rank()}")
-        for each in names:
-            learn_share(each, folder, os.environ["KIND"])
-    else:
-        learn_compiled(folder, names)
+    folder, *names = sys.argv[1:]
+    os.makedirs(Path(folder, f"rank{mpi.rank()}"), exist_ok=True)
+    os.chdir(Path(folder, f"rank{mpi.rank()}"))
+    for each in names:
+        learn_share(each, folder, os.environ["KIND"])

@@ -11,7 +11,7 @@ from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
 from tests.helpers import VECTOR, Nowhere, bare, close, name_of, rows
 from tests.offpolicy import (
     TheirBuffer, dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
-from utils import mpi
+from utils.optim import Adam
 
 every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51, qr_dqn], ids=name_of)
 each_alone = pytest.mark.parametrize("algo,kind", [
@@ -106,8 +106,7 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
         loss = size**2 / 2 if size < 1 else size - 0.5
         losses.append(loss * getattr(batch, "weight", torch.ones(32))[k])
     expected = torch.stack(losses).mean()
-    loss_fn = algo.per_loss if algo is dqn_per else algo.dqn_loss
-    metrics = fits(agent.critic, expected, loss_fn, agent, batch)
+    metrics = fits(agent.critic, expected, algo.critic_loss, agent, batch)
     close(metrics["q_loss"], expected.detach())
     close(metrics["q"], agent.critic(batch.obs)[range(32), batch.act].detach(), rtol=1e-4)
     if algo is dqn_per:
@@ -130,7 +129,7 @@ def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
     for our, their in nets:
         their.q_net.load_state_dict(our.head.state_dict())
         their.extract_features = lambda obs, extractor: obs     # it would make them float32
-    optimizer = mpi.Adam(agent.critic)
+    optimizer = Adam(agent.critic)
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
     theirs.replay_buffer = TheirBuffer(batches)
     for batch in batches:

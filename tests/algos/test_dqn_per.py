@@ -86,7 +86,7 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
 
     def noting_update(agent, optimizer, batch, lr):
         plain = replace(batch, weight=torch.ones_like(batch.weight))   # it rates unweighted errors
-        error = dqn_per.per_loss(agent, plain)[1]["td_error"]
+        error = dqn_per.critic_loss(agent, plain)[1]["td_error"]
         learned.append([batch.rows, (error.abs() + 1e-6) ** agent.cfg.omega])
         return update(agent, optimizer, batch, lr)
 

@@ -15,8 +15,8 @@ from tests.envs import HIGH, LOW, Probe
 from tests.helpers import bare, close, copies, gradients, moved, rows, same, vec, write_demos
 from tests.onpolicy import (
     SPACES, Descent, Still, learn_with, make_config, make_optimizers, parameters)
-from utils import mpi
 from utils.demos import Demos
+from utils.optim import Adam
 
 make_agent = partial(onpolicy.make_agent, gail)
 make_rollout = partial(onpolicy.make_rollout, gail)
@@ -103,8 +103,9 @@ def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch)
     monkeypatch.setattr(gail, "disc_loss",
                         lambda agent, *pairs: calls.append(pairs) or plain(agent, *pairs))
     rollout, demos = make_rollout(agent), make_demos(kind, count=40)
+    disc_opt = Adam(agent.disc)
     for _ in range(20):
-        gail.update_disc(agent, mpi.Adam(agent.disc), rollout, demos)
+        gail.update_disc(agent, disc_opt, rollout, demos)
     sees = gail.Pairs((demos.obs - 3) / 2,
                       2 * (demos.act - vec(*LOW)) / (vec(*HIGH) - vec(*LOW)) - 1
                       if kind == "box" else torch.eye(4)[demos.act])
@@ -126,7 +127,7 @@ def test_the_reward_is_that_of_the_trained_discriminator_at_every_step(kind, pos
     agent = make_agent(kind, minibatch_size=8, positive_rew=positive)
     rollout = make_rollout(agent)
     before = copies(agent)
-    learned, metrics = gail.update_disc(agent, mpi.Adam(agent.disc), rollout, make_demos(kind))
+    learned, metrics = gail.update_disc(agent, Adam(agent.disc), rollout, make_demos(kind))
     with torch.no_grad():
         share = agent.disc_logit(played(agent, rollout)).sigmoid().view_as(rollout.rew)
     expected = -torch.log(1 - share) if positive else torch.log(share)
@@ -145,7 +146,7 @@ def test_the_discriminator_has_a_learning_rate_of_its_own(disc_lr):
     """Adam's first step is that long."""
     agent = make_agent(disc_lr=disc_lr)
     before = parameters(agent.disc)
-    gail.update_disc(agent, mpi.Adam(agent.disc), make_rollout(agent), make_demos())
+    gail.update_disc(agent, Adam(agent.disc), make_rollout(agent), make_demos())
     close((parameters(agent.disc) - before).abs().max(), disc_lr, rtol=0.02)
 
 

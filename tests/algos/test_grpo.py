@@ -16,7 +16,7 @@ from gymnasium.spaces import Box
 from algos import grpo
 from tests.helpers import close, copies, rows, same, vec
 from tests.onpolicy import parameters
-from utils import mpi
+from utils.optim import Adam
 from utils.tasks import Text
 
 TEXTS = Box(0, 3, (3,), np.int64), Box(0, 3, (2,), np.int64)
@@ -231,7 +231,7 @@ def test_an_update_compares_with_the_policy_that_answered_and_with_the_reference
     before, fixed, batches, plain = copy.deepcopy(agent), copies(reference), [], grpo.grpo_loss
     monkeypatch.setattr(grpo, "grpo_loss", lambda agent, batch: batches.append(
         (copies(agent), batch)) or plain(agent, batch))
-    metrics = grpo.update(agent, reference, mpi.Adam(agent), answers, 5e-4)
+    metrics = grpo.update(agent, reference, Adam(agent), answers, 5e-4)
     assert len(batches) == 3 and same(batches[0][0], copies(before))
     assert not same(batches[1][0], batches[0][0]) and same(copies(reference), fixed)
     for _, batch in batches:

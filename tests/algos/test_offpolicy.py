@@ -5,7 +5,7 @@ import torch
 from tests.algos.test_contract import build
 from tests.registry import ALGOS, config, module
 
-OFFPOLICY = [name for name in ALGOS if hasattr(module(name).Config, "start_steps")]
+OFFPOLICY = [name for name in ALGOS if "start_steps" in module(name).Config.__annotations__]
 every_algo = pytest.mark.parametrize("name", OFFPOLICY)
 
 

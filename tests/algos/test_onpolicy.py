@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings as how, strategies as st
-from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, ppo, ppo_popart, vpg
 from tests.helpers import LOG_2PI, bare, close, copies, gradients, moved, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, learn, make_agent,
     make_config as config, make_rollout, parameters, targets, tiny_agent)
-from utils import mpi
 from utils.nets import ImageEncoder
+from utils.optim import Adam
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
 without_memory = pytest.mark.parametrize("name", [name for name in ALGOS if name != "ppo_lstm"])
@@ -53,15 +52,23 @@ def test_gae_is_the_double_sum(name):
 
 
 @every_algo
-@pytest.mark.parametrize("discrete", [True, False])
-def test_log_prob_and_entropy_are_those_of_the_library(name, discrete):
-    torch.manual_seed(0)
-    algo, out = ALGOS[name], 3 * torch.randn(6, 4)
-    log_std = None if discrete else torch.randn(4)
-    act = torch.randint(4, (6,)) if discrete else 5 * torch.randn(6, 4)
-    library = (Categorical(logits=out) if discrete else Independent(Normal(out, log_std.exp()), 1))
-    close(algo.log_prob(out, log_std, act), library.log_prob(act))
-    close(algo.entropy(out, log_std), library.entropy().mean())
+@pytest.mark.parametrize("kind", ["box", "discrete"])
+def test_log_prob_and_entropy_by_their_formulas(name, kind):
+    agent = make_agent(ALGOS[name], kind)
+    features = torch.randn(6, agent.actor[0].in_features)
+    agent.actor[-1].weight.data *= 100
+    policy, out = agent.policy(features), agent.actor(features)
+    if kind == "discrete":
+        act, log_pi = torch.randint(4, (6,)), out - out.exp().sum(-1, keepdim=True).log()
+        logp, entropy = log_pi[range(6), act], -(log_pi.exp() * log_pi).sum(-1)
+        assert log_pi.std() > 0.1
+    else:
+        agent.log_std.data = vec(math.log(0.5), math.log(3))
+        policy, act, std = agent.policy(features), 5 * torch.randn(6, 2), vec(0.5, 3)
+        logp = (-((act - out) / std).square() / 2 - std.log() - LOG_2PI / 2).sum(-1)
+        entropy = (std.log() + LOG_2PI / 2 + 0.5).sum().expand(6)
+    close(policy.log_prob(act), logp, rtol=1e-4)
+    close(policy.entropy(), entropy, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["vpg", "trpo"])               # the others have it in their loss
@@ -134,7 +141,6 @@ def test_layers_have_the_sizes_of_the_papers(name):
             sizes = [layer.weight.shape for layer in net if hasattr(layer, "weight")]
             assert sizes == [*hidden, (count, 64)]
             assert all(type(layer).__name__ == "Tanh" for layer in net[1::2])
-        assert agent.log_std is None if kind == "discrete" else True
         close([] if agent.discrete else agent.log_std.exp(), 2 * [0.2] * (kind == "box"))
         if name == "ppo_lstm":
             assert (agent.lstm.input_size, agent.lstm.hidden_size) == (64, 128)
@@ -190,7 +196,7 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind)
 
 
 @pytest.mark.parametrize("name, net, layers", [
-    ("ppo", "actor", "LTLTL"), ("ppo_lstm", "encoder", "LTLT"), ("ppo_lstm", "actor", "LTLTL"),
+    ("ppo", "actor", "LTLTL"), ("ppo_lstm", "embed", "LTLT"), ("ppo_lstm", "actor", "LTLTL"),
     ("gail", "disc", "LTLTL")])
 def test_tanh_is_where_it_belongs(name, net, layers):
     parts = getattr(make_agent(ALGOS[name], hidden=(5, 4)), net).modules()
@@ -270,7 +276,7 @@ WITHOUT_ADVANTAGE = {  # parts of the agent that learn from images where no acti
     "vpg": {"critic"}, "trpo": {"critic"},
     "a2c": {"critic", "encoder"}, "acktr": {"critic", "encoder"}, "ppo": {"critic", "encoder"},
     "ppo_popart": {"critic", "encoder", "num_rollouts", "loc", "square"},
-    "ppo_lstm": {"critic", "lstm", "encoder"},
+    "ppo_lstm": {"critic", "lstm", "embed"},
 }
 
 
@@ -295,7 +301,7 @@ def test_who_learns_from_the_value_loss_alone(name, monkeypatch):
 # ---- The ladder
 
 @every_kind
-@pytest.mark.parametrize("optimizer", [mpi.Adam, Descent])
+@pytest.mark.parametrize("optimizer", [Adam, Descent])
 def test_ppo_of_one_epoch_one_minibatch_and_no_clipping_is_a2c(kind, optimizer):
     """At the first step the ratio is 1, so that the two losses have one gradient."""
     shared = {"ent_coef": 0.01, "vf_coef": 0.5, "max_grad_norm": 0.5, "lam": 0.9}
@@ -306,7 +312,7 @@ def test_ppo_of_one_epoch_one_minibatch_and_no_clipping_is_a2c(kind, optimizer):
         results.append(learn(algo, agent, make_rollout(algo, agent), optimizer, lr=1e-2))
     (ours, metrics), (theirs, expected) = results
     assert (ours - start).abs().max() > 1e-4
-    close(ours, theirs, rtol=1e-4, atol=5e-5 if optimizer is mpi.Adam else 1e-6)
+    close(ours, theirs, rtol=1e-4, atol=5e-5 if optimizer is Adam else 1e-6)
     for key in ("v_loss", "entropy", "explained_variance"):
         close(metrics[key], expected[key].squeeze(), rtol=1e-4)
     close(metrics["grad_norm"], expected["grad_norm"][0], rtol=1e-4)

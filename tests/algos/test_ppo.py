@@ -14,10 +14,10 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from algos import ppo
 from tests import onpolicy
 from tests.algos.test_contract import build
-from tests.helpers import Nowhere, close, gradients, vec
-from tests.onpolicy import SPACES, distribution, outputs, pairs, parameters, rows_of
+from tests.helpers import LOG_2PI, Nowhere, close, gradients, vec
+from tests.onpolicy import SPACES, distribution, pairs, parameters, rows_of
 from tests.registry import config
-from utils import mpi
+from utils.optim import Adam
 
 make_agent = partial(onpolicy.make_agent, ppo)
 make_rollout = partial(onpolicy.make_rollout, ppo)
@@ -53,9 +53,13 @@ def test_clip_loss_sign_by_sign(ratio, adv, clip, loss, slope):
     close(by_logp, vec(slope))
 
 
-def test_approx_kl_by_hand():
-    kl = ppo.approx_kl(vec(-1, 2) + vec(2, .5).log(), vec(-1, 2))
-    close(kl, vec(1 - math.log(2), math.log(2) - 0.5))
+def test_policy_change_by_hand():
+    """Ratios of 2, 1/2 and 1.1; the first two are out of range."""
+    agent = onpolicy.tiny_agent(ppo, clip_ratio=0.2)
+    logp_old = -LOG_2PI / 2 - vec(2, .5, 1.1).log()
+    change = ppo.policy_change(agent, torch.zeros(3, 1), torch.zeros(3, 1), logp_old)
+    close(change["kl"], (1 - math.log(2) + math.log(2) - 0.5 + 0.1 - math.log(1.1)) / 3)
+    close(change["clip_frac"], 2 / 3)
 
 
 # ---- [B] against [B, 1]
@@ -160,8 +164,8 @@ class Drifted(onpolicy.Spy):
 def clipped_shares(call):
     """Shares of a minibatch beyond the range, by side and sign: (+ +), (+ -), (- +), (- -)."""
     with torch.no_grad():
-        out, _ = outputs(call.agent, call.obs)
-        ratio = (ppo.log_prob(out, call.agent.log_std, call.act) - call.logp_old).exp()
+        policy = call.agent.policy(call.agent.encoder(call.obs))
+        ratio = (policy.log_prob(call.act) - call.logp_old).exp()
     clip = call.agent.cfg.clip_ratio
     return [(side & sign).float().mean() for side in (ratio > 1 + clip, ratio < 1 - clip)
             for sign in (call.adv > 0, call.adv < 0)]
@@ -200,9 +204,9 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
 
 
 def test_training_has_the_optimizer_of_stable_baselines3():
-    """Adam (utils/mpi.py is compared with PyTorch's) with an epsilon, and nothing else is set."""
+    """Adam (utils/optim.py is compared with PyTorch's) with an epsilon, and nothing else is set."""
     ours = build("ppo", config("ppo"))["optimizer"]
     theirs = PPO("MlpPolicy", Nowhere(*SPACES["discrete"]), device="cpu").policy.optimizer
-    assert type(ours) is mpi.Adam and type(theirs) is torch.optim.Adam
+    assert type(ours) is Adam and type(theirs) is torch.optim.Adam
     assert theirs.defaults == torch.optim.Adam(
         [torch.zeros(1)], lr=theirs.defaults["lr"], eps=ours.eps).defaults

@@ -29,8 +29,8 @@ def make_agent(kind="box", **settings):
 
 
 def normalized(agent, rollout):
-    """Return the rollout's sequences as the network gets them: obs, done, memory."""
-    return agent.normalize_obs(rollout.obs), rollout.done, rollout.memory
+    """Return the rollout's sequences as the network gets them."""
+    return ppo_lstm.Inputs(agent.normalize_obs(rollout.obs), rollout.done, rollout.memory)
 
 
 def walk(agent, rollout):
@@ -40,7 +40,7 @@ def walk(agent, rollout):
                           for name, x in agent.lstm.state_dict().items()})
 
     def see(raw, memory):
-        return cell(agent.encoder(agent.normalize_obs(raw[None])), memory)
+        return cell(agent.embed(agent.normalize_obs(raw[None])), memory)
 
     hidden, vals, next_vals = [], [], []
     for n in range(rollout.rew.shape[1]):
@@ -57,16 +57,21 @@ def walk(agent, rollout):
             torch.cat(vals).view(shape).T, torch.cat(next_vals).view(shape).T)
 
 
+def log_prob(agent, h, act):
+    """Return log pi(a|s), [T, N], of h and actions [T, N, ...]."""
+    return agent.policy(h.flatten(0, 1)).log_prob(act.flatten(0, 1)).view(h.shape[:2])
+
+
 # ---- Equations
 
 def test_loss_is_the_sum_of_its_parts():
     agent = make_agent("discrete", vf_coef=0.5, ent_coef=0.1)
     with torch.no_grad():
         rollout = make_rollout(ppo_lstm, agent)
-        minibatch = ppo_lstm.Sequences(
-            *normalized(agent, rollout), act=rollout.act.flatten(),
+        minibatch = ppo_lstm.Minibatch(
+            normalized(agent, rollout), act=rollout.act.flatten(),
             logp_old=torch.full((24,), -1.4), adv=torch.randn(24), ret=torch.randn(24))
-        loss, metrics = ppo_lstm.recurrent_ppo_loss(agent, minibatch)
+        loss, metrics = ppo_lstm.ppo_loss(agent, minibatch)
         h, val, _ = walk(agent, rollout)
         policy = torch.distributions.Categorical(logits=agent.actor(h).flatten(0, 1))
     ratio = (policy.log_prob(minibatch.act) + 1.4).exp()
@@ -89,7 +94,7 @@ def test_values_and_targets_are_those_of_single_steps(kind):
         _, val, next_val = walk(agent, rollout)
         rew = (rollout.rew / agent.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
         adv = ppo_lstm.gae(rew, val, next_val, rollout.terminated, rollout.done, 0.9, 0.8)
-        actual = ppo_lstm.recurrent_targets(agent, rollout, agent.normalize_obs(rollout.obs))
+        actual = ppo_lstm.recurrent_targets(agent, rollout, normalized(agent, rollout))
     for ours, theirs in zip(actual, (val, adv, adv + val), strict=True):
         close(ours, theirs, rtol=1e-4, atol=1e-4)
 
@@ -103,8 +108,9 @@ def test_unroll_is_acting_step_by_step(kind):
     rollout = make_rollout(ppo_lstm, agent)
     with torch.no_grad():
         expected, val, _ = walk(agent, rollout)
-        h, memory = agent.unroll(*normalized(agent, rollout))
+        h, memory = agent.unroll(normalized(agent, rollout))
         close(h, expected.flatten(0, 1))
+        assert torch.equal(h, agent.encoder(normalized(agent, rollout)))
         close(agent.value(h), val.flatten())
     agent.memory = rollout.memory
     for t, obs in enumerate(rollout.obs):
@@ -113,10 +119,9 @@ def test_unroll_is_acting_step_by_step(kind):
         ends = rollout.done[t].bool() if t < 7 else torch.ones(3, dtype=bool)
         close(memory[:, t, ends], agent.memory[:, ends])        # before it is cleared
         agent.forget(rollout.done[t].bool().numpy())
-    order = [2, 0, 1]
-    obs, done, memory = normalized(agent, rollout)
+    order = torch.tensor([2, 0, 1])
     with torch.no_grad():
-        permuted, _ = agent.unroll(obs[:, order], done[:, order], memory[:, order])
+        permuted = agent.encoder(normalized(agent, rollout)[order])
     close(permuted, expected[:, order].flatten(0, 1))
 
 
@@ -126,7 +131,7 @@ def test_the_gradient_goes_back_to_the_start_of_the_episode_and_no_further():
     done = torch.zeros(6, 2)
     done[2, 0] = 1
     start = torch.randn(2, 2, 8, requires_grad=True)
-    h, _ = agent.unroll(obs, done, start)
+    h = agent.encoder(ppo_lstm.Inputs(obs, done, start))
     by_obs, by_start = torch.autograd.grad(h[-2:].sum(), (obs, start))     # of the last step
     reached = by_obs.abs().sum(-1) > 0
     assert reached[:, 0].tolist() == [False] * 3 + [True] * 3 and reached[:, 1].all()
@@ -155,7 +160,7 @@ def test_rollouts_hold_the_memory_before_their_first_step(obs):
     for steps in (5, 2, 1, 9):
         rollout, shown = ppo_lstm.collect_with_memory(agent, envs, shown, steps)
         with torch.no_grad():
-            h, _ = agent.unroll(*normalized(agent, rollout))
+            h = agent.encoder(normalized(agent, rollout))
         assert torch.equal(rollout.memory, before[-steps])
         close(h, torch.cat(acted[-steps:]))
         for memory, ended in zip(before[-steps:], rollout.done):
@@ -169,24 +174,24 @@ def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch
     agent = make_agent(kind, num_envs=6, rollout_steps=24, minibatch_envs=2, epochs=2,
                        norm_adv=False)
     rollout, before = make_rollout(ppo_lstm, agent), copy.deepcopy(agent)
-    spy = Spy(ppo_lstm.recurrent_ppo_loss)
-    monkeypatch.setattr(ppo_lstm, "recurrent_ppo_loss", spy)
+    spy = Spy(ppo_lstm.ppo_loss)
+    monkeypatch.setattr(ppo_lstm, "ppo_loss", spy)
     learn(ppo_lstm, agent, rollout, Descent, lr=0.0)            # so that V stays
-    obs, done, memory = normalized(before, rollout)
+    obs, done, memory = vars(normalized(before, rollout)).values()
     scaled = (rollout.rew / before.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
     with torch.no_grad():
         h, val, next_val = walk(before, rollout)
         adv = ppo_lstm.gae(scaled, val, next_val, rollout.terminated, done, 0.99, 0.95)
-        logp = ppo_lstm.log_prob(before.actor(h).flatten(0, 1), before.log_std,
-                                 rollout.act.flatten(0, 1)).view_as(adv)
+        logp = log_prob(before, h, rollout.act)
     orders = []
     for minibatch in spy.calls:
-        assert minibatch.obs.shape[:2] == (4, 2)
-        envs = [int((memory == minibatch.memory[:, i:i + 1]).all(2).all(0).nonzero())
+        seen = minibatch.obs
+        assert seen.obs.shape[:2] == (4, 2)
+        envs = [int((memory == seen.memory[:, i:i + 1]).all(2).all(0).nonzero())
                 for i in (0, 1)]
         orders.append(envs)
-        assert torch.equal(minibatch.obs, obs[:, envs])
-        assert torch.equal(minibatch.done, done[:, envs])
+        assert torch.equal(seen.obs, obs[:, envs])
+        assert torch.equal(seen.done, done[:, envs])
         assert torch.equal(minibatch.act, rollout.act[:, envs].flatten(0, 1))
         for name, expected in (("logp_old", logp), ("adv", adv), ("ret", adv + val)):
             close(getattr(minibatch, name), expected[:, envs].flatten(), rtol=1e-4, atol=1e-4)
@@ -200,8 +205,8 @@ def test_the_kl_is_that_of_the_policy_with_memory():
     rollout, before = make_rollout(ppo_lstm, agent), copy.deepcopy(agent)
     _, metrics = learn(ppo_lstm, agent, rollout, lr=3e-3)
     with torch.no_grad():
-        old, new = [ppo_lstm.log_prob(one.actor(walk(one, rollout)[0]).flatten(0, 1), one.log_std,
-                                      rollout.act.flatten(0, 1)) for one in (before, agent)]
+        old, new = [log_prob(each, walk(each, rollout)[0], rollout.act)
+                    for each in (before, agent)]
     log_ratio = new - old
     close(metrics["kl"], (log_ratio.exp() - 1 - log_ratio).mean(), rtol=1e-3)
     close(metrics["clip_frac"], ((log_ratio.exp() - 1).abs() > 0.2).float().mean())

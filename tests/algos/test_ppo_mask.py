@@ -11,8 +11,8 @@ from algos import ppo, ppo_mask
 from tests.envs import with_mask
 from tests.helpers import VECTOR, close, gradients, refused, rows, vec
 from tests.onpolicy import Spy
-from utils import mpi
 from utils.envs import make_envs
+from utils.optim import Adam
 from utils.spaces import FlatBox, obs_kind
 
 SMALL = {"device": "cpu", "hidden": (8, 8), "num_envs": 2, "rollout_steps": 64,
@@ -31,6 +31,13 @@ def make_agent(space=SPACE, num_acts=4):
     agent.obs_stats.count.fill_(50)
     agent.obs_stats.mean.fill_(3.0), agent.obs_stats.var.fill_(4.0)
     return agent
+
+
+def policy(logits):
+    """Return what `Agent.policy` makes of these logits and MASKS."""
+    agent = make_agent()
+    agent.actor.forward = lambda seen: logits
+    return agent.policy(torch.cat([torch.zeros(4, 3), MASKS], 1))
 
 
 def some_obs(count=50):
@@ -52,7 +59,7 @@ def allowed_probs(logits, mask):
 
 def test_probabilities_are_those_of_what_is_allowed_renormalised():
     """And exactly 0 for what is not, however high its logit is."""
-    probs = ppo_mask.mask_logits(LOGITS, MASKS).softmax(-1)
+    probs = policy(LOGITS).probs
     close(probs, vec(*map(allowed_probs, LOGITS.tolist(), MASKS.tolist())))
     assert (probs[MASKS == 0] == 0).all()
 
@@ -62,7 +69,7 @@ def test_the_entropy_is_that_of_what_is_allowed_with_its_gradient():
         rows = [-(p * p.log()).sum() for p in (x[m > 0].softmax(-1) for x, m in zip(logits, MASKS))]
         return torch.stack(rows).mean()
 
-    ours = gradients(lambda x: ppo_mask.entropy(ppo_mask.mask_logits(x, MASKS), None), LOGITS)
+    ours = gradients(lambda x: policy(x).entropy().mean(), LOGITS)
     for mine, expected in zip(ours, gradients(by_hand, LOGITS)):
         close(mine, expected)
     assert ours[1][3].tolist() == [0, 0, 0, 0]                  # one action: there is no choice
@@ -70,8 +77,7 @@ def test_the_entropy_is_that_of_what_is_allowed_with_its_gradient():
 
 def test_the_log_probability_leaves_logits_of_what_is_forbidden_alone():
     act = torch.tensor([2, 1, 3, 2])
-    logp, grad = gradients(lambda x: ppo_mask.log_prob(ppo_mask.mask_logits(x, MASKS), None,
-                                                       act).sum(), LOGITS)
+    logp, grad = gradients(lambda x: policy(x).log_prob(act).sum(), LOGITS)
     probs = [allowed_probs(*row) for row in zip(LOGITS.tolist(), MASKS.tolist())]
     close(logp, sum(math.log(p[a]) for p, a in zip(probs, act)))
     close(grad, torch.nn.functional.one_hot(act, 4) - vec(*probs))
@@ -83,11 +89,11 @@ def test_the_log_probability_leaves_logits_of_what_is_forbidden_alone():
 @pytest.mark.parametrize("scale", [1.0, 1000.0])                # also of logits far apart
 def test_no_action_is_forbidden_drawn_or_best(scale):
     agent = make_agent()
-    agent.actor.net[-1].weight.data *= scale
+    agent.actor[-1].weight.data *= scale
     obs, masks = some_obs(3000)
     for act in (agent.act(obs), agent.act(obs, deterministic=True)):
         assert masks.gather(1, act[:, None]).all()
-    logits = agent.actor.net((torch.from_numpy(obs[:, :3]) - 3) / 2)
+    logits = agent.actor((torch.from_numpy(obs[:, :3]) - 3) / 2)
     best = torch.where(masks, logits, -math.inf).argmax(1)
     assert torch.equal(act, best) and (logits.argmax(1) != best).any()
     assert agent.predict(obs[7]) == best[7]
@@ -116,8 +122,10 @@ def test_the_mask_is_not_seen_and_has_no_statistics():
     close(inputs, torch.cat([(obs[:, 4:] - 3) / 2, masks.float()], 1))
     everything = torch.cat([inputs[:, :3], torch.ones(50, 4)], 1)
     assert torch.equal(agent.value(inputs), agent.value(everything))
-    out, free = agent.actor(inputs), agent.actor(everything)
-    assert torch.equal(out[masks], free[masks]) and not torch.equal(out, free)
+    seen = []
+    agent.actor.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    masked, free = agent.policy(inputs), agent.policy(everything)
+    assert torch.equal(*seen) and not torch.equal(masked.probs, free.probs)
     agent = ppo_mask.train(ppo_mask.Config(env="tests.envs:MaskEnds-v0", **SMALL))
     close(agent.obs_stats.mean[1], 3.0)                         # it shows (x, 3)
 
@@ -129,7 +137,7 @@ def test_masks_that_forbid_nothing_change_nothing_to_the_bit(norm_obs):
     plain = ppo.train(ppo.Config(env="CartPole-v1", **settings)).state_dict()
     settings |= {"run_dir": "masked"}
     masked = ppo_mask.train(ppo_mask.Config(env="tests.envs:AllAllowed-v0", **settings))
-    masked = {name.replace("actor.net", "actor"): x for name, x in masked.state_dict().items()}
+    masked = masked.state_dict()
     assert masked.keys() == plain.keys()
     assert all(torch.equal(masked[name], plain[name]) for name in plain)
     assert rows("masked") == rows("run") and rows("run", "episodes.csv")
@@ -147,13 +155,13 @@ def test_an_update_is_of_the_policy_that_acted(monkeypatch):
     act = agent.act
 
     def noting(obs):
-        logits = agent.actor.net((torch.from_numpy(obs[:, :3]) - 3) / 2).tolist()
+        logits = agent.actor((torch.from_numpy(obs[:, :3]) - 3) / 2).tolist()
         probs.append([allowed_probs(*row) for row in zip(logits, obs[:, 3:])])
         return act(obs)
 
     monkeypatch.setattr(agent, "act", noting)
     rollout, _ = ppo_mask.collect(agent, envs, envs.reset(seed=1)[0], 32)
-    metrics = ppo_mask.update(agent, mpi.Adam(agent), rollout, 0.0)  # nothing moves
+    metrics = ppo_mask.update(agent, Adam(agent), rollout, 0.0)  # nothing moves
     probs = torch.tensor(probs)
     acted = probs.gather(2, rollout.act[..., None]).log().flatten()
     used = torch.cat([call.logp_old for call in spy.calls[:4]])     # the first epoch

@@ -9,7 +9,7 @@ from torch.nn.functional import layer_norm
 from algos import pqn
 from tests.helpers import VECTOR, bare, close, vec
 from tests.onpolicy import IMAGES, Descent, parameters
-from utils import mpi
+from utils.optim import Adam
 
 
 def make_agent(space=VECTOR, **settings):
@@ -93,7 +93,7 @@ def test_every_epoch_learns_from_each_sample_once_with_targets_from_before(monke
     plain = pqn.pqn_loss
     monkeypatch.setattr(pqn, "pqn_loss", lambda agent, batch: (seen.append(batch),
                                                                plain(agent, batch))[1])
-    metrics = pqn.update(agent, mpi.Adam(agent.critic), rollout, 1e-2)
+    metrics = pqn.update(agent, Adam(agent.critic), rollout, 1e-2)
     obs = rollout.obs.flatten(0, 1)
     rows = [[int((obs == one).all(-1).nonzero()) for one in batch.obs] for batch in seen]
     epochs = [sum(rows[k:k + 3], []) for k in (0, 3, 6)]

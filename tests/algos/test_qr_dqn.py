@@ -5,7 +5,7 @@ import torch
 from algos import qr_dqn
 from tests.helpers import bare, close, gradients, refused, vec
 from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fits, gradient_in
-from utils import checkpoint
+from utils.run import checkpoint
 
 
 # ---- The loss of quantiles
@@ -45,7 +45,7 @@ def test_loss_by_hand():
     agent = tiny_agent(vec((3, 4, 5), (0, 1, 2)), vec((9, 0, 0), (2, 4, 6)))
     obs = torch.zeros(2, 3)
     batch = qr_dqn.Transitions(obs, torch.tensor([1, 1]), vec(1, 8), obs, vec(0, 1))
-    loss, metrics, grad = gradient_in(agent.critic, qr_dqn.qr_loss, agent, batch)
+    loss, metrics, grad = gradient_in(agent.critic, qr_dqn.critic_loss, agent, batch)
     quantiles, target = vec((0, 1, 2), (0, 1, 2)), vec((2, 3, 4), (8, 8, 8))    # the other dies
     each, slope = gradients(lambda x: qr_dqn.quantile_huber(x, target, agent.taus).mean(),
                             quantiles)
@@ -67,7 +67,7 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
         target = batch.rew[k] + 0.7 * (1 - batch.terminated[k]) * best
         quantiles = agent.critic(batch.obs[k:k + 1])[0, batch.act[k]]
         losses.append(qr_dqn.quantile_huber(quantiles[None], target[None], agent.taus)[0])
-    fits(agent.critic, torch.stack(losses).mean(), qr_dqn.qr_loss, agent, batch)
+    fits(agent.critic, torch.stack(losses).mean(), qr_dqn.critic_loss, agent, batch)
 
 
 # ---- The agent

@@ -25,6 +25,12 @@ def squashed(algo, out, eps):
         return algo.sample_squashed_gaussian(out)
 
 
+def batch_of(algo, obs):
+    """Transitions of which only the observations count."""
+    zero = torch.zeros(len(obs))
+    return algo.Transitions(obs, obs, zero, obs, zero)
+
+
 # ---- The squashed Gaussian
 
 @and_children
@@ -64,7 +70,8 @@ def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
     raw = agent.act(obs).atanh()
     close(raw.mean(0), mean[0], atol=0.05)
     close(raw.std(0), log_std.exp()[0], rtol=0.05)
-    close(agent.act(obs[:1], deterministic=True), mean.tanh())
+    with noise_is():                                                # nothing is drawn for it
+        close(agent.act(obs[:1], deterministic=True), mean.tanh())
 
 
 # ---- Losses
@@ -82,16 +89,20 @@ def shifted_policy(algo, lines, targets=UNUSED, **settings):
 
 
 @and_her
-def test_soft_value_by_hand(algo):
+def test_value_of_a_state_by_hand(algo):
     """Q_1 = s + 3 a is the lower one at s = 1, Q_2 = 9 - a - 3 s at 2 and 3; log pi = -0.6312565,
     or with eps = 1 and a = tanh(1 + atanh 0.5): -log(2 pi) / 2 - 1/2 - log(1 - a^2)."""
     agent = shifted_policy(algo, [(1.0, 3.0, 0.0), (-3.0, -1.0, 9.0)])
-    with noise_is(column(0.0, 0.0, 1.0)):
-        val, logp = algo.soft_value(agent, agent.critic, column(1.0, 2.0, 3.0))
     act = math.tanh(1 + math.atanh(0.5))
     far = -0.9189385 - 0.5 - math.log(1 - act**2)
-    close(logp, [-0.6312565, -0.6312565, far])
-    close(val, [2.5 + 1.262513, 2.5 + 1.262513, -act - 2 * far])
+    for state, eps, logp, val in ((1.0, 0.0, -0.6312565, 2.5 + 1.262513),
+                                  (2.0, 0.0, -0.6312565, 2.5 + 1.262513),
+                                  (3.0, 1.0, far, -act - 2 * far)):
+        with noise_is(column(eps)):
+            loss, metrics, got = algo.actor_loss(agent, batch_of(algo, column(state)))
+        close(got, [logp])
+        close(metrics["logp"], [logp])
+        close(loss.detach(), -val)
 
 
 @and_her
@@ -116,10 +127,9 @@ def test_actor_loss_and_gradient_by_hand(algo):
     """The values of the test above, with eps = 0. The bias of mu moves a by 0.75 and log pi by
     2 a = 1."""
     agent = shifted_policy(algo, [(1.0, 3.0, 0.0), (-3.0, -1.0, 9.0)])
-    obs, zero = column(1.0, 2.0, 3.0), torch.zeros(3)
     with noise_is(torch.zeros(3, 1)):
         loss, metrics, grad = gradient_in(agent.actor, algo.actor_loss, agent,
-                                          algo.Transitions(obs, obs, zero, obs, zero))
+                                          batch_of(algo, column(1.0, 2.0, 3.0)))
     close(metrics["logp"], [-0.6312565] * 3)
     close(metrics["actor_loss"], loss)
     close(loss, 2 * -0.6312565 - (2.5 + 2.5 - 0.5) / 3)
@@ -157,6 +167,23 @@ def test_a_fixed_temperature_stays(algo):
     close(flat(agent.critic_targ), torch.lerp(before, flat(agent.critic), agent.cfg.tau))
     assert not torch.equal(flat(agent.critic_targ), before)
     close(sac.Agent(helpers.VECTOR, helpers.BOX, sac.Config(alpha=0.3)).log_alpha.exp(), 0.3)
+
+
+@and_children
+def test_a_fixed_temperature_may_be_0(algo):
+    """Without the bonus, the actor's loss is as much smaller as the bonus was worth."""
+    losses, logps = [], []
+    for alpha in (0.0, 0.5):
+        agent, batch = make_agent(algo, alpha=alpha, learn_alpha=False), make_batch(algo)
+        assert agent.alpha() == alpha and agent.log_alpha.isfinite()
+        torch.manual_seed(1)
+        loss, _, logp = algo.actor_loss(agent, batch)
+        losses.append(loss.detach()), logps.append(logp.mean())
+    close(losses[0], losses[1] - 0.5 * logps[1])
+    for settings, bound in (({"alpha": 0.0}, "above 0"),
+                            ({"alpha": -0.1, "learn_alpha": False}, "at least 0")):
+        said = helpers.refused(lambda settings=settings: algo.Config(**settings))
+        assert said == f"--alpha is {settings['alpha']}; it takes a number, {bound}"
 
 
 def test_a_fixed_temperature_is_not_that_of_another_run():

@@ -11,15 +11,16 @@ import torch
 from sb3_contrib import TRPO
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
-from torch.distributions import kl_divergence
+from torch.distributions import Categorical, kl_divergence
 
 from algos import trpo
 from tests import onpolicy
-from tests.helpers import Nowhere, bare, close, gradients, vec
+from tests.helpers import BOX, Nowhere, bare, close, gradients, vec
 from tests.onpolicy import (
     SPACES, Still, distribution, make_agent, make_optimizers, make_rollout, pairs, parameters,
     targets)
 from utils import mpi
+from utils.nets import Gaussian
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
 tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=())
@@ -56,13 +57,13 @@ def made(algo, adv):
     agent = algo.Agent(space, gym.spaces.Discrete(2), algo.Config(hidden=()))
     agent.actor[-1].weight.data.zero_()
     agent.actor[-1].bias.data = vec(0, math.log(3))
-    return agent, algo.Batch(torch.ones(3, 1), torch.tensor([0, 1, 1]), adv, torch.zeros(3, 2),
-                             None)
+    return agent, algo.Batch(torch.ones(3, 1), torch.tensor([0, 1, 1]), adv, torch.zeros(3),
+                             Categorical(logits=torch.zeros(3, 2)))
 
 
 def test_surrogate_and_kl_by_hand():
     agent, batch = made(trpo, vec(2, -1, 4))
-    gain, kl = trpo.surrogate(agent, batch), trpo.mean_kl(agent, batch)
+    gain, kl = trpo.surrogate(agent, batch), trpo.mean_kl(agent, batch.obs, batch.pi_old)
     by_bias, = torch.autograd.grad(gain, agent.actor[-1].bias)
     close(gain.detach(), (-0.5 * 2 + 0.5 * -1 + 0.5 * 4) / 3)  # (ratio - 1) A
     close(by_bias, vec(-0.125, 0.125))  # ratio A (1 - 1/4) or ratio A (-1/4), and its negative
@@ -76,10 +77,12 @@ def test_surrogate_refuses_a_column_of_advantages():
 
 def test_kl_of_normals_by_hand():
     """sigma 1 to 2 and mean 0 to 4 in the first dimension; the second stays. The mean of two."""
-    old, new = vec((0, 7), (0, 7)), vec((4, 7), (0, 7))
-    log_std_old, log_std = vec(0, 0.3), vec(math.log(2), 0.3)
-    kl, by_new, by_log_std = gradients(
-        lambda out, log_std: trpo.kl_divergence(old, log_std_old, out, log_std), new, log_std)
+    agent = trpo.Agent(gym.spaces.Box(-1, 1, (2,)), BOX, trpo.Config(hidden=()))
+    agent.actor[-1].weight.data, agent.actor[-1].bias.data = torch.eye(2), torch.zeros(2)
+    agent.log_std.data = vec(math.log(2), 0.3)
+    old = Gaussian(vec((0, 7), (0, 7)), vec(0, 0.3))
+    kl, by_new = gradients(lambda obs: trpo.mean_kl(agent, obs, old), vec((4, 7), (0, 7)))
+    by_log_std, = torch.autograd.grad(trpo.mean_kl(agent, vec((4, 7), (0, 7)), old), agent.log_std)
     first, second = (1 + 16) / 8 - 0.5 + math.log(2), 1 / 8 - 0.5 + math.log(2)
     close(kl, (first + second) / 2)
     close(by_new, vec((0.5, 0), (0, 0)))  # (mu - mu_old) / sigma^2, of a mean over two
@@ -159,11 +162,17 @@ def test_the_fisher_matrix_is_that_of_one_sample_in_k(monkeypatch):
 
 def test_the_samples_of_the_fisher_matrix_are_drawn_anew():
     """Every k-th would be always of the same environments if k divides their number."""
-    agent = tiny_agent()
-    batch = trpo.Batch(vec([1], [9]), vec([0], [0]), vec(0, 0), vec([3], [5]), agent.log_std)
-    halves = {round(trpo.mean_kl(agent, batch, 2).item(), 3) for _ in range(20)}
-    assert len(halves) == 2
-    close(trpo.mean_kl(agent, batch), sum(halves) / 2, rtol=1e-2)
+    given, plain = [], trpo.mean_kl
+
+    def mean_kl(agent, obs, pi_old):
+        assert pi_old.loc.shape == obs.shape  # these samples' own pi_old
+        given.append(tuple(obs.flatten().tolist()))
+        return plain(agent, obs, pi_old)
+
+    for _ in range(20):
+        agent = tiny_agent(fisher_every=2, backtracks=1)
+        step(agent, rollout_of(vec([1], [9]), vec([0], [0])), vec(0, 0), mean_kl=mean_kl)
+    assert set(given[::2]) == {(1,), (9,)} and set(given[1::2]) == {(1, 9)}
 
 
 def test_the_line_search_measures_kl_on_all_samples(monkeypatch):

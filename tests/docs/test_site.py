@@ -94,7 +94,7 @@ def test_equations_stand_above_their_functions(whole):
     site, pages = whole
     for name in ("a2c", "ppo"):
         page, algo = pages[f"algos/{name}.html"], algorithms()[name]
-        assert {"gae", "log_prob", "Agent.update_stats"} <= algo.equations.keys()
+        assert {"gae", "Agent.policy", "Agent.update_stats"} <= algo.equations.keys()
         order = [i for i in page.ids if re.fullmatch(r"eq-.+|L\d+", i)]
         assert [i for i in order if i[0] == "L"] == [f"L{k + 1}" for k in range(len(algo.lines))]
         for function in algo.equations:

@@ -440,7 +440,7 @@ def test_a_run_without_episodes_is_drawn_by_a_column_of_its_reports(capsys):
     (["nowhere", "empty"], "nowhere: there is no run in it (no config.json)\n"
                            "empty: there is no run in it (no config.json)\n"
                            "error: no run to plot; folders given: nowhere empty"),
-    (["runs", "--smooth", "7"], "error: --smooth 7: it takes 1 or 10 or 100; several have spaces"),
+    (["runs", "--smooth", "7"], "error: invalid choice '7' for argument '--smooth'"),
     (["runs", "--out", "curves.gpj"], "--out curves.gpj cannot be written"),
     (["runs", "--y", "ret"], "no column ret, but ep_ret"),
     (["runs", "--rows", "nums"], "error: --rows nums: no such setting; there are algo env lr"),

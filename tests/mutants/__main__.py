@@ -35,7 +35,7 @@ COPIED = ("algos", "utils", "tests")                            # other folders 
 CHECKS = "AssertionError|KeyError|ValueError|FloatingPointError"  # of ours
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before forking, because the imports take longer than most tests.
-WARM = ("pytest torch torch.testing torch._dynamo torch._inductor.config "
+WARM = ("pytest torch torch.testing "
         "gymnasium scipy.stats tqdm matplotlib.figure jaxtyping beartype "
         "stable_baselines3 sb3_contrib pytest_timeout xdist.plugin "
         "mujoco gymnasium.envs.mujoco").split()
@@ -105,7 +105,7 @@ def start_tests(module, tree):
 
 def run_all(todo, jobs):
     """Yield results as they come. `jobs` plantings run at a time, each in its own tree."""
-    os.environ |= {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}  # as tests/conftest.py does
+    os.environ["OMP_NUM_THREADS"] = "1"  # as tests/conftest.py does
     for name in WARM:
         importlib.import_module(name)
     gc.freeze()                                                 # forks need not copy it

@@ -13,9 +13,9 @@ An entry replaces a text that stands exactly once in the file of its module:
 
 Every bug has a source in the world; one of our own drafts needs to have fooled a test. One kind
 stands once, with `also` for the files that share it. There are at most 300 bugs, in at most
-2,500 lines. Bugs are those of the algorithms, of utils/mpi.py, and of images and games in
-utils/envs.py; ordinary tests have to do for the rest. If the text changes, change `old` and `new`
-with it: `python -m tests.mutants --stands` lists the entries whose text is gone.
+2,500 lines. Bugs are those of the algorithms and of what they compute with; ordinary tests have to
+do for the rest of utils/. If the text changes, change `old` and `new` with it: `python -m
+tests.mutants --stands` lists the entries whose text is gone.
 """
 import hashlib
 import tomllib
@@ -30,7 +30,9 @@ HERE = Path(__file__).resolve().parent
 # Test files that may catch bugs of a module, besides those that `tests_of` finds.
 MORE = {"ppo": "collect run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
 
-OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "envs": "envs buffers dqn onpolicy"}
+OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "launch": "mpi saving run",
+            "optim": "optim mpi a2c contract", "nets": "envs onpolicy dqn", "atari": "envs",
+            "buffers": "buffers envs"}
 
 
 def tests_of(module):
@@ -90,8 +92,8 @@ def read():
 
 
 def file_of(module, root=ROOT):
-    """Return the path of a module: algos/ppo.py or utils/mpi.py."""
-    places = root / "algos", root / "utils"
+    """Return the path of a module: algos/ppo.py, utils/mpi.py or utils/run/launch.py."""
+    places = root / "algos", root / "utils", root / "utils/run"
     return next(path for place in places if (path := place / f"{module}.py").exists())
 
 

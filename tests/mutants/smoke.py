@@ -14,14 +14,14 @@ from pathlib import Path
 from types import ModuleType
 
 from utils import mpi
+from utils.errors import UsageError
+from utils.run.launch import clean_env
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/[a-z]*.py")}
 
 # These depend on how busy the machine is, and that must not count as catching a bug.
-LEFT_OUT = ("test_killed_again_and_again",
-            # Compiling takes longer than all other tests together.
-            "test_compiled_equals_eager", "drawn_without_a_display")
+LEFT_OUT = ("test_killed_again_and_again", "drawn_without_a_display")
 SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "atari",
         "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
@@ -62,7 +62,10 @@ def test_it_runs(request):
     of = request.config.getoption("--of")
     if not {mpi.__file__, request.module.__file__} <= set(map(str, ROOT.rglob("*.py"))):
         raise RuntimeError("the tests import another tree than the one with the bug")
-    run_mpi() if of == "mpi" else run_algo("ppo" if of == "envs" else of)
+    if of in ("mpi", "optim", "launch"):
+        run_ranks()
+    else:
+        run_algo(of if of in ALGOS else "dqn")
 
 
 def plain(name):
@@ -88,25 +91,26 @@ def run_algo(name):
             write_demos(settings["demos"], env, settings["env_kwargs"], lengths=(20, 30))
         try:
             algo.train(algo.Config(**{k: v for k, v in settings.items() if k in known}))
-        except mpi.UsageError:  # it takes only other actions or observations
+        except UsageError:  # it takes only other actions or observations
             continue
         ran.append(env)
     if not ran:
         raise RuntimeError(f"{name} takes none of the environments")
 
 
-def run_mpi():
+def run_ranks():
     """Train, save and resume PPO, alone and with a second process."""
     ppo = plain("ppo")
-    settings = {k: v for k, v in SMALL.items() if hasattr(ppo.Config, k)}
-    run = {"env": "CartPole-v1", "run_dir": "run", "eval_every": 64}
-    ppo.train(ppo.Config(**settings, **run, total_steps=128))
-    ppo.train(ppo.Config(**run, total_steps=192, resume=True))
+    known = {field.name for field in dataclasses.fields(ppo.Config)}
+    settings = {name: value for name, value in SMALL.items() if name in known}
+    ppo.train(ppo.Config(env="CartPole-v1", run_dir="run", eval_every=64, total_steps=128,
+                         **settings))
+    ppo.train(ppo.Config.of_run("run", total_steps=192, resume=True))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     flags = ("-m algos.ppo --env CartPole-v1 --num-envs 2 --rollout-steps 64 "
              "--total-steps 128").split()
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
-    env = mpi.clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
+    env = clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert "differ from those of rank 0" not in done.stderr, "the run's own check"
     done.check_returncode()

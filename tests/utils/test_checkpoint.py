@@ -17,9 +17,10 @@ import torch
 from algos import ppo
 from tests import toy
 from tests.helpers import refused, rows, run, same, steps
-from utils import checkpoint, play, run as run_module
+from utils import files, play
 from utils.errors import UsageError
-from utils.run.directory import find_run_dir, read_config
+from utils.run import checkpoint, directory
+from utils.run.directory import has_changed
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
            "step": 3, "settings": {"hidden": (64, 64), "env": "é", "lr": 1e-3, "x": None}}
@@ -81,14 +82,6 @@ def test_what_is_no_checkpoint_is_refused():
         assert refused(checkpoint.load_file, name).startswith(f"{name} {why}")
     checkpoint.save_file("a.pt", PAYLOAD)
     assert "lacks optimizer" in refused(checkpoint.load_file, "a.pt", "step", "optimizer")
-
-
-def test_a_rename_is_on_the_disk_when_it_returns(monkeypatch):
-    calls = []
-    monkeypatch.setattr(os, "replace", lambda *names: calls.append("rename"))
-    monkeypatch.setattr(os, "fsync", lambda file: calls.append(os.fstat(file).st_ino))
-    checkpoint.move(Path("old"), Path("new"))
-    assert calls == ["rename", os.stat(".").st_ino]
 
 
 def no_space(*args, **kwargs):
@@ -173,8 +166,8 @@ def test_other_sizes_name_the_first_parameter(other, message):
 
 def test_nothing_is_left_of_a_file_that_ctrl_c_cuts_short(tmp_path):
     path = tmp_path / "config.json"
-    checkpoint.write_text(path, "before")
-    with pytest.raises(KeyboardInterrupt), checkpoint.whole(path) as file:
+    files.write_text(path, "before")
+    with pytest.raises(KeyboardInterrupt), files.atomic_write(path) as file:
         file.write(b"half of")
         raise KeyboardInterrupt
     assert path.read_text() == "before" and os.listdir(tmp_path) == ["config.json"]
@@ -196,8 +189,8 @@ def edit(monkeypatch):
 def test_a_config_of_a_notebook_has_no_file(monkeypatch):
     monkeypatch.delattr(toy, "__file__")
     toy.train(toy.Config())
-    assert checkpoint.file_of(toy.Config) is None
-    assert not KEPT.exists() and not checkpoint.has_changed(toy.Config, "run")
+    assert directory.file_of(toy.Config) is None
+    assert not KEPT.exists() and not has_changed(toy.Config, "run")
 
 
 def test_only_code_counts_as_changed(edit):
@@ -205,9 +198,9 @@ def test_only_code_counts_as_changed(edit):
     for text, changed in [("x = 1  # more\n", False), ("\n\nx = 1\n", False), ("x = 2\n", True),
                           ("x = 1\n", False)]:
         edit(text)
-        assert checkpoint.has_changed(toy.Config, "run") == changed, text
+        assert has_changed(toy.Config, "run") == changed, text
     KEPT.write_text("def f(:\n")
-    assert checkpoint.has_changed(toy.Config, "run")
+    assert has_changed(toy.Config, "run")
 
 
 def test_play_warns_if_the_code_has_changed():
@@ -222,21 +215,14 @@ def test_play_warns_if_the_code_has_changed():
         play.load_agent("run")
 
 
-def test_resume_refuses_changed_code(edit):
+def test_resume_says_that_the_code_has_changed(edit, capsys):
     toy.train(toy.Config(total_steps=200))
-    edit("x = 1  # more\n")
-    toy.train(toy.Config(total_steps=300, resume=True))
-    edit("x = 2\n")
-    message = refused(open_run, toy.Config(total_steps=400, resume=True))
-    assert "toy.py has changed" in message and "run/algo.py" in message
-    assert "--changed-code" in message
-    toy.train(toy.Config(total_steps=400, resume=True, changed_code=True))
-    assert steps("run") == [100, 200, 300, 400] and KEPT.read_text() == "x = 2\n"
-    assert read_config("run")["settings"]["changed_code"] is False
-    toy.train(toy.Config(total_steps=500, resume=True))         # from here on it is the run's code
-    edit("x = 3\n")
-    assert "--changed-code" in refused(open_run, toy.Config(total_steps=600, resume=True))
-    assert open_run(toy.Config(total_steps=500, resume=True)).total_steps == 500    # nothing to do
+    for text, said in (("x = 1  # more\n", 0), ("x = 2\n", 1), ("x = 2\n", 0)):
+        edit(text)                                              # from here on it is the run's code
+        capsys.readouterr()
+        toy.train(toy.Config(total_steps=steps("run")[-1] + 100, resume=True))
+        assert capsys.readouterr().out.count("toy.py has changed since this run began") == said
+    assert steps("run") == [100, 200, 300, 400, 500] and KEPT.read_text() == "x = 2\n"
 
 
 def test_a_run_that_has_not_reported_takes_the_new_code(edit):
@@ -261,12 +247,12 @@ def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
     file = Path("clone/run.py")
     file.parent.mkdir()
     file.write_text("x = 1\n")
-    monkeypatch.setattr(run_module, "__file__", str(file.absolute()))
-    assert run_module.origin()["git_commit"] == ""              # no repository
+    monkeypatch.setattr(directory, "__file__", str(file.absolute()))
+    assert directory.origin()["git_commit"] == ""              # no repository
     git("init", "-q")
     git("add", "run.py")
     git("commit", "-qm", "All")
     head = git("rev-parse", "HEAD")
-    assert run_module.origin()["git_commit"] == head
+    assert directory.origin()["git_commit"] == head
     file.write_text("x = 2\n")
-    assert run_module.origin()["git_commit"] == f"{head}-dirty"
+    assert directory.origin()["git_commit"] == f"{head}-dirty"

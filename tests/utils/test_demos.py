@@ -1,6 +1,7 @@
 """`utils.play --record` and `utils.demos`: what is written, what is read again, what is refused."""
 import pickle
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -8,41 +9,48 @@ import numpy as np
 import pytest
 import torch
 
-from algos import bc, gail, ppo, ppo_lstm
+from algos import ppo
+from tests import toy
 from tests.envs import Counter
 from tests.helpers import agent_for, refused, script, write_demos
-from tests.onpolicy import make_config
+from tests.registry import config, module
 from tests.utils.test_checkpoint import Payload
-from utils import demos, play
+from utils import demos, mpi, play
 from utils.envs import make_envs
-from utils.evaluate import evaluate
 from utils.errors import UsageError
+from utils.evaluate import evaluate
 
-SMALL = {"total_steps": 256, "rollout_steps": 256, "minibatch_size": 64, "epochs": 2, "num_envs": 2,
-         "hidden": (16,), "device": "cpu"}
 LIMIT = '{"max_episode_steps": 40}'
 
 
-def trained(algo=ppo, env="CartPole-v1", env_kwargs=LIMIT, run_dir="run"):
+@dataclass(frozen=True)
+class Config(toy.Config):
+    """With the settings that say what to learn from."""
+
+    demos: str = "demos.npz"
+    num_trajectories: int = 0
+    subsample: int = 1
+
+
+def trained(name="ppo", env="CartPole-v1"):
     """Make a short run and return its Config."""
-    settings = SMALL if algo is ppo else {"hidden": (16,), "total_steps": 48}
-    cfg = make_config(algo, env=env, env_kwargs=env_kwargs, run_dir=run_dir, **settings)
-    algo.train(cfg)
+    cfg = config(name, env=env, env_kwargs=LIMIT)
+    module(name).train(cfg)
     return cfg
 
 
-def load(env="CartPole-v1", algo=gail, **settings):
+def load(env="CartPole-v1", **settings):
     """Return what an algorithm would learn from."""
-    cfg = algo.Config(env=env, **{"demos": "demos.npz", "subsample": 1} | settings)
+    cfg = Config(env=env, **settings)
     return demos.load_demos(cfg, make_envs(cfg, 1))
 
 
 # ---- What is recorded
 
-@pytest.mark.parametrize("algo,env", [(ppo, "Pendulum-v1"), (ppo_lstm, "CartPole-v1")])
-def test_recorded_episodes_are_those_that_play_plays(algo, env, capsys):
+@pytest.mark.parametrize("name,env", [("ppo", "Pendulum-v1"), ("ppo_lstm", "CartPole-v1")])
+def test_recorded_episodes_are_those_that_play_plays(name, env, capsys):
     """To the bit, and playing the recorded actions again gives the recorded steps."""
-    cfg = trained(algo, env)
+    cfg = trained(name, env)
     returns = play.main(play.Play("run", episodes=3))
     recorded = play.main(play.Play("run", episodes=3, record="demos.npz"))
     assert np.array_equal(returns, recorded)
@@ -54,7 +62,7 @@ def test_recorded_episodes_are_those_that_play_plays(algo, env, capsys):
     assert len(ends) == 3 and ends[-1] == len(arrays["obs"])
     copy, start = gym.make(env, max_episode_steps=40), 0
     for number, end in enumerate(ends):
-        obs, _ = copy.reset(seed=demos.mpi.seed(cfg.seed, 2) + number)
+        obs, _ = copy.reset(seed=mpi.seed(cfg.seed, 2) + number)
         total = 0.0
         for i in range(start, end):
             assert np.array_equal(obs, arrays["obs"][i]) and obs.dtype == arrays["obs"].dtype
@@ -114,11 +122,12 @@ def test_atari_is_recorded_with_its_true_rewards():
 
 def test_a_recording_serves_both_algorithms():
     trained(env="Pendulum-v1")
-    play.main(play.Play("run", episodes=2, record="demos.npz"))
-    for algo, more in ((bc, {"total_steps": 100}), (gail, SMALL)):
-        algo.train(algo.Config(env="Pendulum-v1", env_kwargs=LIMIT, demos="demos.npz",
-                               subsample=2, run_dir=algo.__name__, **more))
-        assert play.main(play.Play(algo.__name__, episodes=2)).shape == (2,)
+    play.main(play.Play("run", episodes=2, record="recorded.npz"))
+    for name in ("bc", "gail"):
+        cfg = replace(config(name), env="Pendulum-v1", env_kwargs=LIMIT, demos="recorded.npz",
+                      subsample=2, run_dir=name)
+        module(name).train(cfg)
+        assert play.main(play.Play(name, episodes=2)).shape == (2,)
 
 
 def test_overwrite_replaces_a_file_whole_or_not_at_all(monkeypatch):
@@ -143,12 +152,11 @@ def test_wide_numbers_become_narrow_and_narrow_ones_wide():
     assert demos.read_demos("demos.npz")["obs"].dtype == np.float64
 
 
-@pytest.mark.parametrize("algo", [bc, gail], ids=lambda algo: algo.__name__)
 @pytest.mark.parametrize("count,rows", [(0, 8), (1, 3), (2, 7), (3, 8)])
-def test_so_many_episodes_are_taken_from_the_start(algo, count, rows):
+def test_so_many_episodes_are_taken_from_the_start(count, rows):
     """Whether they were terminated or cut by a time limit; the second and the last are cut."""
     arrays = write_demos(lengths=(3, 4, 1))
-    assert np.array_equal(load(algo=algo, num_trajectories=count).obs, arrays["obs"][:rows])
+    assert np.array_equal(load(num_trajectories=count).obs, arrays["obs"][:rows])
 
 
 def test_every_kth_pair_of_an_episode_from_an_offset_of_its_own():

@@ -2,6 +2,7 @@
 
 That episodes are recorded and evaluated as they are is in tests/algos/test_contract.py.
 """
+import gc
 import importlib.util
 import json
 import math
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
+import mujoco
 import numpy as np
 import pytest
 import torch
@@ -20,15 +22,22 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from algos import ppo
 from tests.envs import Counter, Idle, Reach
-from tests.helpers import BOX, VECTOR, agent_for, script
+from tests.helpers import BOX, VECTOR, agent_for
 from tests.toy import Config
-from utils import envs
+from utils import buffers, env_ids
+from utils.atari import AtariRules
 from utils.demos import read_demos, record_demos
 from utils.envs import EpisodeRecorder, make_envs
-from utils.evaluate import evaluate
 from utils.errors import UsageError
+from utils.evaluate import evaluate
+from utils.goals import NO_INFO, goal_env
+from utils.mpi import say_once
+from utils.nets import nature_cnn
+from utils.policy import check_spaces
 from utils.run import Run
+from utils.spaces import FlatBox, Numbered, obs_kind
 from utils.tasks import BitFlip
+from utils.wrappers import OwnStep, success as success_of
 
 # ---- What can be wrong with --env and --env-kwargs
 
@@ -60,13 +69,13 @@ def test_a_missing_extra_names_the_command():
                               ("FetchPush-v4", ModuleNotFoundError("gym..."), "robotics"),
                               ("LunarLander-v3", no_box2d, "box2d")]:
         with pytest.raises(UsageError, match=rf"pip install -e '\.\[{extra}\]'"):
-            with envs.refusing_bad_env(Config(env=env)):
+            with env_ids.refusing_bad_env(Config(env=env)):
                 raise error
 
 
 def test_known_notices_are_silent_and_others_are_not(capfd):
     with warnings.catch_warnings(record=True, action="always") as seen:
-        with envs.refusing_bad_env(Config()):
+        with env_ids.refusing_bad_env(Config()), env_ids.mujoco_of_today():
             env = gym.make("HalfCheetah-v4")
             warnings.warn("another notice", DeprecationWarning, stacklevel=1)
         env.reset()
@@ -74,7 +83,7 @@ def test_known_notices_are_silent_and_others_are_not(capfd):
     assert [str(warning.message) for warning in seen] == ["another notice"]
     assert capfd.readouterr() == ("", "")
     assert not Path("MUJOCO_LOG.TXT").exists()
-    envs.print_mujoco_warning("Nan in QACC")
+    env_ids.print_mujoco_warning("Nan in QACC")
     assert "Nan in QACC" in capfd.readouterr().err
 
 
@@ -110,7 +119,7 @@ def test_goals_are_vectors_of_one_size(observation, achieved, desired, found):
     """Others would be flattened, and the environment's own functions do not take them."""
     parts = {"observation": observation, "achieved_goal": achieved, "desired_goal": desired}
     space = Dict({name: part for name, part in parts.items() if part is not None})
-    assert (envs.obs_kind(envs.FlatBox(space)) == "goal") == found
+    assert (obs_kind(FlatBox(space)) == "goal") == found
 
 
 class Dear(gym.Wrapper):
@@ -154,13 +163,13 @@ def test_one_scale_of_rewards(make, message):
     vector = make_envs(Config(env="Goals-v0"), 2)
     if message:
         with pytest.raises(UsageError, match=message):
-            envs.goal_env(vector)
+            goal_env(vector)
         return
-    env = envs.goal_env(vector)
+    env = goal_env(vector)
     goal, other = np.zeros((2, 10), np.float32), np.ones((2, 10), np.float32)
     vector.reset(seed=1)
     rew = vector.step(vector.action_space.sample())[1]
-    assert set(rew) <= {*env.compute_reward(goal, other, envs.NO_INFO), 0.0}
+    assert set(rew) <= {*env.compute_reward(goal, other, NO_INFO), 0.0}
 
 
 # ---- gymnasium-robotics
@@ -178,7 +187,7 @@ def test_robots_have_goals_and_tell_success(env, size, capfd):
     space = vector.single_observation_space
     assert space.kind == "goal" and len(range(*space.parts["desired_goal"].indices(99))) == size
     goals = np.zeros((4, size))
-    assert envs.goal_env(vector).compute_reward(goals, goals + 9, {}).shape == (4,)
+    assert goal_env(vector).compute_reward(goals, goals + 9, {}).shape == (4,)
     vector.reset(seed=1)
     for _ in range(2):
         vector.step(vector.action_space.sample())
@@ -207,7 +216,7 @@ def uneven(obs, act):
     (MultiBinary([2, 3]), 6, MultiBinary(3)), (Discrete(3, start=2), 3, MultiBinary((2, 2))),
     (Dict(a=SQUARE, b=Discrete(2)), 27, BOX_2)])
 def test_uneven_spaces_are_played_predicted_and_shown(space, size, act, capsys):
-    envs.say_once.cache_clear()
+    say_once.cache_clear()
     cfg = uneven(space, act)
     vector = make_envs(cfg, 2)
     obs_space, act_space = vector.single_observation_space, vector.single_action_space
@@ -231,7 +240,7 @@ def test_uneven_spaces_are_played_predicted_and_shown(space, size, act, capsys):
     (Dict(a=TWO, b=Discrete(2)), {"a": np.zeros(2, np.float32)}),
     (Dict(a=TWO, b=SQUARE), {"a": np.zeros((5, 5)), "b": np.zeros(2)})])
 def test_what_is_flattened_is_of_the_space(space, wrong):
-    flat = envs.FlatBox(space)
+    flat = FlatBox(space)
     assert flat.flatten(space.sample()).shape == flat.shape
     with pytest.raises(UsageError, match="returned an observation that is not of its space, "):
         flat.flatten(wrong)
@@ -241,7 +250,7 @@ def test_what_is_flattened_is_of_the_space(space, wrong):
     (MultiDiscrete([3, 2]), 6), (MultiDiscrete([[2, 2], [1, 3]]), 12), (MultiBinary(12), 4096),
     (MultiDiscrete([2, 2], start=[1, -1]), 4), (Discrete(3, start=-1), 3)])
 def test_every_action_has_one_number(act, count):
-    numbers = envs.Numbered(act)
+    numbers = Numbered(act)
     assert numbers.n == count
     acts = numbers.own_act(np.arange(count))
     assert len({each.tobytes() for each in acts}) == count and all(each in act for each in acts)
@@ -281,7 +290,7 @@ def test_success_is_that_of_the_last_step():
     *(({"is_success": value}, None) for value in (None, "no", np.ones(2), math.nan, {}, [])),
     ({}, None)])
 def test_success_by_either_name_and_only_by_a_number(info, told):
-    assert envs.success(info) == ({} if told is None else {"success": told})
+    assert success_of(info) == ({} if told is None else {"success": told})
 
 
 class Telling(Reach):
@@ -308,18 +317,6 @@ def test_infos_of_any_kind_do_no_harm():
     assert [len(end) for end in vector.pop_episodes()] == [4, 4, 5, 5]  # success at last
 
 
-def test_the_learner_gets_clipped_rewards_and_the_log_true_ones():
-    vector = make_envs(Config(env="tests.envs:Counter-v0"), 2)
-    vector.clip_rewards = True
-    vector.reset(seed=1)
-    rewards = [vector.step(vector.action_space.sample())[1] for _ in range(8)]
-    true = np.array([[rew for _, rew, *_ in script(env, 8)[0]] for env in range(2)]).T
-    np.testing.assert_array_equal(rewards, np.clip(true, -1, 1))
-    assert {-0.5, -1, 1} <= set(np.ravel(rewards))      # some within, some clipped at each end
-    episodes = {tuple(rest) for _, *rest in vector.pop_episodes()}
-    assert episodes == {tuple(rest) for env in range(2) for _, *rest in script(env, 8)[1]}
-
-
 def test_atari_rewards_are_clipped_and_returns_are_scores():
     pytest.importorskip("ale_py")
     kwargs = json.dumps({"max_num_frames_per_episode": 2000, "num_threads": 1})
@@ -336,6 +333,8 @@ class Vector(gym.vector.VectorEnv):
     """Two environments that return what a test asks for, one step at a time."""
 
     single_observation_space, single_action_space = Box(-9, 9, (1,)), Discrete(2)
+    buttons = [SimpleNamespace(name="NOOP"), SimpleNamespace(name="FIRE")]
+    ale = SimpleNamespace(get_action_set=lambda: Vector.buttons)
     num_envs, metadata = 2, {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
 
     def __init__(self, obs=0.0, rew=0.0, final_obs=0.0, at=3, lives=(), cut=False):
@@ -402,10 +401,10 @@ def test_memory_is_the_less_of_machine_and_group(groups, limits, expected, monke
         Path("sys", name).parent.mkdir(parents=True, exist_ok=True)
         Path("sys", name).write_text(f"{text}\n")
     places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "sys"}
-    monkeypatch.setattr(envs, "Path", lambda name: Path(places[name]))
+    monkeypatch.setattr(buffers, "Path", lambda name: Path(places[name]))
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 8_000_000}
-    monkeypatch.setattr(envs.os, "sysconf", sizes.__getitem__)
-    assert envs.memory() == expected
+    monkeypatch.setattr(buffers.os, "sysconf", sizes.__getitem__)
+    assert buffers.memory() == expected
 
 
 # ---- Spaces
@@ -426,7 +425,7 @@ IMAGE = Box(0, 255, (36, 40, 3), np.uint8)
 ])
 def test_spaces(obs, act, message):
     with pytest.raises(UsageError, match=message) if message else nullcontext():
-        envs.check_spaces(obs, act, obs="vector image", act="discrete box")
+        check_spaces(obs, act, {"obs": "vector image", "act": "discrete box"})
 
 
 class Draws(gym.Env):
@@ -444,14 +443,12 @@ class Draws(gym.Env):
         return np.array(obs), 0.0, False, False, {}
 
 
-def test_a_seed_also_fixes_what_an_environment_draws_elsewhere(monkeypatch):
-    monkeypatch.setattr(envs, "make_envs", lambda cfg, n: None)
-
+def test_a_seed_also_fixes_what_an_environment_draws_elsewhere():
     def drawn(seed):
-        cfg = SimpleNamespace(seed=seed, torch_threads=1, compile=False)
+        cfg = SimpleNamespace(seed=seed, torch_threads=1)
         Run.__enter__(SimpleNamespace(cfg=cfg, stack=ExitStack()))
         within = gym.wrappers.TransformAction(Draws(), int, Discrete(2))  # its space is another
-        one = envs.OwnStep(within)
+        one = OwnStep(within)
         return [one.reset(seed=seed)[0].tolist()] + [one.step(0)[0].tolist() for _ in range(5)]
 
     first = drawn(1)
@@ -527,16 +524,17 @@ def test_what_has_no_button_to_fire_is_not_served():
 
 @pytest.mark.parametrize("cut", [False, True])                  # by a time limit
 def test_fire_begins_each_life_once(cut):
-    games = EpisodeRecorder(Vector(lives=[[2, 3], [2, 3], [2, 5]], cut=cut), fire=9)
+    vector = Vector(lives=[[2, 3], [2, 3], [2, 5]], cut=cut)
+    games = AtariRules(EpisodeRecorder(vector))
     games.reset()
     for _ in range(3):
-        games.step(np.zeros(2))
-    assert games.env.pressed == [[9, 9], [9, 0], [0, 0]]
+        games.step(np.zeros(2, int))
+    assert vector.pressed == [[1, 1], [1, 0], [0, 0]]
     assert games.begins.tolist() == [False, True]               # the second game has ended
 
 
 def test_a_run_says_by_which_rules_it_plays(capsys):
-    envs.say_once.cache_clear()
+    say_once.cache_clear()
     for kwargs, said in (("{}", "0.25"), ('{"repeat_action_probability": 0}', "0"), (
             '{"episodic_life": true}',
             "0.25; to the learner, a lost life ends an episode, but not in the log")):
@@ -546,8 +544,8 @@ def test_a_run_says_by_which_rules_it_plays(capsys):
 
 def test_encoders_are_those_of_the_papers():
     """Mnih et al. 2015; Young & Tian 2019."""
-    small = envs.nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
-    large = envs.nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
+    small = nature_cnn(Box(0, 255, (10, 10, 4), np.uint8))
+    large = nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
     for net, shapes in ((small, [(16, 4, 3, 3), (128, 16 * 8 * 8)]), (large, [
             (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)])):
         layers = [layer for layer in net[1:] if not isinstance(layer, torch.nn.Flatten)]
@@ -555,19 +553,22 @@ def test_encoders_are_those_of_the_papers():
         assert all(isinstance(layer, torch.nn.ReLU) for layer in layers[1::2])
 
 
-def test_an_evaluation_tells_true_returns_though_rewards_are_clipped():
-    vector = make_envs(Config(env="tests.envs:Counter-v0"), 2)
-    vector.clip_rewards = True
-    agent = SimpleNamespace(act=lambda *_: vector.action_space.sample(), env_act=lambda act: act)
-    first = [script(env, 8)[1][0][2] for env in range(2)]
-    assert evaluate(agent, vector, 2, 1, envs=vector)[0].tolist() == first
+@pytest.mark.parametrize("rew,seen", [(-7.5, -1), (0.5, 0.5), (3, 1)])
+def test_the_learner_gets_clipped_rewards_and_log_and_evaluation_true_ones(rew, seen):
+    for clips in (True, False):
+        games = AtariRules(EpisodeRecorder(Vector(rew=rew, at=1, lives=[[3, 3]])))
+        games.clip_rewards = clips
+        games.reset()
+        _, rewards, *_, infos = games.step(np.zeros(2, int))
+        assert rewards.tolist() == [0, seen if clips else rew] and infos["episode"]["r"][1] == rew
+        assert games.pop_episodes() == [(0, 1, rew, 1)]
 
 
 def test_a_lost_life_keeps_its_own_last_observation():
     """In the same step the other game ends, so final_obs is there, with garbage in this row."""
-    games = EpisodeRecorder(Vector(final_obs=6.0, at=1, lives=[[2, 5]]), lives_end=True)
+    games = AtariRules(EpisodeRecorder(Vector(final_obs=6.0, at=1, lives=[[2, 5]])), True)
     games.reset()
-    obs, _, terminated, truncated, infos = games.step(np.zeros(2))
+    obs, _, terminated, truncated, infos = games.step(np.zeros(2, int))
     assert terminated.all() and not truncated.any()
     assert infos["final_obs"].tolist() == [obs[0].tolist(), [6.0]]
 
@@ -576,11 +577,12 @@ def test_a_lost_life_keeps_its_own_last_observation():
 def test_minatar_has_bytes_and_its_channels_last(game):
     games = make_envs(Config(env=f"MinAtar/{game}-v1"), 2)
     obs, _ = games.reset(seed=1)
-    assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255} and not games.clip_rewards
+    assert obs.dtype == np.uint8 and set(np.unique(obs)) == {0, 255}
+    assert not isinstance(games, AtariRules)                    # which would clip rewards
     assert games.unwrapped.envs[0].spec.max_episode_steps == 27_000  # MinAtar has no limit
     games = make_envs(Config(env=f"MinAtar/{game}-v1", env_kwargs='{"max_episode_steps": 9}'), 2)
     assert games.unwrapped.envs[0].spec.max_episode_steps == 9
-    encoder = envs.nature_cnn(games.single_observation_space)
+    encoder = nature_cnn(games.single_observation_space)
     features = torch.as_tensor(obs / 255).float().permute(0, 3, 1, 2)
     for layer in encoder[1:]:
         features = layer(features)
@@ -605,12 +607,28 @@ def test_a_game_may_be_predicted_as_it_comes():
 # ---- How long they live
 
 def test_environments_are_closed_after_an_exception(monkeypatch):
+    """A run knows them from its first report on."""
     closed = []
     monkeypatch.setattr(Counter, "close", lambda self: closed.append(self))
     mine = make_envs(Config(env="tests.envs:Counter-v0"), 1)
     with pytest.raises(RuntimeError, match="too hot"):
-        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", num_envs=4, total_steps=4096, hidden=(4,)))
+        ppo.train(ppo.Config(env="tests.envs:Faulty-v0", num_envs=4, rollout_steps=16,
+                             minibatch_size=16, hidden=(4,)))
     assert len(closed) == 4 and not mine.unwrapped.closed
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_mujoco_is_as_before_when_the_last_environments_are_closed(order, monkeypatch):
+    gc.collect()                                                # those of other tests
+    monkeypatch.setattr(env_ids, "BEFORE", [])
+    mujoco.set_mju_user_warning(None)
+    equal = mujoco.mjtJoint.__eq__
+    vectors = [make_envs(Config(), 1), make_envs(Config(), 1)]
+    for i in order:
+        assert mujoco.get_mju_user_warning() is env_ids.print_mujoco_warning
+        assert mujoco.mjtJoint.__eq__ != equal
+        vectors[i].close()
+    assert mujoco.get_mju_user_warning() is None and mujoco.mjtJoint.__eq__ == equal
 
 
 def test_an_environment_that_does_not_close_is_warned_of(monkeypatch):

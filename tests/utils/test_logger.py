@@ -1,6 +1,7 @@
 """What a run writes: progress.csv, episodes.csv, TensorBoard and the console."""
 import io
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from algos import sac
 from tests.helpers import rows
-from tests.toy import Config, start, train
-from utils import checkpoint, logger
+from tests.toy import Config, Stop, start, train
+from utils import logger
+from utils.run import checkpoint
+from utils.run.directory import find_run_dir
+from utils.run.settings import parse
 
 
 @pytest.fixture
@@ -167,14 +170,26 @@ def test_bar_on_a_terminal(monkeypatch, capsys):
     assert "ep_ret" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("settings,said", [
-    ({"start_steps": 300}, "300; steps take longer from there"), ({"start_steps": 400}, "400; st"),
-    ({}, "40; steps take longer from there"), (None, ""),
-    ({"start_steps": 401}, "401, after --total-steps, so this run learns nothing")])
-def test_a_run_says_when_learning_starts(settings, said, capsys):
-    """`start_steps`, or what the file makes of None."""
-    cfg = (Config(total_steps=400) if settings is None else
-           sac.Config(env="Pendulum-v1", run_dir="run", total_steps=400, **settings))
-    with start(cfg, torch.nn.Linear(3, 2)):
+@dataclass(frozen=True)
+class Late(Config):
+    """With the setting that says when learning starts."""
+
+    start_steps: int | None = None
+
+
+@pytest.mark.parametrize("cfg,said", [
+    (Late(start_steps=300), "300; steps take longer from there"), (Late(start_steps=800), "800; s"),
+    (Late(), "80; steps take longer from there"), (Config(), ""),
+    (Late(start_steps=801), "801, after --total-steps, so this run learns nothing")])
+def test_a_run_says_when_learning_starts(cfg, said, capsys):
+    with start(cfg):
         pass
     assert (f"learning starts at step {said}" in capsys.readouterr().out) == bool(said)
+
+
+def test_a_resume_with_more_steps_starts_no_later_to_learn():
+    with pytest.raises(Stop):
+        train(Late(), stop_at=100)
+    more = ["--resume", "--total-steps", "1e5"]
+    for cfg in (Late.of_run("run", resume=True, total_steps=1e5), parse(Late, "", more)):
+        assert find_run_dir(cfg).start_steps == 80 < Late(total_steps=1e5).start_steps

@@ -1,5 +1,7 @@
 """A whole run: what it writes, that its seed decides all of it, how it is stopped and goes on."""
+import ast
 import csv
+import gc
 import json
 import os
 import shlex
@@ -9,26 +11,31 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import mujoco
 import numpy as np
 import pytest
 import torch
 
-from algos import a2c, acer, c51, dqn, dqn_atari, dqn_per, ppo, ppo_popart, qr_dqn, sac, trpo, vpg
-from tests.envs import Ends
+from algos import ppo
 from tests.helpers import (
-    PATIENCE, ROOT, agent_for, assert_same_run, command, mpiexec, refused, rows, run, same, saved,
-    snapshot, steps, wait_for)
+    PATIENCE, ROOT, assert_same_run, command, mpiexec, refused, rows, run, same, saved, snapshot,
+    steps, wait_for)
 from tests.toy import Config, Stop, Toy, start, train as toy_train
-from utils import envs, mpi, play, results, run as run_module
+from utils import env_ids, mpi, play, results
 from utils.errors import UsageError
+from utils.evaluate import q_and_return
+from utils.run import Run, directory, run as run_module, settings
 from utils.run.directory import find_run_dir, read_config
-from utils.run.run import Stopped
+from utils.run.launch import cores
+from utils.run.run import Stopped, choose_device
 from utils.run.settings import parse
 from utils.run.summary import rounded, summary
 
@@ -124,16 +131,41 @@ def test_the_environment_is_recorded():
     assert config["env_spec_kwargs"]["repeat_action_probability"] == 0.25
 
 
-def test_nothing_stays_open(tmp_path):
+def outer():
+    """What a run changes outside of itself while it goes on, or might."""
+    return (torch.get_num_threads(), warnings.filters[:], mujoco.get_mju_user_warning(),
+            mujoco.mjtJoint.__eq__, signal.getsignal(signal.SIGINT), sys.excepthook,
+            signal.getsignal(signal.SIGTERM), dict(os.environ))
+
+
+@pytest.mark.parametrize("env", ["Hopper-v4", "tests.envs:Faulty-v0"])      # the second one fails
+def test_nothing_outlasts_a_run(env, tmp_path, monkeypatch):
     """A sweep in one process would run out of files, or wait for ever for TensorBoard's threads."""
-    before = set(threading.enumerate())
-    train(run_dir="run")
-    begun = {thread.name for thread in set(threading.enumerate()) - before}
+    gc.collect()                                                # environments of other tests
+    monkeypatch.setattr(env_ids, "BEFORE", [])
+    mujoco.set_mju_user_warning(None)
+    before, threads = outer(), set(threading.enumerate())
+    with nullcontext() if env == "Hopper-v4" else pytest.raises(RuntimeError, match="too hot"):
+        train(env=env, run_dir="run", torch_threads=2, rollout_steps=4, minibatch_size=4,
+              total_steps=12)
+    assert outer() == before
+    begun = {thread.name for thread in set(threading.enumerate()) - threads}
     assert begun <= {"tqdm_monitor"}                            # which tqdm starts once a process
     if os.path.exists("/proc/self/fd"):
         links = [entry.path for entry in os.scandir("/proc/self/fd")]
         links = [os.readlink(path) for path in links if os.path.islink(path)]
         assert not [path for path in links if path.startswith(str(tmp_path))]
+
+
+def test_importing_changes_no_setting_of_pytorch_in_any_order():
+    told, code = [], ("import os, torch; print(torch.__config__.parallel_info(), "
+                      "torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision(), "
+                      "torch.get_default_dtype(), {**os.environ, 'GOMP_SPINCOUNT': 0})")
+    for order in ("torch", "algos.ppo", "torch, utils.run, algos.ppo"):
+        told.append(run([sys.executable, "-c", f"import {order}; {code}"]).stdout)
+    assert len(set(told)) == 1
+    (doc,) = ast.parse((ROOT / "utils/__init__.py").read_text()).body       # and nothing to run
+    assert isinstance(doc.value, ast.Constant)
 
 
 def test_one_process_needs_no_mpi():
@@ -190,24 +222,13 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
         return torch.full((len(obs),), 3)
 
     monkeypatch.setattr(run_module, "evaluate", lambda agent, *args, **more: plain(
-        SimpleNamespace(act=act, env_act=lambda act: act.numpy()), *args, **more))
+        SimpleNamespace(act=act, env_act=lambda act: act.numpy(), forget=lambda *_: None), *args,
+        **more))
     with pytest.raises(Stopped) as caught:
         train(env="CliffWalking-v1", eval_every=64, run_dir="run")
     assert caught.value.status == 128 + number and acts == 30 * [10]
     assert saved("run")[0] == 64 and steps("run") == [64]
     assert "eval_ret_mean" not in rows("run")[0]
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_single_process_does_not_wait_for_its_report(number, monkeypatch):
-    """Which on images may be a minute away. What was collected since the last one is reported."""
-    monkeypatch.setattr(Ends, "then", staticmethod(lambda: signal.raise_signal(number)))
-    cfg = dqn.Config(env="tests.envs:Ends-v0", env_kwargs='{"act": "discrete"}', hidden=(4,),
-                     report_every=1000, eval_every=1000, buffer_size=100, run_dir="run")
-    with pytest.raises(Stopped) as caught:
-        dqn.train(cfg)
-    assert caught.value.status == 128 + number
-    assert saved("run")[0] == 64 and steps("run") == [64] and len(rows("run", "episodes.csv")) == 4
 
 
 def test_init_from_takes_weights_and_statistics_only():
@@ -221,7 +242,7 @@ def test_init_from_takes_weights_and_statistics_only():
     config = json.loads(Path("new/config.json").read_text())
     assert config["init_from"]["run"] == "old" and config["init_from"]["step"] == 192
     shutil.rmtree("old")                                        # is not needed to go on
-    train(run_dir="new", resume=True, total_steps=128)
+    ppo.train(ppo.Config.of_run("new", resume=True, total_steps=128))
     assert saved("new")[0] == 128
 
 
@@ -261,12 +282,13 @@ def test_a_signal_saves_and_ends_the_process():
 
 # ---- Two processes
 
-@pytest.mark.skipif(os.name != "posix" or mpi.cores() < 2, reason="no two ranks")
+@pytest.mark.skipif(os.name != "posix" or cores() < 2, reason="no two ranks")
 def test_two_processes():
     """One run by `--num-procs`, the same one in two halves by mpiexec."""
     flags = ("--env tests.envs:Ends-v0 --num-envs 4 --rollout-steps 128 --minibatch-size 32 "
              "--epochs 2 --hidden 8 --no-anneal-lr --eval-every 128 --run-dir run").split()
-    done = run(command(*flags, "--num-procs", 2, "--total-steps", 512))
+    done = run(command(*flags, "--num-procs", 2, "--total-steps", 512),
+               env=os.environ | {"PMI_SIZE": "1"})              # of a launcher around the shell
     assert done.stderr == ""
     assert all(done.stdout.count(said) == 1 for said in ("device: ", "run: ", "done  ", "resume  "))
     assert [line.split()[0] for line in done.stdout.splitlines()[3:7]] == "128 256 384 512".split()
@@ -305,69 +327,60 @@ def test_two_processes():
                                         ("tests.envs:Ends", "tests.envs-Ends-v0")])
 def test_an_environment_without_version_is_its_newest(env, folder, capsys, monkeypatch):
     """Its runs lie in one folder with those that name the version, and resume like them."""
-    monkeypatch.setattr(envs, "say_once", print)
+    monkeypatch.setattr(env_ids, "say_once", print)
     cfg = Config(env=env, run_dir="", total_steps=800)
-    with run_module.Run(cfg) as run:
+    with Run(cfg) as run:
         assert Path(run.cfg.run_dir) == Path("runs", folder, "toy/seed1")
-    assert open_run(run.cfg) == run.cfg
+    assert find_run_dir(run.cfg) == run.cfg
     assert f"environment: {run.cfg.env}, the newest version\n" in capsys.readouterr().out
     if env == "CartPole":
         toy_train(Config(env=env, run_dir="", total_steps=100))
-        assert open_run(replace(cfg, resume=True)).env == "CartPole-v1"
+        assert find_run_dir(replace(cfg, resume=True)).env == "CartPole-v1"
+        typed = parse(Config, "", ["--env", env, "--run-dir=", "--resume", "--total-steps", "800"])
+        assert find_run_dir(typed) == replace(run.cfg, resume=True)
 
 
-def test_resume_takes_the_settings_of_the_run(monkeypatch):
+def typed(*args, of=Config):
+    """Return the Config of a run that the command line continues."""
+    return find_run_dir(parse(of, "", ["--resume", *args]))
+
+
+def test_resume_takes_the_settings_of_the_run_and_refuses_others():
     cfg = Config(env="Acrobot-v1", hidden=(4,), lr=0.5, max_grad_norm=2.0, total_steps=700,
-                 torch_threads=2)
+                 torch_threads=2, num_envs=8)
     with pytest.raises(Stop):
         toy_train(cfg, stop_at=100)
     again = replace(cfg, resume=True)
-    with monkeypatch.context() as patch:        # the default environment may not be installed
-        patch.setattr(run_module, "with_version", lambda cfg: 1 / 0)
-        assert open_run(Config(resume=True)) == again               # nothing else was given
-    assert open_run(again) == again
+    assert Config.of_run("run", resume=True) == find_run_dir(again) == again == typed()
+    assert typed("--lr", "0.5", "--run-dir", "run") == again        # equal to the run's
+    free = {"total_steps": 900, "device": "cpu", "torch_threads": 1}
+    assert find_run_dir(Config.of_run("run", resume=True, **free)) == replace(again, **free)
+    assert typed("--total-steps=900", "--device", "cpu", "--torch-threads", "1") == replace(
+        again, **free)
+    for name, value in {"lr": 0.01, "num_envs": 4, "env": "CartPole-v1"}.items():  # the defaults
+        words = f"--{name.replace('_', '-')}", str(value)
+        message = f"{words[0]} is {value}, but {getattr(cfg, name)} in run: --resume keeps the"
+        assert message in refused(typed, *words)
+        assert message in refused(find_run_dir, replace(again, **{name: value}))
     os.rename("run", "moved")
-    assert open_run(Config(resume=True, run_dir="moved")) == replace(again, run_dir="moved")
-    os.rename("moved", "run")
-    assert open_run(Config(resume=True, lr=0.5)) == again           # equal to the run's
-    free = {"total_steps": 900, "device": "cpu", "torch_threads": 3, "bf16": True, "compile": True}
-    assert open_run(Config(resume=True, **free)) == replace(again, **free)
-
-
-def test_what_the_command_line_gives_counts_even_if_it_is_the_default():
-    """--lr 0.01 and no --lr differ, though 0.01 is the default."""
-    cfg = Config(lr=0.5, total_steps=1600, torch_threads=2, num_envs=8)
-    with pytest.raises(Stop):
-        toy_train(cfg, stop_at=100)
-
-    def typed(*args):
-        return open_run(parse(Config, "", ["--resume", *args]))
-
-    assert typed("--total-steps", "800") == replace(cfg, resume=True, total_steps=800)
-    assert typed("--torch-threads=1") == replace(cfg, resume=True, torch_threads=1)
-    assert typed("--run-dir", "run") == typed("--lr", "0.5") == replace(cfg, resume=True)
-    assert "--lr is 0.01, but 0.5 in run" in refused(typed, "--lr", "1e-2")
-    assert "--num-envs is 4, but 8 in run" in refused(typed, "--num-envs", "4")
-    assert "--env is Acrobot-v1, but CartPole-v1 in run" in refused(typed, "--env", "Acrobot-v1")
+    assert Config.of_run("moved", resume=True) == replace(again, run_dir="moved")
+    assert typed("--run-dir", "moved").run_dir == "moved"
 
 
 def test_a_run_from_a_machine_with_more_cores_gets_the_threads_of_this_one(monkeypatch):
     cfg = ppo.Config(env="CartPole-v1", num_envs=2, torch_threads=12, run_dir="run")
     os.mkdir("run")
-    run_module.write_config(cfg, 0, None)
-    assert open_run(replace(cfg, resume=True)).torch_threads == 12
+    directory.write_config(cfg, 0, None)
+    assert find_run_dir(replace(cfg, resume=True)).torch_threads == 12
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
-
-    def typed(*args):
-        return open_run(parse(ppo.Config, "", ["--resume", "--run-dir", "run", *args]))
-
-    assert typed().torch_threads == read_config("run")["settings"]["torch_threads"] == 3
-    assert typed("--torch-threads", "2").torch_threads == 2
-    assert "--torch-threads is 12" in refused(typed, "--torch-threads", "12")
+    again = partial(typed, "--run-dir", "run", of=ppo.Config)
+    assert again().torch_threads == read_config("run")["settings"]["torch_threads"] == 3
+    assert again("--torch-threads", "2").torch_threads == 2
+    assert "--torch-threads is 12" in refused(again, "--torch-threads", "12")
 
 
 def test_config_comes_back():
-    cfg = open_run(Config(lr=np.float64(0.1), seed=np.int64(5), hidden=(3, 4)))
+    cfg = find_run_dir(Config(lr=np.float64(0.1), seed=np.int64(5), hidden=(3, 4)))
     with start(cfg):
         pass
     settings = read_config("run")["settings"]
@@ -407,7 +420,8 @@ def test_figures_of_the_summary():
     assert said(summary(Config(run_dir="a run"), 100, 5.0))["plot"].endswith(" --y loss")
     assert "eval" not in found and found["stopped"] == "100 of 800 steps in 2:00:00"
     assert found["resume"] == "python -m tests.toy --run-dir 'a run' --resume"
-    assert parse(Config, "", shlex.split(found["resume"])[3:]).given == {"run_dir", "resume"}
+    again = parse(Config, "", shlex.split(found["resume"])[3:])
+    assert again == Config.of_run("a run", resume=True)
     evals = ["step,eval_ret_mean", "1000,5.0", "2000,30.0", "3000,30.0", "4000,", "5000,-7.0", ""]
     Path("a run/progress.csv").write_text("\n".join(evals))
     found = said(summary(Config(run_dir="a run"), 800, 5.0))
@@ -456,61 +470,53 @@ def test_every_command_works():
     assert saved("run")[0] == 8192 and said(out)["done"].startswith("8,192 of 8,192")
 
 
-def test_atari_and_minatar_bring_settings_of_their_own():
-    short = {"total_steps": 3e6, "rollout_steps": 16 * 5}
-    for env, own in (("ALE/Pong-v5", short | {"lr": 7e-4, "ent_coef": 0.01}),
-                     ("MinAtar/Breakout-v1", {"lr": 3e-3}), ("CartPole-v1", {})):
-        assert run_module.for_game(a2c.Config(env=env)) == own
-    games, atari = trpo.Config.for_games, {
-        "max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1, "bf16": False}
-    assert run_module.for_game(trpo.Config(env="ALE/Pong-v5")) == games | atari
-    assert run_module.for_game(trpo.Config(env="MinAtar/Breakout-v1")) == games
-    assert not games.keys() & atari.keys()
-    assert run_module.for_game(acer.Config(env="ALE/Pong-v5"))["lr"] == acer.Config.lr
-    both = ppo.Config.for_games | {"lr": 2.5e-4}
-    assert run_module.for_game(ppo.Config(env="ALE/Pong-v5")) == both != ppo.Config.for_games
-    assert ppo_popart.Config.for_atari == ppo.Config.for_atari
-    q_learning = dqn.Config.for_games
-    assert all(algo.Config.for_games == q_learning for algo in (dqn_per, c51, qr_dqn))
-    assert run_module.for_game(c51.Config(env="ALE/Pong-v5")) == q_learning | {
-        "v_min": -10, "v_max": 10}
-    assert ppo_popart.Config.for_games | {"scale_rew": False} == ppo.Config.for_games
+# ---- Games
+
+def test_a_config_is_literal_and_for_env_brings_what_suits_a_game():
+    plain, usual = ppo.Config(env="ALE/Pong-v5", lr=3e-4), vars(ppo.Config())
+    assert vars(plain) == usual | {"env": "ALE/Pong-v5", "lr": 3e-4}
+    game = replace(ppo.Config.for_env("ALE/Pong-v5", lr=3e-4), seed=2)
+    assert vars(game) == vars(plain) | ppo.Config.for_games | {"lr": 3e-4, "seed": 2}
+    assert ppo.Config.for_env("CartPole-v1") == ppo.Config(env="CartPole-v1")
+    assert ppo.Config.suited_to("ALE/Pong") == ppo.Config.for_games | {"lr": 2.5e-4}
+    assert ppo.Config.suited_to("minatar.gym:MinAtar/Breakout-v1") == ppo.Config.for_games
 
 
-@pytest.mark.parametrize("settings, words", [
+def test_the_command_line_brings_what_suits_a_game_and_prints_it(monkeypatch, capsys):
+    monkeypatch.setattr(settings, "program", lambda *_: nullcontext())
+    trained, suits = [], ("--rollout-steps 1024 --minibatch-size 256 --epochs 4{} --clip-ratio 0.1 "
+                          "--ent-coef 0.01 --no-scale-rew --no-recompute-adv\n").format
+    for args, env, given, said in (
+            ("--lr 3e-4 --env ALE/Pong-v5", "ALE/Pong-v5", {"lr": 3e-4}, suits("")),
+            ("--env=MinAtar/Breakout-v1 --seed 7", "MinAtar/Breakout-v1", {"seed": 7},
+             suits(" --lr 0.003")), ("--env CartPole-v1", "CartPole-v1", {}, "")):
+        monkeypatch.setattr(sys, "argv", ["ppo.py", *args.split()])
+        settings.main(trained.append, ppo.Config, ppo.__doc__)
+        assert trained.pop() == ppo.Config.for_env(env, **given)
+        assert capsys.readouterr().out == (said and f"settings that suit {env}: {said}")
+
+
+@pytest.mark.parametrize("given, words", [
     ({"num_envs": 6}, "--rollout-steps is 1024; it takes a multiple of --num-envs, which is 6"),
     ({"rollout_steps": 1088}, "--rollout-steps is 1088; it takes a multiple of --minibatch-size, "
                               "which is 256"),
     ({"rollout_steps": 64, "minibatch_size": 64}, "")])
-def test_a_game_needs_multiples_of_its_own_settings(settings, words):
-    config = ppo.Config(env="ALE/Pong-v5", **settings)
+def test_a_game_needs_multiples_of_its_own_settings(given, words):
     with pytest.raises(UsageError, match=words) if words else nullcontext():
-        run_module.Run(config)
+        ppo.Config.for_env("ALE/Pong-v5", **given)
 
 
-def test_ranks_of_a_launcher_share_a_game_equally(monkeypatch):
+def test_ranks_of_a_launcher_share_a_run_equally(monkeypatch):
     """Without --num-procs, the Config cannot know how many there are."""
-    monkeypatch.setattr(mpi, "_size", 3)
-    monkeypatch.setattr(run_module, "launch", lambda cfg: None)
-    for env in ("MinAtar/Breakout-v1", "CartPole-v1"):
-        assert "--num-procs, which is 3" in refused(run_module.Run, ppo.Config(env=env))
-
-
-def test_games_bring_their_settings_except_where_others_were_given(capsys):
-    plain = ppo.Config(env="MinAtar/Breakout-v1", lr=3e-4, run_dir="images")
-    with run_module.Run(plain) as images:
-        assert images.cfg.lr == 3e-4 and images.cfg.epochs == 4 and images.cfg.clip_ratio == 0.1
-    assert " --ent-coef 0.01 --no-scale-rew --no-recompute-adv\n" in capsys.readouterr().out
-    with run_module.Run(ppo.Config(env="CartPole-v1", run_dir="vectors")) as vectors:
-        assert vectors.cfg.epochs == 10 and vectors.cfg.lr == 3e-4
-    other = replace(plain, seed=2, lr=1e-3, run_dir="other")  # which passes all settings on
-    with run_module.Run(other) as images:
-        assert images.cfg.lr == 1e-3 and images.cfg.epochs == 4 and images.cfg.seed == 2
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    for name in ("size", "launched"):
+        monkeypatch.setattr(mpi, name, lambda: 3)
+    assert "--num-procs, which is 3" in refused(Run, ppo.Config(env="CartPole-v1"))
 
 
 def test_train_takes_a_config():
     with pytest.raises(TypeError, match="train takes a Config, .* not 'CartPole-v1'"):
-        run_module.Run("CartPole-v1")
+        Run("CartPole-v1")
 
 
 @pytest.mark.parametrize("env,said", [
@@ -527,11 +533,10 @@ def test_a_wrong_name_is_refused_before_anything_is_said(env, said, capsys):
 
 def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
     given = {"lr": 1e-4, "epochs": 1, "rollout_steps": 64, "minibatch_size": 32, "num_envs": 2}
-    cfg = ppo.Config(env="MinAtar/Breakout-v1", run_dir="run", total_steps=64, **given)
-    ppo.train(cfg)
-    ppo.train(ppo.Config(run_dir="run", resume=True, total_steps=128))
-    settings = read_config("run")["settings"]
-    assert settings["epochs"] == 1 and settings["clip_ratio"] == 0.1 and steps("run") == [64, 128]
+    ppo.train(ppo.Config.for_env("MinAtar/Breakout-v1", run_dir="run", total_steps=64, **given))
+    ppo.train(ppo.Config.of_run("run", resume=True, total_steps=128))
+    kept = read_config("run")["settings"]
+    assert kept["epochs"] == 1 and kept["clip_ratio"] == 0.1 and steps("run") == [64, 128]
     assert results.make_result(Path("run"))["changed"] == {"total_steps": 128.0, **given}
 
 
@@ -541,159 +546,23 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
     steps = [(np.array([t, t + 0.1, t + 0.2]), torch.zeros(3), np.array([1.0, 2.0, 4.0]),
               np.array([t == 2, False, False]), None) for t in range(9)]
     agent.q_value = lambda obs, act: torch.from_numpy(10 * obs) + act
-    both = run_module.q_and_return(agent, steps, np.array([3, 4, 9]))
+    both = q_and_return(agent, steps, np.array([3, 4, 9]))
     # Of 9 steps at gamma 0.5, those with at least 7 to go count: 0.5^7 is below 1%.
     np.testing.assert_allclose(both["eval_q"], [0, 2, 10, 12, 20, 22])
     rest = [8 * (1 - 0.5 ** n) for n in (9, 8, 7)]
     np.testing.assert_allclose(both["eval_discounted"], [1.75, rest[0], 1.5, rest[1], 1, rest[2]])
 
 
-@pytest.mark.parametrize("order, expected", [("import algos.ppo, torch", "3000 AVX2,STRICT"),
-                                             ("import torch, algos.ppo", "None None")])
-def test_pytorch_is_told_how_to_use_threads_unless_it_came_first(order, expected):
-    names = ("GOMP_SPINCOUNT", "MKL_CBWR")
-    env = {key: value for key, value in os.environ.items() if key not in names}
-    program = f"{order}, os; print(*map(os.environ.get, {names}))"
-    assert run([sys.executable, "-c", program], env=env).stdout.strip() == expected
-
-
-class Clock:
-    """A time that the test sets, and a machine whose other processes use `busy` cores."""
-
-    def __init__(self, monkeypatch, cores=2):
-        self.now = self.others = 0.0
-        monkeypatch.setattr(run_module.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(run_module, "cores", lambda: cores)
-        monkeypatch.setattr(run_module.Threads, "used_by_others", lambda _: self.others)
-        monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
-
-    def threads_after(self, threads, seconds, busy):
-        self.now, self.others = self.now + seconds, self.others + seconds * busy
-        threads.adapt()
-        return torch.get_num_threads()
-
-
-def test_threads_are_two_while_a_second_core_is_free(monkeypatch):
-    clock = Clock(monkeypatch)
-    threads = run_module.Threads(0)
-    assert torch.get_num_threads() == 1
-    assert clock.threads_after(threads, 0.9, 0) == 1  # too early to tell
-    assert clock.threads_after(threads, 0.2, 0) == 2
-    assert clock.threads_after(threads, 1.1, 0.2) == 2
-    assert clock.threads_after(threads, 1.1, 0.3) == 1
-    assert clock.threads_after(threads, 9, 0) == 1  # it waits for ten seconds
-    assert clock.threads_after(threads, 1.1, 0) == 2
-    assert clock.threads_after(threads, 60, 1) == 1
-    assert clock.threads_after(threads, 11, 1) == 1
-    assert clock.threads_after(threads, 1.1, 0) == 2  # only a step back makes it wait
-
-
-@pytest.mark.parametrize("number, cores, cbwr, expected", [
-    (1, 2, "AVX2,STRICT", 1), (3, 8, "AVX2,STRICT", 3), (0, 1, "AVX2,STRICT", 1),
-    (0, 2, "", 1), (0, 2, "AVX2", 1), (0, 8, "AVX512,STRICT", 2)])
-def test_threads_adapt_only_to_zero_and_where_bits_do_not_change(monkeypatch, number, cores, cbwr,
-                                                                 expected):
-    clock = Clock(monkeypatch, cores)
-    monkeypatch.setenv("MKL_CBWR", cbwr)
-    assert clock.threads_after(run_module.Threads(number), 5, 0) == expected
-
-
-def test_a_run_adapts_its_threads_and_keeps_freed_memory(monkeypatch):
-    clock, kept, load = Clock(monkeypatch), [], run_module.ctypes.CDLL
-    monkeypatch.setattr(run_module.ctypes, "CDLL", lambda name, *more: load(name, *more) if name
-                        else SimpleNamespace(mallopt=lambda *pair: kept.append(pair)))
-    with start(Config(torch_threads=0)) as run:
-        clock.now += 2
-        run.advance(100)
-        assert torch.get_num_threads() == 2
-    assert kept == [(-1, 2**30), (-3, 2**30)] * (sys.platform == "linux")
-
-
-def test_threads_count_the_time_of_others_on_their_own_cores(monkeypatch):
-    def write(*ticks):
-        rows = [f"cpu{core} {n} {n} {n} 9999 9999 {n} {n} {n} 0 0" for core, n in enumerate(ticks)]
-        Path("stat").write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *rows, "intr 1"]))
-
-    monkeypatch.setattr(run_module, "CORES", "stat")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 11})
-    monkeypatch.setattr(run_module.time, "process_time", lambda: 5.0)
-    monkeypatch.setenv("MKL_CBWR", "AVX2,STRICT")
-    write(*[100] * 12)
-    threads = run_module.Threads(0)
-    assert threads.used == 2 * 6 * 100 / os.sysconf("SC_CLK_TCK") - 5
-    monkeypatch.setattr(run_module.time, "process_time", lambda: 6.0)
-    write(200, *[900] * 10, 100)
-    assert threads.used_by_others() - threads.used == 600 / os.sysconf("SC_CLK_TCK") - 1
-
-
-@pytest.mark.parametrize("algo", ["sac", pytest.param("td3", marks=pytest.mark.slow)])
-def test_the_number_of_threads_does_not_change_numbers(algo, dynamo_env):
-    program = f"""
-import utils, torch
-from algos import {algo} as algo
-from utils.envs import make_envs
-finals = []
-for counts in ([1], [2], [1, 2]):
-    torch.manual_seed(0)
-    cfg = algo.Config(run_dir="x")
-    envs = make_envs(cfg, 1)
-    agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
-    opts = [algo.mpi.Adam(part) for part in (agent.critic, agent.actor)]
-    opts += [algo.mpi.Adam(agent.log_alpha)] if hasattr(agent, "log_alpha") else []
-    for k in range(12):
-        torch.set_num_threads(counts[k % len(counts)])
-        batch = algo.Transitions(torch.randn(256, 17), torch.rand(256, 6), torch.randn(256),
-                                 torch.randn(256, 17), torch.zeros(256))
-        algo.update(agent, *opts, batch, *([k] if algo.__name__.endswith("td3") else []))
-    finals.append(torch.nn.utils.parameters_to_vector(agent.parameters()))
-print(*[torch.equal(finals[0], final) for final in finals], finals[0].std() > 0)"""
-    done = run([sys.executable, "-c", program], env=dynamo_env)
-    assert done.stdout.split()[-4:] == ["True", "True", "True", "tensor(True)"]
-
-
-@pytest.mark.parametrize("config, compiler, compiles", [
-    (sac.Config(total_steps=1e5), "/bin/c++", True), (sac.Config(total_steps=99_999), "c++", False),
-    (sac.Config(), None, False), (sac.Config(compile=False), "c++", False),
-    (sac.Config(resume=True), "c++", False),
-    (ppo.Config(total_steps=5e5), "c++", True), (ppo.Config(total_steps=4e5), "c++", False),
-    (a2c.Config(), "c++", False), (Config(), "c++", False)], ids=str)
-def test_a_long_run_compiles_unless_told_otherwise(monkeypatch, config, compiler, compiles):
-    monkeypatch.setattr(shutil, "which", lambda _: compiler)
-    monkeypatch.delenv("CXX", raising=False)
-    assert run_module.suit_machine(config, config.given).compile == compiles
-
-
-@pytest.mark.parametrize("settings, has, expected", [
-    ({}, "avx512_bf16", True), ({}, "amx_bf16", True), ({}, "avx512_vnni", False),
-    ({"bf16": False}, "amx_bf16", False), ({"env": "MinAtar/Breakout-v1"}, "amx_bf16", False),
-    ({"resume": True}, "amx_bf16", False)], ids=str)
-def test_atari_takes_bf16_where_the_processor_has_it(monkeypatch, settings, has, expected):
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {has: True})
-    config = a2c.Config(**{"env": "ALE/Pong-v5"} | settings)
-    assert run_module.suit_machine(config, frozenset(settings)).bf16 == expected
-    precise = trpo.Config(**{"env": "ALE/Pong-v5"} | settings)  # measures a KL of 0.001
-    assert not run_module.suit_machine(precise, frozenset(settings)).bf16
-
-
-@pytest.mark.parametrize("told, gpu, expected", [
-    ({}, False, True), ({}, True, False), ({"bf16": False, "compile": False}, False, False)])
-def test_a_run_compiles_and_takes_bf16_by_itself_but_not_beside_a_gpu(monkeypatch, told, gpu,
-                                                                      expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
-    monkeypatch.setenv("CXX", "c++")
-    cfg = run_module.Run(ppo.Config(env="ALE/Pong-v5", run_dir="run", **told)).cfg
-    assert (cfg.bf16, cfg.compile) == (expected, expected)
-
-
-def test_a_run_says_what_it_makes_of_compile_and_bf16(capsys):
-    for algo, told in ((ppo, "--compile, which takes up to"), (vpg, "nothing to --compile\n")):
-        cfg = algo.Config("CartPole-v1", run_dir=told[:3], compile=True, bf16=True)
-        with run_module.Run(cfg) as run:
-            run.register(torch.nn.Linear(1, 1))
-            run.restore()
-        out = capsys.readouterr().out
-        assert f"--torch-threads 1, {told}" in out and "--bf16: not used, for it is for" in out
+@pytest.mark.parametrize("name, env, gpus, rank, expected", [
+    ("auto", "CartPole-v1", 2, 0, "cpu"), ("auto", "tests.envs:Bright-v0", 0, 0, "cpu"),
+    ("auto", "tests.envs:Bright-v0", 2, 3, "cuda:1"), ("cuda", "CartPole-v1", 2, 2, "cuda:0"),
+    ("cpu", "tests.envs:Bright-v0", 2, 0, "cpu"),
+])
+def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(mpi, "rank", lambda: rank)
+    assert choose_device(Config(env=env, device=name)) == torch.device(expected)
 
 
 @pytest.mark.parametrize("first,later,more,silent", [
@@ -709,24 +578,3 @@ def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
     told = said(summary(Config(**more), 800, 5.0))["train100"]
     assert silent == ("debugging.md" not in told)
     assert silent or f"better than the first 20 ({rounded(np.mean(first))}): train" in told
-
-
-@pytest.mark.parametrize("algo,env,hinted", [
-    (dqn, "MinAtar/Breakout-v1", False), (dqn_per, "ALE/Pong-v5", True),
-    (dqn, "CartPole-v1", False), (dqn_atari, "ALE/Pong-v5", False), (ppo, "ALE/Pong-v5", False)])
-def test_dqn_on_an_atari_game_names_its_relative(algo, env, hinted, capsys):
-    wide = {"hidden": (8,)} if algo in (dqn, dqn_per) else {}
-    with run_module.Run(algo.Config(env=env, compile=False, **wide)):
-        out = capsys.readouterr().out
-        assert ("algos.dqn_atari is made for Atari" in out) == hinted
-        assert ("--hidden is not used" in out) == bool(wide and "/" in env)
-
-
-@pytest.mark.parametrize("algo", [ppo, dqn, dqn_atari])         # their encoders lie elsewhere
-@pytest.mark.parametrize("bf16", [True, False])
-def test_bf16_reaches_every_network_of_images(algo, bf16, capsys):
-    with run_module.Run(algo.Config(env="tests.envs:Bright-v0", bf16=bf16, run_dir="run")) as run:
-        run.register(agent := agent_for(algo, run.cfg))
-    found = [part.bf16 for part in agent.modules() if isinstance(part, envs.ImageEncoder)]
-    assert found == [bf16] * (1 if algo is ppo else 2)
-    assert ("--bf16: networks of images" in capsys.readouterr().out) == bf16

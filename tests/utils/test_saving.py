@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from tests.helpers import mpiexec, refused, rows, run, saved
-from tests.toy import Config, Stop, Toy, start, train
-from utils import checkpoint, mpi, run as run_module
+from tests.toy import Agent, Config, Stop, Toy, start, train
+from utils.errors import UsageError
 from utils.logger import Logger, Table, read_table
+from utils.run import checkpoint, directory, run as run_module
 from utils.run.directory import read_config
 from utils.run.run import Stopped
 
@@ -137,7 +138,7 @@ def test_evaluation_is_due(every, report_every, expected, monkeypatch):
         return np.array([1.0, 3.0]), np.ones(2)
 
     monkeypatch.setattr(run_module, "evaluate", evaluate)
-    agent = torch.nn.Linear(3, 2)
+    agent = Agent(3, 2)
     cfg = Rare(eval_every=every, total_steps=1000, report_every=report_every, seed=5)
     with start(cfg, agent) as log:
         for _ in range(10):
@@ -177,7 +178,7 @@ def test_a_checkpoint_of_another_network_is_refused():
     config = Path("run/config.json")
     text = config.read_text()
     config.write_text(text.replace('"width": 2', '"width": 5'))
-    assert "its weight is [2, 3], not [5, 3]" in refused(train, Config(resume=True))
+    assert "its weight is [2, 3], not [5, 3]" in refused(train, Config(resume=True, width=5))
     config.write_text(text)
     train(Config(resume=True))
     said = refused(train, Config(run_dir="other", init_from="run", width=4))
@@ -192,9 +193,7 @@ def test_a_signal_saves_and_ends(number, status, capfd):
     with pytest.raises(Stopped) as caught, start(Config()) as log:
         log.advance(100)
         log.advance(100)
-        mpi.COMPILE = True
         os.kill(os.getpid(), number)
-        assert not mpi.COMPILE                              # a second loss could take a minute
         assert checkpoint.load_resume("run")[0] == 100              # not in the middle of a phase
         log.advance(100)
     assert caught.value.status == status
@@ -202,6 +201,18 @@ def test_a_signal_saves_and_ends(number, status, capfd):
     assert len(rows()) == 3
     assert signal.getsignal(number) is before
     assert "saving and stopping; Ctrl-C again" in capfd.readouterr().err
+
+
+def test_a_signal_to_a_single_process_does_not_wait_for_the_report():
+    """Which on images may be a minute away. What was collected since the last one is reported."""
+    with pytest.raises(Stopped), start(Rare(eval_every=250)) as log:
+        log.advance(100, passed=1)
+        log.store(stored=1)
+        signal.raise_signal(signal.SIGTERM)
+        log.advance(50, passed=2)
+    (row,) = rows()
+    assert (row["step"], row["stored"], row["passed"]) == ("150", "1.0", "2.0")
+    assert saved("run")[0] == 150
 
 
 def test_a_second_ctrl_c_ends_at_once():
@@ -216,12 +227,13 @@ def test_a_second_ctrl_c_ends_at_once():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize("where", ["claim", "origin", "write_config"])
-def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(where, monkeypatch):
+@pytest.mark.parametrize("module, where", [
+    (run_module, "lock_and_empty"), (directory, "origin"), (run_module, "write_config")])
+def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(module, where, monkeypatch):
     """Half a directory could be neither resumed nor replaced."""
-    plain = getattr(run_module, where)
+    plain = getattr(module, where)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(run_module, where, lambda *args: (
+        patch.setattr(module, where, lambda *args: (
             os.kill(os.getpid(), signal.SIGINT), plain(*args))[1])
         train(Config())
     train(Config(resume=True))
@@ -269,10 +281,10 @@ def test_a_table_that_cannot_be_written_anew_stays(monkeypatch, tmp_path):
 
 def test_a_run_is_locked_until_it_ends():
     again = Config(resume=True)
-    with start(Config()), pytest.raises(mpi.UsageError, match="another process is writing"):
-        run_module.claim(again, ExitStack())            # TensorBoard's thread may write meanwhile
+    with start(Config()), pytest.raises(UsageError, match="another process is writing"):
+        directory.lock_and_empty(again, ExitStack())    # TensorBoard's thread may write meanwhile
     with ExitStack() as stack:
-        run_module.claim(again, stack)
+        directory.lock_and_empty(again, stack)
 
 
 def script(text, *command):
@@ -285,6 +297,8 @@ def script(text, *command):
 
 TWO_RANKS = """
     from utils import mpi
+    from utils.run.launch import together
+    from utils.optim import Adam
     rank, told = mpi.rank(), {}
 
     def begin(name, **kwargs):
@@ -308,7 +322,7 @@ TWO_RANKS = """
     agent = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     agent[1].running_mean += rank + 1
     kept = agent[0].weight.detach().clone()
-    optimizer = mpi.Adam(agent)
+    optimizer = Adam(agent)
     with start(Config(run_dir="equal"), agent, optimizer=optimizer) as log:
         told["kept"] = torch.equal(agent[0].weight, kept)
         told["state"] = {name: x.tolist() for name, x in agent.state_dict().items()}
@@ -333,7 +347,7 @@ TWO_RANKS = """
             log.advance(100)
             log.saved = -1e9 if rank == late else log.saved
             log.advance(100)
-            mpi.together(None)              # rank 0 has put it in its place
+            together(None)                  # rank 0 has put it in its place
             told[f"late{late}"] = checkpoint.load_resume(f"late{late}")[0]
 
     Path(f"rank{rank}.json").write_text(json.dumps(told))

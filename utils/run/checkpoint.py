@@ -16,8 +16,9 @@ import torch
 
 from utils import mpi
 from utils.errors import UsageError
-from utils.files import atomic_write, move
+from utils.files import atomic_write
 from utils.run.launch import together
+
 
 def save_file(path, payload):
     """Write `payload`, a dict of state dicts and plain values, to the file `path`.
@@ -88,7 +89,7 @@ def save_resume(run_dir, step, payload):
     together(None)  # the folder is there
     together(save_file, tmp / f"rank{mpi.rank()}.pt", payload)
     if root:
-        move(tmp, tmp.with_suffix(""))
+        tmp.rename(tmp.with_suffix(""))
         for old, folder in resume_folders(run_dir).items():
             if old != step:
                 shutil.rmtree(folder)

@@ -2,7 +2,7 @@
 
 A program is a dataclass, one line per setting: `name: type = default  # its text in --help`. tyro
 makes a flag of each. A setting without a default needs no flag. What tyro lacks stands here: one
-message per wrong line, hints for other libraries' names, groups in --help.
+line per refusal, hints for other libraries' names, groups in --help.
 """
 
 import difflib
@@ -12,15 +12,15 @@ import re
 import signal
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import fields, make_dataclass, replace
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, fields, make_dataclass
+from typing import Annotated, get_type_hints
 
 import tyro
 
 from utils import mpi
 from utils.errors import UsageError
 from utils.run.launch import leave
-from utils.run.ranges import as_text, flag
+from utils.run.ranges import flag
 
 # What other libraries call a setting.
 OTHERS_SAY = {
@@ -78,9 +78,6 @@ def program(*stopped):
 
 # ---- the command line
 
-# What a setting of a type takes.
-TAKES = {int: "a whole number", float: "a number, such as 0.01 or 1e6", str: "a text",
-         bool: "no value"}
 RULES = tyro.constructors.ConstructorRegistry()
 
 
@@ -97,7 +94,12 @@ def rule_of_int(info):
 
 
 def read_command(config_class, doc, prog, args=None, hint=None, default=None):
-    """Return an instance of a dataclass, with the settings that a command line gives.
+    """Return an instance of a dataclass with what `read_settings` returns."""
+    return config_class(**read_settings(config_class, doc, prog, args, hint, default))
+
+
+def read_settings(config_class, doc, prog, args=None, hint=None, default=None):
+    """Return {setting: value} for a dataclass and a command line. UsageError has one line.
 
     doc      --help begins with its title and ends with all of it
     prog     how the program is called, such as "python -m utils.sweep"
@@ -105,93 +107,62 @@ def read_command(config_class, doc, prog, args=None, hint=None, default=None):
     hint     function of the name of an unknown flag: what to say about it, if none is like it
     default  an instance whose values are the defaults (default: those of the class)
     """
-    args = list(sys.argv[1:] if args is None else args)
-    hints = get_type_hints(config_class)
-    kinds = {field.name: hints[field.name] for field in fields(config_class)}
-    flags = {name: kind for name, kind in kinds.items() if hasattr(config_class, name)}  # a default
-    form = make_form(config_class, kinds, default)
-    if "-h" in args or "--help" in args:
-        doc = doc.strip("\n")
-        _, text = ask_tyro(form, ["--help"], prog=prog, description=re.split(r"\.  |\n", doc)[0])
-        sys.stdout.write(f"{text}\n{doc}\n")  # at once, so that `| head` breaks nothing
-        sys.exit(0)
-    given = find_flags(args, flags, hint)
-    read, _ = ask_tyro(form, args)
-    if read is None:
-        alone, form = " ".join(kinds.keys() - flags).upper(), make_form(config_class, flags)
-        for name, words in given.items():
-            if ask_tyro(form, words, return_unknown_args=alone != "")[0] is None:
-                raise UsageError(f"{' '.join(words)}: it takes {takes(kinds[name])}")
-        raise UsageError(f"{prog} takes {alone or 'nothing'} without a flag, but got "
-                         f"{' '.join(args) or 'nothing'}; --help lists the flags")
-    values = {name: value for group in vars(read).values() for name, value in vars(group).items()
-              if name in given or name not in flags}
-    return replace(default, **values) if default else config_class(**values)
+    doc, printed = doc.strip("\n"), io.StringIO()
+    try:
+        with redirect_stdout(printed), redirect_stderr(printed):
+            read, unknown = tyro.cli(
+                make_form(config_class, default), prog=prog, args=args, registry=RULES,
+                description=re.split(r"\.  |\n", doc)[0], return_unknown_args=True,
+                config=[tyro.conf.PositionalRequiredArgs, tyro.conf.PositionalMetavarFromFieldName])
+    except SystemExit as end:
+        if end.code:  # printed: a title, a rule, what is wrong, a rule, and more
+            wrong = re.split(r"\n[ -]*\n", printed.getvalue())[1]
+            raise UsageError(" ".join(wrong.split()).removeprefix("Error parsing ")) from None
+        sys.stdout.write(f"{printed.getvalue()}\n{doc}\n")  # at once: `| head` breaks nothing
+        raise
+    if unknown:
+        refuse(unknown, config_class, hint)
+    return vars(read.often_changed) | vars(read.other)
 
 
-def find_flags(args, kinds, hint):
-    """Return {setting: its flag and the words after it}. UsageError: there is no such flag."""
-    known = {name: name for name in kinds}
-    known |= {f"no_{name}": name for name in kinds if kinds[name] is bool}
-    given, words = {}, []
-    for word in args:
-        if re.match("-+[A-Za-z]", word):  # -1e3 is a number
-            typed = word.partition("=")[0]
-            name = typed.strip("-").replace("-", "_")
-            if name not in known or not typed.startswith("--"):
-                near = " or ".join(map(flag, nearest(name, known)))
-                said = f"did you mean {near}?" if near else hint and hint(name)
-                raise UsageError(f"there is no {typed}; {said or '--help lists the flags'}")
-            words = given[known[name]] = []  # the last one counts
-        words.append(word)
-    return given
+def shown_default(text):
+    """Return what --help says about a default: nothing if it is "" or None."""
+    empty = text.strip("' ") in ("", "None")
+    return "" if empty else f"(default: {text.removesuffix('.0')})"
 
 
-def make_form(config_class, kinds, default=None):
-    """Return the dataclass that tyro reads: the settings in groups, with their help.
+def make_form(config_class, default):
+    """Return the dataclass that tyro reads: the settings in groups, with their comments as help.
 
     Those that the class names as changed `often` come first, then its own, then its parent's.
     """
-    comments, own = {}, config_class.__annotations__
+    kinds, comments = get_type_hints(config_class), {}
     for owner in config_class.__mro__[-2::-1]:
         comments |= re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(owner), re.M)
-    often = [name for name in getattr(config_class, "often", ()) if name in kinds]
-    other = sorted(kinds.keys() - often, key=[*own, *kinds].index)
+    names = [field.name for field in fields(config_class)]
+    often = [name for name in getattr(config_class, "often", ()) if name in names]
+    other = sorted({*names} - {*often}, key=[*config_class.__annotations__, *names].index)
     groups = []
     for title, names in ("often_changed", often), ("other", other):
-        settings = []
-        for name in names:
-            value = getattr(default or config_class, name, tyro.MISSING)
-            text = "" if value is None else as_text(value).strip()
-            about = tyro.conf.arg(default=value, help=comments.get(name, ""),
-                                  help_behavior_hint=text and f"(default: {text})")
-            settings.append((name, Annotated[kinds[name], about]))
+        settings = [(name, Annotated[kinds[name], tyro.conf.arg(
+            default=getattr(default or config_class, name, tyro.MISSING),
+            help=comments.get(name, ""), help_behavior_hint=shown_default)]) for name in names]
         groups.append((title, tyro.conf.OmitArgPrefixes[make_dataclass(title, settings)]))
     return make_dataclass("form", groups)
 
 
-def ask_tyro(form, args, **more):
-    """Return what tyro reads, or None after --help and if it refuses, and what it prints."""
-    printed = io.StringIO()
-    try:
-        with redirect_stdout(printed), redirect_stderr(printed):
-            read = tyro.cli(form, args=args, registry=RULES, **more,
-                            config=[tyro.conf.PositionalRequiredArgs,
-                                    tyro.conf.PositionalMetavarFromFieldName])
-    except SystemExit:
-        read = None
-    return read, printed.getvalue()
-
-
-def takes(kind):
-    """Return what a setting of this type takes."""
-    parts = get_args(kind)
-    if get_origin(kind) is Literal:
-        return " or ".join(map(str, parts))
-    if get_origin(kind) is tuple:
-        several = "several have spaces between them" if ... in parts else f"{len(parts)} of them"
-        return f"{takes(parts[0])}; {several}"
-    return TAKES[parts[0] if parts else kind]
+def refuse(unknown, config_class, hint):
+    """UsageError names the first flag of these words that does not exist."""
+    typed = [word.partition("=")[0] for word in unknown if re.match("-+[A-Za-z]", word)]
+    if not typed:
+        raise UsageError(f"no flag takes {' '.join(unknown)}; --help lists the flags")
+    known = {field.name: field.default for field in fields(config_class)
+             if field.default is not MISSING}
+    known |= {f"no_{name}": not value for name, value in known.items() if isinstance(value, bool)}
+    name = typed[0].strip("-").replace("-", "_")
+    near = " or ".join(map(flag, nearest(name, known)))
+    said = f"did you mean {near}?" if near else hint and hint(name)
+    raise UsageError(f"there is no {typed[0]}; {said or '--help lists the flags'}")
 
 
 def nearest(name, known):

@@ -17,12 +17,12 @@ import gymnasium as gym
 import numpy as np
 
 from utils import mpi
-from utils.run.ranges import flag
 from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
 from utils.run.launch import cores
+from utils.run.ranges import flag
 
 try:
     import fcntl
@@ -30,7 +30,7 @@ except ImportError:  # Windows
     fcntl = None
 
 # Settings that may differ on --resume.
-FREE = {"total_steps", "device", "torch_threads", "bf16", "run_dir", "resume", "changed_code"}
+FREE = {"total_steps", "device", "torch_threads", "bf16", "run_dir", "resume"}
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
@@ -83,23 +83,18 @@ def find_run_dir(cfg):
 
 
 def check_resume(cfg, run_dir):
-    """UsageError unless `cfg`, apart from FREE, and the code are those of the run to resume."""
-    config = read_config(run_dir, "--resume: ")
+    """UsageError unless `cfg`, apart from FREE, is that of the run to resume."""
+    config = read_config(run_dir)
     algo = module_of(type(cfg)).rpartition(".")[2]
     if config["algo"] != algo:
         raise UsageError(f"--resume: {run_dir} is a run of {config['algo']}, not of {algo}")
-    saved = max(checkpoint.resume_folders(run_dir), default=-1)
-    if has_rows(run_dir) and saved < 0:
+    if has_rows(run_dir) and not checkpoint.resume_folders(run_dir):
         raise UsageError(f"--resume: there is no checkpoint in {run_dir}; delete it to restart")
     for name, value in plain_settings(cfg).items():
         known = config["settings"].get(name, value)  # an older version may lack it
         if name not in FREE and value != known:
             raise UsageError(f"{flag(name)} is {value}, but {known} in {run_dir}: --resume keeps "
                              f"the settings of the run (from Python: Config.of_run)")
-    continues = has_rows(run_dir) and saved < cfg.total_steps and not cfg.changed_code
-    if continues and has_changed(type(cfg), run_dir):
-        raise UsageError(f"--resume: {file_of(type(cfg))} has changed since this run, whose code "
-                         f"is {run_dir}/algo.py; --changed-code continues with the changed file")
 
 
 def has_changed(config_class, run_dir) -> bool:
@@ -108,8 +103,7 @@ def has_changed(config_class, run_dir) -> bool:
     if file is None or not kept.exists():
         return False
     try:
-        mine, theirs = file.read_text(encoding="utf-8"), kept.read_text(encoding="utf-8")
-        return mine != theirs and ast.dump(ast.parse(mine)) != ast.dump(ast.parse(theirs))
+        return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
     except (SyntaxError, ValueError):  # one of them is damaged
         return True
 
@@ -117,31 +111,21 @@ def has_changed(config_class, run_dir) -> bool:
 # ---- what is in it
 
 
-def read_config(run_dir, prefix=""):
+def read_config(run_dir):
     """Return a run's config.json as a dict. `Config(**config["settings"])` is the run's Config."""
     path = Path(run_dir, "config.json")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        wrong = (f"{run_dir} holds no run: config.json: {error.strerror}"
-                 if isinstance(error, OSError) else
-                 f"{path} is damaged: {type(error).__name__} {error}")
-        if nearby := ", ".join(runs_in(run_dir)):
-            wrong += f"; runs nearby: {nearby}"
-        raise UsageError(prefix + wrong) from None
+    except OSError as error:
+        raise UsageError(f"{run_dir} holds no run: config.json: {error.strerror}") from None
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in settings}
     if isinstance(settings.get("torch_threads"), int):  # perhaps of a machine with more cores
         settings["torch_threads"] = min(settings["torch_threads"], cores())
     return config | {"settings": settings}
-
-
-def runs_in(folder):
-    """Return the first five runs at most four levels below a folder or, without it, below runs."""
-    folder = Path(folder if Path(folder).is_dir() else "runs")
-    found = [path for depth in range(1, 5) for path in folder.glob("*/" * depth + "policy.pt")]
-    return [str(path.parent) for path in found[:5]]
 
 
 def has_rows(run_dir):
@@ -156,8 +140,8 @@ def replaced_files(cfg, run_dir):
     UsageError: they hold a report or a later checkpoint, and --overwrite is not given.
     """
     files = [path for pattern in PARTS for path in run_dir.glob(pattern)]
-    if files:  # of a run whose config.json is lost, or of somebody else
-        read_config(run_dir, "another --run-dir is needed: ")
+    if files:
+        read_config(run_dir)  # refuses what is somebody else's
     reported = has_rows(run_dir) or any(checkpoint.resume_folders(run_dir))  # after step 0
     if reported and not cfg.overwrite:
         command = f"python -m {module_of(type(cfg))} --run-dir {shlex.quote(str(run_dir))}"
@@ -194,6 +178,8 @@ def write_config(cfg, step, initial):
         if before != cfg.total_steps:
             mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
                     "runs to the new end")
+        if has_changed(type(cfg), cfg.run_dir):
+            mpi.say(f"{file_of(type(cfg))} has changed since this run began")
         config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
     else:
         module = module_of(type(cfg))
@@ -201,8 +187,7 @@ def write_config(cfg, step, initial):
         config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
                   "init_from": initial, "env_spec_kwargs": spec.kwargs}
     config["settings"] = plain_settings(cfg)
-    write_text(Path(cfg.run_dir, "config.json"),
-                          json.dumps(config, indent=2, default=str) + "\n")
+    write_text(Path(cfg.run_dir, "config.json"), json.dumps(config, indent=2, default=str) + "\n")
     if file := file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
         with atomic_write(Path(cfg.run_dir, "algo.py")) as copy:
             copy.write(file.read_bytes())
@@ -210,7 +195,7 @@ def write_config(cfg, step, initial):
 
 def plain_settings(cfg):
     """Return the settings as plain values, which JSON and a checkpoint can hold."""
-    settings = asdict(cfg) | {"resume": False, "changed_code": False, "overwrite": False}
+    settings = asdict(cfg) | {"resume": False, "overwrite": False}
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
 
 

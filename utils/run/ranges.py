@@ -9,22 +9,24 @@ from utils.run.launch import cores
 
 # The ranges of settings, by name.
 RANGES = {
-    **dict.fromkeys("""total_steps num_envs num_procs torch_threads rollout_steps minibatch_size batch_size
-                     buffer_size epochs v_steps report_every update_every target_every policy_delay
-                     minibatch_envs lstm_size cg_steps backtracks inverse_every eps_steps subsample
-                     check_every directions fisher_every""".split(), {"low": 1}),
+    **dict.fromkeys("""total_steps num_envs num_procs torch_threads rollout_steps minibatch_size
+                     batch_size buffer_size epochs v_steps report_every update_every target_every
+                     policy_delay minibatch_envs lstm_size cg_steps backtracks inverse_every
+                     eps_steps subsample check_every directions fisher_every
+                     num_quantiles""".split(),
+                    {"low": 1}),
     **dict.fromkeys("""seed eval_every start_steps vf_coef ent_coef max_grad_norm
                      act_noise target_noise noise_clip damping replay_ratio max_slope
                      num_trajectories her_k""".split(), {"low": 0}),
     **dict.fromkeys("gamma lam tau eps_end omega beta_start momentum decay popart_beta top".split(),
                     {"low": 0, "high": 1}),
     **dict.fromkeys("""hidden lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl
-                     v_max_kl alpha noise""".split(), {"above": 0}),
+                     v_max_kl noise""".split(), {"above": 0}),
 }
 # More than this cannot be meant, and would hang or crash. Any other whole number has MOST_COUNT.
 MOST = {"num_envs": 1e5, "hidden": 1e5, "epochs": 1e5, "v_steps": 1e5, "rollout_steps": 1e9,
         "minibatch_size": 1e9, "batch_size": 1e9, "her_k": 1000, "directions": 1e5,
-        "total_steps": 1e12, "seed": math.inf}
+        "num_quantiles": 1000, "total_steps": 1e12, "seed": math.inf}
 MOST_COUNT = 1e12
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
 # The first is a multiple of the second.
@@ -45,7 +47,7 @@ def flag(name):
 
 
 def check_settings(cfg):
-    """UsageError names the first setting of `cfg` that is out of range, of another type, or no multiple."""
+    """UsageError names the first setting that is out of range, of another type, or no multiple."""
     kinds = {field.name: str(field.type) for field in fields(cfg)}
     for name, kind in kinds.items():
         value = getattr(cfg, name)
@@ -56,9 +58,7 @@ def check_settings(cfg):
         if "int" in kind or "float" in kind:
             most = MOST.get(name, MOST_COUNT if "int" in kind else math.inf)
             check_range(cfg, name, **{"high": most} | RANGES.get(name, {}))
-    if cfg.torch_threads > cores():  # PyTorch would crawl, or hang
-        raise UsageError(f"--torch-threads is {cfg.torch_threads}; it takes 1 to {cores()}, the "
-                         "cores that this process may use")
+    check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
     if {"norm_adv", "minibatch_size"} <= kinds.keys() and cfg.norm_adv:
         check_range(cfg, "minibatch_size", low=2)  # normalised, a single advantage would become 0
     if "minibatch_envs" in kinds:  # T is at least 2, for the same reason

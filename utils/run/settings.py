@@ -1,17 +1,15 @@
 """The settings of every run, and the command line that gives them."""
 
-import argparse
-import sys
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from utils import mpi
-from utils.run.command import program, read_command
-from utils.run.ranges import as_text, check_settings, flag
-from utils.env_ids import is_game
+from utils.env_ids import is_game, with_version
 from utils.errors import UsageError
+from utils.run.command import program, read_command, read_settings
 from utils.run.directory import default_dir, module_of, read_config
 from utils.run.launch import start_ranks
+from utils.run.ranges import as_text, check_settings, flag
 
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
@@ -33,11 +31,10 @@ class RunConfig:
     run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>/seed<k>)
     resume: bool = False  # continue from the last checkpoint in the run directory
     overwrite: bool = False  # replace the run that is in the run directory
-    changed_code: bool = False  # --resume even if the algorithm file has changed since
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for games, if there is one
     torch_threads: int = 1  # PyTorch threads per process
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     for_games: ClassVar[dict] = {}  # settings that suit ALE/... and MinAtar/...
@@ -77,6 +74,7 @@ def main(train, config_class, doc: str) -> None:
     with program("nothing new was saved; the same command starts again"):
         cfg = parse(config_class, doc)
         start_ranks(cfg.num_procs)  # with --num-procs P, this process becomes P ranks
+        cfg = with_version(cfg)
         suits = {name: value for name, value in config_class.suited_to(cfg.env).items()
                  if getattr(cfg, name) == value and not cfg.resume}
         if suits:
@@ -92,17 +90,13 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     Flags change the file's defaults; of a game, the settings that suit it; with --resume, the
     settings of the run.
     """
-    args = sys.argv[1:] if args is None else args
-    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("env", "seed", "run_dir"):
-        look.add_argument(flag(name), f"--{name}", nargs="?", default=getattr(config_class, name))
-    look.add_argument("--resume", action="store_true")
-    first, _ = look.parse_known_args(args)
-    default = None
-    if first.resume and not {"-h", "--help"} & {*args}:
-        run_dir = first.run_dir or default_dir(config_class, first.env, first.seed)
+    command = config_class, doc, f"python -m {module_of(config_class)}", args, HINTS.get
+    first = read_settings(*command)
+    if first["resume"]:
+        env = with_version(config_class(env=first["env"])).env
+        run_dir = first["run_dir"] or default_dir(config_class, env, first["seed"])
         default = config_class.of_run(run_dir, resume=True)
-    elif config_class.suited_to(first.env):
-        default = config_class.for_env(first.env)
-    return read_command(config_class, doc, f"python -m {module_of(config_class)}", args, HINTS.get,
-                        default)
+    else:
+        suits = config_class.suited_to(first["env"])
+        default = config_class.for_env(first["env"]) if suits else None
+    return read_command(*command, default)

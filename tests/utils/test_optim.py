@@ -1,0 +1,160 @@
+"""Each verb of an optimizer against PyTorch's own, and whose parameters they change."""
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from utils.optim import Adam, Optimizer, RMSProp
+
+X = torch.linspace(-3, 3, 15).view(5, 3)
+
+
+class Descent(Optimizer):
+    """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
+
+    def step(self, lr):
+        self.flat.sub_(self.grad, alpha=lr)
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def loss_of(net, x=X):
+    return net(x).square().mean()
+
+
+def gradient_of(net, x=X):
+    """By PyTorch alone."""
+    return torch.cat([grad.flatten() for grad in
+                      torch.autograd.grad(loss_of(net, x), list(net.parameters()))])
+
+
+def params(net):
+    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+
+
+def take_step(optimizer, loss, lr, max_norm=0.0):
+    """Take a step as algorithm files do. Return the gradient's norm."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.average_grads()
+    norm = optimizer.clip_grads(max_norm)
+    optimizer.step(lr)
+    return norm
+
+
+def test_a_gradient_is_of_its_own_loss_alone():
+    """Nothing of the step before is left in it."""
+    net = small_net()
+    optimizer = Descent(net)
+    for x in torch.randn(3, 5, 3):
+        before, expected = params(net), gradient_of(net, x)
+        take_step(optimizer, loss_of(net, x), lr=0.1)
+        torch.testing.assert_close(params(net), before - 0.1 * expected)
+        grads = torch.cat([param.grad.flatten() for param in net.parameters()])
+        torch.testing.assert_close(grads, expected)             # views of the optimizer's
+
+
+def test_the_gradients_of_losses_before_a_step_add_up():
+    net = small_net()
+    optimizer = Descent(net)
+    for _ in range(3):
+        loss_of(net).backward()
+    torch.testing.assert_close(optimizer.grad, 3 * gradient_of(net))
+    torch.testing.assert_close(optimizer.grad_norm(), 3 * gradient_of(net).norm())
+
+
+def test_only_its_own_parameters_change():
+    """Though the loss depends on others: an actor's loss cannot train the critic."""
+    actor, critic = small_net(), nn.Linear(2, 1)
+    actor_opt, critic_opt = Adam(actor), Adam(critic)
+    before = params(actor), params(critic)
+    take_step(actor_opt, -critic(actor(X)).mean(), lr=0.1)
+    assert not torch.equal(params(actor), before[0]) and torch.equal(params(critic), before[1])
+    critic_opt.zero_grad()                                      # as before its own next loss
+    critic_opt.step(0.1)
+    assert torch.equal(params(critic), before[1])
+
+
+def test_some_parameters_of_a_module_and_none_that_are_frozen():
+    net = small_net()
+    before = params(net)
+    take_step(Descent([net[0].weight, net[2].bias]), loss_of(net), lr=0.1)
+    changed = params(net) != before
+    assert changed[:12].any() and not changed[12:24].any() and changed[24:].any()
+    net = small_net()
+    net[0].requires_grad_(False)
+    assert list(map(id, Adam(net).params)) == list(map(id, net[2].parameters()))
+
+
+def test_a_parameter_belongs_to_one_optimizer_only():
+    """Two would take turns to tear it out of each other's vector."""
+    net = small_net()
+    take_step(Adam(net), loss_of(net), lr=0.1)
+    for again in (net, [net[2].bias]):
+        with pytest.raises(ValueError, match="one optimizer only"):
+            RMSProp(again)
+    Adam(copy.deepcopy(net))                                    # its parameters are its own
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.25, 1e9])
+def test_a_long_gradient_is_clipped_as_by_pytorch(limit):
+    net, twin = small_net(), small_net()
+    before = params(net)
+    loss_of(twin, 3 * X).backward()
+    expected = nn.utils.clip_grad_norm_(twin.parameters(), limit or math.inf)
+    norm = take_step(Descent(net), loss_of(net, 3 * X), lr=1.0, max_norm=limit)
+    torch.testing.assert_close(norm, expected)                  # as it was before
+    assert norm > 0.25
+    for param, other in zip(net.parameters(), twin.parameters()):
+        torch.testing.assert_close(param.grad, other.grad)
+    torch.testing.assert_close(before - params(net), torch.cat([
+        param.grad.flatten() for param in twin.parameters()]), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5])                  # where it is small, eps decides
+@pytest.mark.parametrize("ours,theirs", [
+    (lambda net: Adam(net, eps=1e-5), lambda net: torch.optim.Adam(net, eps=1e-5)),
+    (lambda net: Adam(net, beta1=0.5), lambda net: torch.optim.Adam(net, betas=(0.5, 0.999))),
+    (RMSProp, lambda net: torch.optim.RMSprop(net, alpha=0.99, eps=1e-5))])
+def test_steps_are_pytorchs(ours, theirs, scale):
+    net, twin = small_net(), small_net()
+    ours, theirs = ours(net), theirs(twin.parameters())
+    for lr in (0.1, 0.1, 0.02, 0.0, 0.3):
+        theirs.zero_grad()
+        (scale * loss_of(twin)).backward()
+        theirs.param_groups[0]["lr"] = lr
+        theirs.step()
+        take_step(ours, scale * loss_of(net), lr)
+    torch.testing.assert_close(params(net), params(twin))
+    assert not torch.allclose(params(net), params(small_net()))
+
+
+def test_rmsprop_by_the_rule_of_tensorflow_by_hand():
+    """eps stands in the root, and the mean of squares begins at 1."""
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = RMSProp([weight], eps=0.01, tf_style=True)
+    take_step(optimizer, 3 * weight.sum(), lr=0.1)
+    assert weight.item() == pytest.approx(-0.3 / (0.99 + 0.09 + 0.01) ** 0.5)
+
+
+@pytest.mark.parametrize("make", [Adam, RMSProp])
+def test_an_optimizer_goes_on_from_its_state(make):
+    """What is saved is all that it needs, and what is loaded is a copy."""
+    nets, inputs = [small_net(), small_net()], torch.randn(6, 5, 3)
+    whole, saved = map(make, nets)
+    for i, x in enumerate(inputs):
+        if i == 3:
+            state, nets[1] = saved.state_dict(), copy.deepcopy(nets[1])
+            saved = make(nets[1])
+            saved.load_state_dict(state)
+            state["square"].fill_(math.nan)
+        for net, optimizer in zip(nets, (whole, saved)):
+            take_step(optimizer, loss_of(net, x), lr=0.1)
+    assert torch.equal(params(nets[0]), params(nets[1]))
+    with pytest.raises(KeyError):
+        saved.load_state_dict({})
