@@ -41,8 +41,8 @@ class Logger:
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
         self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", disable=None)
-        for part in (self.progress, self.episodes, self.board, self.bar):
-            stack.callback(part.close)
+        stack.callback(self.board.close)
+        stack.callback(self.bar.close)
 
     def store(self, **values):
         """Keep numbers, tensors or arrays until the next report. Ranks may store other names."""
@@ -130,7 +130,7 @@ def read_table(run_dir, name):
 
 
 class Table:
-    """A csv file to which rows are appended. Each is on its way to the disk at once."""
+    """A csv file that grows. It is closed after each write, so a kill loses no row."""
 
     def __init__(self, path, columns, step):
         """Keep the rows up to `step` of a file that exists already."""
@@ -147,16 +147,11 @@ class Table:
         writer.writeheader()
         writer.writerows(rows)
         write_text(self.path, text.getvalue())
-        self.file = open(self.path, "a", newline="")
 
     def write(self, rows):
         """Append dicts. A column that appears late is empty in the rows before."""
         columns = dict.fromkeys([*self.columns, *(name for row in rows for name in row)])
         if len(columns) > len(self.columns):
-            self.file.close()
             self.rewrite(columns, read_table(self.path.parent, self.path.name))
-        csv.DictWriter(self.file, self.columns, lineterminator="\n").writerows(rows)
-        self.file.flush()
-
-    def close(self):
-        self.file.close()
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerows(rows)
