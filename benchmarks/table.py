@@ -61,8 +61,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
 import plot
-from utils.files import write_text
-from utils.results import CURVES, curves_of, read_suite
+from benchmarks.suite import read_suite, write_suite
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -106,15 +105,6 @@ def read_runs(folder: Path) -> list[dict]:
     return [{"id": "/".join([result.get("library", "plainrl"), result["env"], result["algo"],
                              *(f"{k}={v}" for k, v in sorted(result["changed"].items())),
                              f"seed{result['seed']}"])} | result for result in found]
-
-
-def write_suite(suite: Path, found: list[dict]) -> None:
-    """Write the results of a suite, sorted by id."""
-    found = sorted(found, key=lambda result: result["id"])
-    rows = [{k: x for k, x in result.items() if k not in CURVES} for result in found]
-    curves = [{k: result.get(k, []) for k in ("id", *CURVES)} for result in found]
-    for path, lines in ((suite, rows), (curves_of(suite), curves)):
-        write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def of_result(result: dict) -> plot.RunData:

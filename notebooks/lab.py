@@ -2,15 +2,18 @@
 import contextlib
 import difflib
 import io
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import algos
 from plot import read_columns
-from utils.results import read_suite
 
 ROOT = Path(algos.__file__).resolve().parents[1]
+sys.path.append(str(ROOT))                      # benchmarks is not installed
+
+from benchmarks.suite import read_suite  # noqa: E402
 
 
 def run(algo, **settings):

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 
 from utils import mpi
-from utils.files import atomic_write
-from utils.envs import make_envs, stack_steps
-from utils.evaluate import evaluate
+from utils.envs import make_envs
 from utils.errors import UsageError
+from utils.evaluate import evaluate
+from utils.files import atomic_write
 
 PER_STEP = ("obs", "act", "rew", "terminated", "truncated")
 ARRAYS = (*PER_STEP, "ret", "env", "env_kwargs")
@@ -90,49 +90,31 @@ def load_demos(cfg, envs: gym.vector.VectorEnv) -> Demos:
     part = f" of {end:,} (--subsample {cfg.subsample})" * (cfg.subsample > 1)
     mpi.say(f"demonstrations: {len(rows):,} pairs{part} from {wanted} episodes of {arrays['env']} "
             f"with mean return {arrays['ret'][:wanted].mean():.1f}")
-    pairs = {"obs": arrays["obs"][rows], "act": arrays["act"][rows]}
-    if pairs["act"].dtype.kind in "ui":
-        pairs["act"] = pairs["act"].astype(np.int64)  # of any width
-    return Demos(**{name: column[0] for name, column
-                    in stack_steps([pairs], torch.device("cpu")).items()})
+    obs, act = (torch.from_numpy(arrays[name][rows]) for name in ("obs", "act"))
+    return Demos(obs if obs.dtype == torch.uint8 else obs.float(),
+                 act.float() if act.is_floating_point() else act.long())
 
 
 def read_demos(file: str) -> dict[str, np.ndarray]:
     """Return the arrays of a file. UsageError: it is not what `record_demos` writes."""
-    how = "python -m utils.play RUN --record demos.npz"
-    if not file:
-        raise UsageError(f"--demos needs a file: {how} writes one")
     try:
         with np.load(file, allow_pickle=False) as opened:
             arrays = {name: opened[name] for name in ARRAYS}
-        check_arrays(arrays)
+        ends = np.count_nonzero(arrays["terminated"] | arrays["truncated"])
+        if len({len(arrays[name]) for name in PER_STEP}) > 1 or not ends == len(arrays["ret"]) > 0:
+            raise ValueError("its arrays do not fit together")
+        for name in ("obs", "act"):
+            if not np.isfinite(arrays[name]).all():
+                raise ValueError(f"{name} holds NaN or infinity")
+        return arrays
     except Exception as error:  # a damaged file can fail in any way; so does one that holds code
-        raise UsageError(f"--demos {file} cannot be read, or is not what {how} writes: {error}"
-                         ) from None
-    return arrays
-
-
-def check_arrays(arrays: dict[str, np.ndarray]) -> None:
-    """ValueError unless the arrays of a file fit together."""
-    lengths = {name: len(arrays[name]) for name in PER_STEP}
-    if len(set(lengths.values())) > 1 or not lengths["rew"]:
-        raise ValueError(f"steps are missing: {lengths}")
-    flat = {name: arrays[name] for name in ("rew", "terminated", "truncated", "ret")}
-    done = arrays["terminated"] | arrays["truncated"]
-    if any(array.ndim != 1 for array in flat.values()) or done.dtype != bool:
-        raise ValueError(f"{', '.join(flat)} have one dimension, and the ends are bool")
-    if not done[-1] or len(arrays["ret"]) != done.sum():
-        raise ValueError("each episode ends and has one return")
-    for name in ("obs", "act", "rew", "ret"):
-        if arrays[name].dtype.kind not in "buif" or not np.isfinite(arrays[name]).all():
-            raise ValueError(f"{name} holds NaN, infinity or what is no number")
+        raise UsageError(f"--demos {file} cannot be read, or is not what python -m utils.play RUN "
+                         f"--record demos.npz writes: {error}") from None
 
 
 def check_space(cfg, name: str, rows: np.ndarray, space: gym.Space) -> None:
     """UsageError unless the rows [n, ...] of an array lie in a space of the environment."""
-    discrete = isinstance(space, gym.spaces.Discrete)
-    fits = rows.shape[1:] == space.shape and (
-        rows.dtype.kind in "ui" if discrete else rows.dtype == space.dtype)
+    fits = rows.shape[1:] == space.shape and np.can_cast(rows.dtype, space.dtype)
     # Environments may break the bounds of their own observations.
     if not fits or name == "act" and not all(map(space.contains, rows)):
         raise UsageError(f"--demos {cfg.demos}: {name}, {rows.dtype} {list(rows.shape)}, is not of "

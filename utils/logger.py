@@ -8,9 +8,8 @@ counting. episodes.csv has one row per episode, with `success` (1 or 0) if the e
 """
 
 import csv
-import errno
+import io
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -31,7 +30,6 @@ class Logger:
     def __init__(self):
         self.values = {}  # name -> what this rank has stored since the last report
         self.shown = None  # the names on the console, above their columns
-        self.known = {}  # name -> its last value, for the console
         self.reports = 0
 
     def open(self, run_dir, step, total_steps, stack):
@@ -43,8 +41,8 @@ class Logger:
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
         self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", disable=None)
-        for part in (self.progress, self.episodes, self.board, self.bar):
-            stack.callback(part.close)
+        stack.callback(self.board.close)
+        stack.callback(self.bar.close)
 
     def store(self, **values):
         """Keep numbers, tensors or arrays until the next report. Ranks may store other names."""
@@ -65,37 +63,27 @@ class Logger:
 
         ended    (step, env, ep_ret, ep_len) per episode, and success if the environment tells it
         """
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
         names = [*EPISODE, "success"]
         self.episodes.write([dict(zip(names, (step, row["time"], *end))) for step, *end in ended])
         self.progress.write([row])
-        # One event for all values takes a twentieth of the time of add_scalar for each.
-        values = [Summary.Value(tag=name, simple_value=x) for name, x in row.items()]
-        self.board.file_writer.add_summary(Summary(value=values[1:]), row["step"])
+        for name in row.keys() - {"step"}:
+            self.board.add_scalar(name, row[name], row["step"])
         self.print(row)
         self.bar.update(row["step"] - self.bar.n)
 
     def print(self, row):
-        """One line on the console, under titles that are repeated every 20 lines.
-
-        Where a report has no value, as between two ends of episodes, the last one is shown.
-        """
-        self.known |= row
-        names = [name for name in self.progress.columns[3:] if name in self.known
-                 and not name.endswith(("_std", "_min", "_max"))]
+        """One line on the console, under titles that are repeated every 20 lines."""
+        names = [name for name in self.progress.columns[3:]
+                 if not name.endswith(("_std", "_min", "_max"))]
         first = ("ep_ret_mean", "ep_len_mean", "eval_ret_mean", "success")
-        names.sort(key=lambda name: name not in first)
-        hidden = len(names) - 9
-        names = names[:9]
+        names = sorted(names, key=lambda name: name not in first)[:9]
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
-            more = f"  ({hidden} more in progress.csv)" * (hidden > 0)
-            tqdm.write(" ".join(f"{head[:9]:>9}" for head in titles) + more)
+            tqdm.write(" ".join(f"{title[:9]:>9}" for title in titles))
         self.shown = names
         self.reports += 1
         cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}",
-                 *(f"{self.known[name]:.4g}" for name in names)]
+                 *(f"{row[name]:.4g}" if name in row else "" for name in names)]
         tqdm.write(" ".join(f"{cell:>9}" for cell in cells))
         sys.stdout.flush()
 
@@ -142,36 +130,28 @@ def read_table(run_dir, name):
 
 
 class Table:
-    """A csv file. Each write is one system call with whole rows, so a kill leaves whole rows."""
+    """A csv file that grows. It is closed after each write, so a kill loses no row."""
 
     def __init__(self, path, columns, step):
         """Keep the rows up to `step` of a file that exists already."""
         self.path = path
-        text = path.read_bytes().decode(errors="replace") if path.exists() else ""
-        header, *rows = text.split("\n")[:-1] or [",".join(columns)]  # half a line has no "\n"
-        self.columns = header.split(",")
-        cells = [row.split(",") for row in rows]
-        self.rewrite([row for row in cells if len(row) == len(self.columns)
-                      and row[0].isdecimal() and int(row[0]) <= step])
+        old = read_table(path.parent, path.name) if path.exists() else []
+        # A kill may have cut off the last row.
+        old = [row for row in old if None not in row.values() and int(row["step"]) <= step]
+        self.rewrite(dict.fromkeys([*columns, *(name for row in old for name in row)]), old)
 
-    def rewrite(self, rows):
-        text = "".join(",".join(row) + "\n" for row in [self.columns, *rows])
-        write_text(self.path, text)
-        self.file = open(self.path, "ab", buffering=0)
+    def rewrite(self, columns, rows):
+        self.columns = list(columns)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        write_text(self.path, text.getvalue())
 
     def write(self, rows):
         """Append dicts. A column that appears late is empty in the rows before."""
-        new = list(dict.fromkeys(name for row in rows for name in row if name not in self.columns))
-        if new:
-            self.file.close()
-            old = [row.split(",") + [""] * len(new) for row in self.path.read_text().split("\n")]
-            self.columns += new
-            self.rewrite(old[1:-1])
-        # repr gives the shortest text that reads back as the same float.
-        cells = [[repr(row[name]) if name in row else "" for name in self.columns] for row in rows]
-        data = "".join(",".join(row) + "\n" for row in cells).encode()
-        if self.file.write(data) < len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
-
-    def close(self):
-        self.file.close()
+        columns = dict.fromkeys([*self.columns, *(name for row in rows for name in row)])
+        if len(columns) > len(self.columns):
+            self.rewrite(columns, read_table(self.path.parent, self.path.name))
+        with open(self.path, "a", newline="") as file:
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerows(rows)

@@ -1,8 +1,7 @@
-"""result.json: what is published of a finished run, in a few kB. Suites of published results.
+"""result.json: what is published of a finished run, in a few kB.
 
-A result names its settings in full, the git commit of its run, and the versions. It stands as it is
-when the code changes. A suite is a file of rows, one JSON object per line, and beside it a file of
-their curves: benchmarks/results.jsonl and benchmarks/results_curves.jsonl.
+It names the settings in full, the git commit of the run, and the versions, so it stands as it is
+when the code changes.
 """
 
 import json
@@ -15,21 +14,17 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from utils import play
-from utils.files import write_text
-from utils.evaluate import evaluate
-from utils.logger import read_table
 from utils.errors import UsageError
+from utils.evaluate import evaluate
+from utils.files import write_text
+from utils.logger import read_table
+from utils.play import load_agent, read_run
 from utils.run.directory import read_config
 from utils.run.summary import rounded
 
 OURS = {"env", "seed", "run_dir", "resume", "overwrite"}  # settings that a sweep gives
 BACKEND = {"bf16", "device", "torch_threads"}  # they change numbers only by rounding
 NO_NUMBERS = {"eval_every"}  # they change no number of training
-CURVES = "curve", "eval_curve"  # of a suite, they stand in a file of their own
-
-
-# ---- reading and writing result.json
 
 
 def has_result(run_dir: Path, total_steps: int) -> bool:
@@ -38,33 +33,16 @@ def has_result(run_dir: Path, total_steps: int) -> bool:
     return path.exists() and json.loads(path.read_text())["steps"] >= total_steps
 
 
-def curves_of(suite: Path) -> Path:
-    return suite.with_name(f"{suite.stem}_curves.jsonl")
-
-
-def read_suite(suite: Path) -> list[dict]:
-    """Return the results of a suite with their curves."""
-    curves = {}
-    if curves_of(suite).exists():
-        lines = map(json.loads, curves_of(suite).read_text(encoding="utf-8").splitlines())
-        curves = {line["id"]: line for line in lines}
-    rows = map(json.loads, suite.read_text(encoding="utf-8").splitlines())
-    return [row | curves.get(row["id"], {}) for row in rows]
-
-
-def write_result(run: Path, result: dict) -> None:
-    """Write result.json with one line per entry, whole or not at all."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
-
-
 def headline(run_dir: Path) -> str:
     """Return the two main figures of a run's result as text."""
     result = json.loads((run_dir / "result.json").read_text())
     return f"train100 {result['train100']}, eval {rounded(np.mean(result['eval']))}"
 
 
-# ---- making it
+def write_result(run: Path, result: dict) -> None:
+    """Write result.json with one line per entry, whole or not at all."""
+    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
+    write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def make_result(run: Path) -> dict:
@@ -80,20 +58,18 @@ def make_result(run: Path) -> dict:
                   1% of training before it
     eval_curve    at most 100 evaluations during training, as pairs of step and mean return
     """
-    _, cfg, policy = play.read_run(run)
-    config = read_config(run)
-    rows = [(int(row["step"]), float(row["ep_ret"])) for row in read_table(run, "episodes.csv")]
-    reports = read_table(run, "progress.csv")
-    steps, returns = np.array(rows, dtype=float).reshape(-1, 2).T
-    bins = np.ceil(100 * steps / policy["step"]).astype(int)
-    torch.set_num_threads(max(1, cfg.torch_threads))
-    agent = play.load_agent(run)
-    spec = gym.spec(cfg.env.rpartition(":")[2])
-    episodes = 100 if "classic_control" in str(spec.entry_point) else 10
-    evaluation, _ = evaluate(agent, cfg, episodes, cfg.seed)
+    _, cfg, policy = read_run(run)
+    config, last = read_config(run), policy["step"]
+    episodes, reports = read_table(run, "episodes.csv"), read_table(run, "progress.csv")
+    returns = np.array([float(row["ep_ret"]) for row in episodes])
+    bins = np.ceil([100 * int(row["step"]) / last for row in episodes]).astype(int)
     evals = [[int(row["step"]), round(float(row["eval_ret_mean"]), 3)]
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))
+    torch.set_num_threads(cfg.torch_threads)
+    agent = load_agent(run)  # it imports what registers the environment
+    classic = "classic_control" in str(gym.spec(cfg.env.rpartition(":")[2]).entry_point)
+    final, _ = evaluate(agent, cfg, 100 if classic else 10, cfg.seed)
     settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
                 if field.name not in OURS | NO_NUMBERS}
     usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
@@ -104,10 +80,10 @@ def make_result(run: Path) -> dict:
         "settings": {name: x for name, x in settings.items() if name not in BACKEND},
         "changed": {name: x for name, x in changed.items() if name not in BACKEND},
         "backend": {name: x for name, x in changed.items() if name in BACKEND},
-        "total_steps": int(cfg.total_steps), "steps": policy["step"], "episodes": len(rows),
-        "train100": round(float(returns[-100:].mean()), 3) if rows else None,
-        "eval": [round(float(ret), 3) for ret in evaluation], "seconds": float(reports[-1]["time"]),
-        "curve": [[round(k * policy["step"] / 100), round(float(returns[bins == k].mean()), 3)]
+        "total_steps": int(cfg.total_steps), "steps": last, "episodes": len(episodes),
+        "train100": round(float(returns[-100:].mean()), 3) if episodes else None,
+        "eval": [round(float(ret), 3) for ret in final], "seconds": float(reports[-1]["time"]),
+        "curve": [[round(k * last / 100), round(float(returns[bins == k].mean()), 3)]
                   for k in np.unique(bins)],
         "eval_curve": evals[::-every][::-1],  # with the last one
         "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
@@ -123,7 +99,7 @@ def make_results(folder: Path) -> int:
     failed = 0
     for run in runs:
         try:
-            _, cfg, policy = play.read_run(run)
+            _, cfg, policy = read_run(run)
             if policy["step"] < cfg.total_steps:
                 print(f"{run}: {policy['step']:,} of {cfg.total_steps:,.0f} steps, not finished")
             elif not has_result(run, policy["step"]):

@@ -19,13 +19,12 @@ import gymnasium as gym
 import numpy as np
 
 
-def masked(env: str, keep: tuple[int, ...], **kwargs) -> gym.Env:
+def masked(env: str, keep: list[int], **kwargs) -> gym.Env:
     """Return an environment that shows only the entries `keep` of its vector observations."""
     inner = gym.make(env, **kwargs)
     space = inner.observation_space
-    shown = list(keep)
-    box = gym.spaces.Box(space.low[shown], space.high[shown], dtype=space.dtype)
-    return gym.wrappers.TransformObservation(inner, lambda obs: obs[shown], box)
+    box = gym.spaces.Box(space.low[keep], space.high[keep], dtype=space.dtype)
+    return gym.wrappers.TransformObservation(inner, lambda obs: obs[keep], box)
 
 
 def scaled(env: str = "CartPole-v1", factor: float = 1.0, **kwargs) -> gym.Env:
@@ -198,7 +197,7 @@ class Brackets(Text):
                        for opened in reversed(prompt))
 
 
-for name, keep in (("CartPole", (0, 2)), ("Pendulum", (0, 1))):
+for name, keep in ("CartPole", [0, 2]), ("Pendulum", [0, 1]):
     kwargs = {"env": f"{name}-v1", "keep": keep}
     gym.register(f"{name}NoVel-v0", f"{__name__}:masked", kwargs=kwargs)
 gym.register("Recall-v0", f"{__name__}:Recall")

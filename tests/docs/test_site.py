@@ -13,9 +13,9 @@ from docs import __main__ as command
 for package in command.NEEDED:
     pytest.importorskip(package, reason="it needs the extra: pip install -e '.[docs]'")
 
+from benchmarks.suite import read_suite  # noqa: E402
 from docs.algorithm import ROOT, algorithms  # noqa: E402
 from docs.build import build  # noqa: E402
-from utils.results import read_suite  # noqa: E402
 
 
 class Page(HTMLParser):

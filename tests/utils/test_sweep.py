@@ -13,9 +13,9 @@ import pytest
 from algos import ppo
 from tests.helpers import wait_for
 from utils import play, results, sweep
-from utils.run.command import read_command
-from utils.logger import read_table
 from utils.errors import UsageError
+from utils.logger import read_table
+from utils.run.command import read_command
 
 FLAKY = {"algos": ("ppo",), "envs": ("tests.envs:Flaky-v0",)}
 SMALL = ("rollout_steps=128", "minibatch_size=64", "epochs=1", "num_envs=2", "hidden=8")
@@ -48,6 +48,7 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     assert folders("lr=1e-3", "gamma=0.9") == folders("gamma=.90", "lr=0.001")
     assert folders("lr=1e-3", "gamma=0.9") == ["gamma=0.9,lr=0.001/seed1"]
     assert folders("lr=1e-3,0.001") == ["lr=0.001/seed1"]  # and not twice in one directory
+    assert folders("lr=1e-3", "lr=1e-4") == folders("lr=1e-3,1e-4")
     assert folders("hidden=64 64,32") == ["hidden=64-64/seed1", "hidden=32/seed1"]
     assert folders("anneal-lr=true,False") == ["anneal_lr=True/seed1", "anneal_lr=False/seed1"]
     (name,) = folders('env_kwargs={"sutton_barto_reward": true, "max_episode_steps": 9}')
@@ -55,7 +56,7 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
 
 
 @pytest.mark.parametrize("changed, message", [
-    ({"algos": ("pp",)}, "--algos pp: there is no algos/pp.py, only .*ppo"),
+    ({"algos": ("pp",)}, "--algos pp: there is no algos.pp, only .*algos.ppo"),
     ({"envs": ("CartPol-v1",)}, "CartPole"),
     ({"envs": ()}, "--envs are needed"),
     ({"set": ("gama=0.9",)}, "there is no --gama; did you mean --gamma"),
@@ -65,7 +66,6 @@ def test_a_run_keeps_its_directory_however_it_is_typed():
     ({"set": ("rollout_steps=1001",)}, "--rollout-steps is 1001"),
     ({"set": ("anneal_lr=yes",)}, "takes True or False"),
     ({"set": ("seed=1,2",)}, "the sweep gives it itself"),
-    ({"set": ("lr=1e-3", "lr=1e-4")}, "--set lr=1e-3 lr=1e-4: it takes each setting once"),
     ({"seeds": 10**12}, "--seeds is 1000000000000; it takes .* at most 100000"),
 ])
 def test_refused_before_anything_starts(changed, message):
@@ -92,7 +92,7 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(capsy
     assert sweep.main(asked) == 1
     first, second = (job.run_dir for job in sweep.plan(asked))
     out = capsys.readouterr().out
-    assert f"{first}: exit status -9; the end of {first}.log" in out
+    assert f"{first}: exit status -9, no result; the end of {first}.log" in out
     assert Path(f"{first}.log").read_text().splitlines()[-1] in out
     assert not (first / "result.json").exists()
     result = (second / "result.json").read_text()
@@ -103,7 +103,7 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(capsy
 
     assert sweep.main(asked) == 0
     out = capsys.readouterr().out
-    assert "2 runs, 1 of them finished before" in out and f"done   {first}" in out
+    assert "2 runs, 1 of them finished before" in out and f"{first}: train100" in out
     assert str(second) not in out and (second / "result.json").read_text() == result
     for run in (first, second):
         ends, reports = ([int(row["step"]) for row in read_table(run, name)]
@@ -114,33 +114,33 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(capsy
     assert one["steps"] == 640 and len(one["eval"]) == 10
 
 
-def test_signal_stops_the_runs_and_they_save():
+@pytest.mark.parametrize("number,status,said", [
+    (signal.SIGINT, 130, "stopped by Ctrl-C; the same command continues from here\n"),
+    (signal.SIGTERM, 143, "")])
+def test_signal_stops_the_runs_and_they_save(number, status, said):
     command = [sys.executable, "-m", "utils.sweep", "--algos", "ppo", "--envs", FLAKY["envs"][0],
                "--seeds", "2", "--set", "total_steps=1e6", *SMALL, "--out", "out"]
     # In a session of its own, so that the signal reaches the sweep alone, not what it started.
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               start_new_session=True)
     try:
         found = wait_for(lambda: list(Path("out").rglob("resume-[1-9]*[0-9]")), process)
     finally:
-        process.send_signal(signal.SIGINT)
-    out, _ = process.communicate()
-    assert process.returncode == 130
-    assert "stopped; the same command continues" in out and "the end of" not in out
+        process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == status and err == said and "the end of" not in out
     run = found[0].parent
     (saved,) = run.glob("resume-*")
     assert saved.name == f"resume-{read_table(run, 'progress.csv')[-1]['step']}"
     assert [path.name for path in run.parent.iterdir() if path.is_dir()] == ["seed1"]
 
 
-class FakeCrew(sweep.Crew):
-    """Runs nothing: seed 2 fails, the others leave a result."""
+def test_a_crash_does_not_stop_the_rest(capsys, monkeypatch):
+    commands = []
 
-    def __init__(self):
-        super().__init__()
-        self.commands = []
-
-    def call(self, command, log):
-        self.commands.append(command)
+    def call(command, log, running):
+        """Run nothing: seed 2 fails, the others leave a result."""
+        commands.append(command)
         run = Path(command[-1])
         if run.name == "seed2":
             print("first line\n" * 20 + "Traceback ...\nValueError: the last line", file=log)
@@ -150,41 +150,31 @@ class FakeCrew(sweep.Crew):
             results.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
         return 0
 
-
-def test_a_crash_does_not_stop_the_rest(capsys):
+    monkeypatch.setattr(sweep, "call", call)
     asked = sweep.Sweep(("ppo",), ("CartPole-v1",), seeds=4, set=("total_steps=1e3",), out="out")
-    jobs, first = sweep.plan(asked), FakeCrew()
-    assert sweep.run_all(jobs, 2, first) == 1
+    jobs = sweep.plan(asked)
+    assert sweep.run_all(jobs, 2) == 1
     out = capsys.readouterr().out
-    assert out.count("done ") == 3 and "train100 12.5, eval 1.5" in out
+    assert out.count("train100 12.5, eval 1.5") == 3 and out.count("exit status 3, no result") == 2
     assert out.count("ValueError: the last line") == 1 and out.count("first line") < 150
-    assert len(first.commands) == 7                 # nothing to collect of the one that failed
-    capsys.readouterr()
-    assert sweep.run_all(jobs, 2, again := FakeCrew()) == 1
-    assert len(again.commands) == 1
+    assert len(commands) == 7                       # nothing to collect of the one that failed
+    assert sweep.run_all(jobs, 2) == 1
+    assert len(commands) == 8
     # A larger budget in the same directory is not finished.
-    assert sweep.run_all([job._replace(total_steps=2000) for job in jobs], 1, more := FakeCrew())
-    assert len(more.commands) == 7
+    assert sweep.run_all([job._replace(total_steps=2000) for job in jobs], 1) == 1
+    assert len(commands) == 15
 
 
 @pytest.mark.parametrize("left", [None, 999])
-def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsys):
+def test_a_run_without_the_result_of_its_budget_has_failed(left, tmp_path, capsys, monkeypatch):
     """Whatever its exit status is."""
-    job, crew = sweep.Job(tmp_path / "seed1", 1000, ["train"]), sweep.Crew()
-    crew.call = lambda command, log: 0
+    monkeypatch.setattr(sweep, "call", lambda *args: 0)
+    job = sweep.Job(tmp_path / "seed1", 1000, ["train"])
     job.run_dir.mkdir()
     if left:
         (job.run_dir / "result.json").write_text(f'{{"steps": {left}}}')
-    assert sweep.run_all([job], 1, crew) == 1
-    out = capsys.readouterr().out
-    assert "failed" in out and "it ended before its last step" in out and "done" not in out
-
-
-def test_a_signal_that_comes_while_a_run_starts_reaches_it():
-    there = sweep.Crew()
-    there.on_signal(signal.SIGTERM, None)
-    with open("log", "w") as log:
-        assert there.call(["sleep", "200"], log) == -signal.SIGTERM
+    assert sweep.run_all([job], 1) == 1
+    assert "seed1: exit status 0, no result" in capsys.readouterr().out
 
 
 # ---- Results
@@ -202,7 +192,7 @@ def test_result(run, capsys):
     lines = [f"{3 * (k + 1)},0.5,0,{float(k)},9" for k in range(150)]
     (run / "episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
     config = json.loads((run / "config.json").read_text())
-    config["settings"] |= {"eval_every": 128, "bf16": True, "compile": True, "device": "cpu"}
+    config["settings"] |= {"eval_every": 128, "bf16": True, "device": "cpu"}
     (run / "config.json").write_text(json.dumps(config))
     assert sweep.main(sweep.Sweep(results="runs")) == 0
     path = run / "result.json"
@@ -213,7 +203,7 @@ def test_result(run, capsys):
     assert result["settings"].items() >= result["changed"].items()
     assert result["settings"]["gamma"] == 0.99
     assert not {"seed", "env", "eval_every", "run_dir"} & set(result["settings"])
-    assert result["backend"] == {"bf16": True, "compile": True, "device": "cpu"}
+    assert result["backend"] == {"bf16": True, "device": "cpu"}
     assert result["changed"] == {
         "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "rollout_steps": 256,
         "epochs": 1, "num_envs": 2, "hidden": [8]}

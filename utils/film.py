@@ -1,0 +1,124 @@
+"""What an episode looks like: in a window, or drawn into an .mp4 or a small .gif."""
+
+import ctypes
+import importlib
+import json
+import math
+import os
+import sys
+import tempfile
+import warnings
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+
+from utils import mpi
+from utils.env_ids import is_game, refusing_bad_env
+from utils.envs import make_envs
+from utils.errors import UsageError
+from utils.evaluate import evaluate
+from utils.spaces import one_line
+
+
+def make_with(cfg, **more) -> gym.vector.VectorEnv:
+    """Return one environment, made with more keyword arguments."""
+    kwargs = json.loads(cfg.env_kwargs) | more
+    return make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)
+
+
+def has_display() -> bool:
+    return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
+
+
+def make_window(cfg) -> gym.vector.VectorEnv:
+    """Return one environment in a window. UsageError: there can be none."""
+    if not has_display():
+        raise UsageError("--render needs a display; --video FILE.mp4 draws an episode into a file")
+    with refusing_bad_env(cfg):
+        envs = make_with(cfg, render_mode="human")
+        envs.reset(seed=cfg.seed)
+    return envs
+
+
+def make_drawn(cfg) -> gym.vector.VectorEnv:
+    """Return one environment for `write_video`. UsageError: it cannot be drawn here."""
+    if not has_display():
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains on stderr
+        with suppress(OSError):  # MuJoCo reads the choice when it is imported
+            ctypes.CDLL("libEGL.so.1")
+            os.environ.setdefault("MUJOCO_GL", "egl")
+    try:
+        for package in ("imageio", "imageio_ffmpeg"):
+            importlib.import_module(package)
+        if is_game(cfg.env, "ALE/"):  # it has no `render`, but may observe its screen
+            return make_with(cfg, grayscale=False, img_height=210, img_width=160, stack_num=1)
+        envs = make_with(cfg, render_mode="rgb_array")
+        follow_robot(envs.unwrapped.envs[0].unwrapped)
+        envs.reset(seed=cfg.seed)
+        draw(envs)
+        return envs
+    except Exception as error:
+        raise UsageError(f"--video cannot draw {cfg.env} here: {one_line(error)}. It needs pip "
+                         "install -e '.[video]'; MuJoCo without a display also needs apt-get "
+                         "install libegl1 libgl1") from None
+
+
+def follow_robot(env: gym.Env) -> None:
+    """Draw a robot by the camera of its model that moves with it, so it stays in the picture."""
+    renderer = getattr(env, "mujoco_renderer", None)
+    if renderer and renderer.model.cam_mode.any():  # 0: the camera is fixed
+        renderer.camera_id = int(np.flatnonzero(renderer.model.cam_mode)[0])
+
+
+def draw(envs: gym.vector.VectorEnv) -> np.ndarray:
+    """Return the picture of one environment, uint8 [H, W, 3]."""
+    with warnings.catch_warnings(action="ignore"):  # Gymnasium's about MinAtar's picture
+        frame = np.asarray(envs.render()[0])
+    if frame.shape == (10, 10, 3):  # MinAtar's, floats from 0 to 1
+        frame = np.uint8(255 * frame).repeat(16, 0).repeat(16, 1)
+    if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
+        raise UsageError(f"render() returned {frame.dtype} {list(frame.shape)}, no RGB image")
+    return frame
+
+
+def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
+                deterministic: bool = True, max_steps: int = 100_000) -> tuple[float, int]:
+    """Draw an episode in `envs`, from `make_drawn`, and write it to `file`, whole or not at all.
+
+    Return (return, number of steps) of the episode.
+    """
+    import imageio.v2 as imageio  # an extra
+
+    game, steps = is_game(cfg.env, "ALE/"), []
+    fps, every = 15 if game else envs.metadata.get("render_fps") or 30, 1
+    options = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "error"}  # even sides
+    small = file.endswith(".gif")
+    if small:  # it compresses badly: at most 20 frames per second, 240 pixels wide
+        every = math.ceil(fps / 20)
+        options = {"duration": 1000 * every / fps, "loop": 0}
+
+    def film():
+        """Draw the state before each step. Beside an Atari game, a second one is played alike."""
+        if game and steps:
+            shown, *_ = envs.step(agent.env_act(steps[-1][1]))
+        elif game:
+            shown, _ = envs.reset(seed=mpi.seed(seed, 2))  # as in `evaluate`
+        if len(steps) % every == 0:
+            frame = shown[0, 0] if game else draw(envs)
+            stride = math.ceil(frame.shape[1] / 240) if small else 1
+            writer.append_data(frame[::stride, ::stride])
+
+    with tempfile.TemporaryDirectory(prefix=".video-", dir=Path(file).parent) as folder:
+        made = Path(folder, Path(file).name)
+        try:
+            with closing(envs), imageio.get_writer(made, **options) as writer:
+                returns, lengths = evaluate(agent, cfg, 1, seed, deterministic, film, max_steps,
+                                            None if game else envs, steps)
+            os.replace(made, file)
+        except OSError as error:  # the rest of the message is FFmpeg's command
+            reason = str(error).splitlines()[0]
+            raise UsageError(f"--video {file} cannot be written: {reason}") from None
+    return float(returns[0]), int(lengths[0])
