@@ -1,7 +1,7 @@
 """Package metadata and dependencies; a comment says what each dependency is for."""
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
 
@@ -19,7 +19,7 @@ CORE = [
     "mpich; sys_platform != 'win32'",
     "matplotlib",           # learning curves
     "scipy",                # bootstrap confidence intervals
-    "tyro",                 # makes flags and --help of a dataclass, so no parser of ours has to
+    "tyro>=1,<2",           # makes flags and --help of a dataclass, so no parser of ours has to
     "tqdm",                 # progress bar with the time left
     "tensorboard",          # writes event files, and shows them in a browser
     "jaxtyping",            # shapes in signatures, which the tests check
@@ -64,7 +64,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",
-    packages=["algos", "utils"],
+    packages=find_packages(include=["algos", "utils", "utils.*"]),
     py_modules=["plot"],
     install_requires=CORE,
     extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,

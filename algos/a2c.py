@@ -80,8 +80,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
-    for_games = {"lr": 3e-3}  # instead of the above, for games
-    for_atari = {  # instead of that, for Atari; T = 5, as in OpenAI Baselines
+    for_games = {"lr": 3e-3}  # for MinAtar/ and ALE/, unless a flag says otherwise
+    for_atari = {  # for ALE/, over those; T = 5, as in OpenAI Baselines
         "total_steps": 3e6, "rollout_steps": 80, "lr": 7e-4, "ent_coef": 0.01}
 
 
@@ -239,7 +239,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete box"}
+    takes = {"obs": "vector image", "act": "discrete box"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

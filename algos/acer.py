@@ -90,8 +90,9 @@ class Config(RunConfig):  # it adds seed, ... (see --help), and checks all value
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
-    for_games = {"total_steps": 1e6, "lr": 3e-3}  # instead of the above, for games
-    for_atari = {"lr": 1e-3}  # instead of that, for Atari
+    for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
+        "total_steps": 1e6, "lr": 3e-3}
+    for_atari = {"lr": 1e-3}  # for ALE/, over those
 
 
 # ===================================== data types =====================================
@@ -330,7 +331,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, average policy, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete"}
+    takes = {"obs": "vector image", "act": "discrete"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -116,7 +116,8 @@ def train(cfg: Config) -> Agent:
             eps = max(cfg.eps_end, 1 - (1 - cfg.eps_end) * step / cfg.eps_steps)
             agent.eps.fill_(eps)
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
-            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            act = agent.act(obs)
+            obs = interact(agent, envs, buffer, obs, act)
             updates_before = updates_due(step, cfg)
             step += cfg.num_envs  # the environments of all processes
             # As many as became due in these num_envs steps: 0, 1 or more.
@@ -226,7 +227,7 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
 class Agent(Policy):  # which adds predict(obs)
     """The critic, its target network, and what else acting needs."""
 
-    takes = {"obs": "image", "act": "discrete"}
+    takes = {"obs": "image", "act": "discrete"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -83,7 +83,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
-    for_games = {  # instead of the above, for games
+    for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
 
@@ -121,7 +121,8 @@ def train(cfg: Config) -> Agent:
             lr = cfg.lr * (1 - step / cfg.total_steps) if cfg.anneal_lr else cfg.lr
             # w corrects more and more of the bias, which matters once Q changes slowly.
             beta = cfg.beta_start + (1 - cfg.beta_start) * step / cfg.total_steps
-            obs = interact(agent, envs, buffer, obs, agent.act(obs))
+            act = agent.act(obs)
+            obs = interact(agent, envs, buffer, obs, act)
             updates_before = updates_due(step, cfg)
             step += cfg.num_envs  # the environments of all processes
             # As many as became due in these num_envs steps: 0, 1 or more.
@@ -248,7 +249,7 @@ def dueling_q(base: Float32[Tensor, "B 1"], adv: PerAction) -> PerAction:
 class Agent(Policy):  # which adds predict(obs)
     """The critic, its target network, and what else acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete"}
+    takes = {"obs": "vector image", "act": "discrete"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

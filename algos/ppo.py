@@ -85,10 +85,10 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_adv: bool = True  # normalise advantages within each minibatch
     recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
-    for_games = {  # instead of the above, for games; all but lr as in OpenAI Baselines
+    for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
         "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False, "recompute_adv": False}
-    for_atari = {"lr": 2.5e-4}  # instead of that, for Atari, as in OpenAI Baselines
+    for_atari = {"lr": 2.5e-4}  # for ALE/, over those; all as in OpenAI Baselines
 
 
 # ===================================== data types =====================================
@@ -289,7 +289,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete box"}
+    takes = {"obs": "vector image", "act": "discrete box"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

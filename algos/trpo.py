@@ -86,7 +86,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     hidden: tuple[int, ...] = (64, 64)  # hidden layer widths, for vector observations
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
-    for_games = {"fisher_every": 5, "v_steps": 24}  # instead of the above, for games
+    for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
+        "fisher_every": 5, "v_steps": 24}
     for_atari = {"max_kl": 1e-3, "damping": 1e-3, "gamma": 0.98, "lam": 1.0}
 
 
@@ -352,7 +353,7 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete box"}
+    takes = {"obs": "vector image", "act": "discrete box"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -443,8 +443,8 @@ def caption(groups: dict[Key, list[dict]]) -> str:
     for (env, library, algo, _), results in groups.items():
         values = returns(results, "train100")
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
-                         f"{values.mean():.0f} ({spread(list(values))})")
-    return wrapped("*Mean return of the last 100 training episodes (lowest to highest seed). "
+                         f"{values.mean():.0f} ({len(values)} seeds: {spread(list(values))})")
+    return wrapped("*Mean return of the last 100 training episodes (seeds: lowest to highest). "
                    + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + ".*")
 
 
@@ -464,7 +464,7 @@ def verdict(groups: dict[Key, list[dict]]) -> str:
     cells = re.findall(r"(-?\d[.\d]*)\** / (-?\d[.\d]*)", standing(chosen))
     above = sum(round(float(mine)) >= float(theirs) for mine, theirs in cells)
     return "\n".join([
-        wrapped(f"- Of {len(gaps)} comparisons with {' and '.join(names)} at equal seeds, "
+        wrapped(f"- Of {len(gaps)} comparisons with {' and '.join(names)} at equal seeds, mostly three, "
                 f"{(gaps[:, 1] > 0).sum()} are clear wins and {(gaps[:, 2] < 0).sum()} are clear "
                 "losses: their 95% interval excludes 0.", "  "),
         wrapped(f"- On Atari, {above} of {len(cells)} results (of {few[0]} to {few[-1]} seeds) "
@@ -483,8 +483,11 @@ def size() -> str:
     """Return how long the helpers are, to ten lines."""
     found = [path for path in HELPERS if (ROOT / path).exists()]
     lines = sum(len((ROOT / path).read_text(encoding="utf-8").splitlines()) for path in found)
+    behind = sum(len(path.read_text(encoding="utf-8").splitlines())
+                 for path in (ROOT / "utils").rglob("*.py")) - lines
     return wrapped(f"An algorithm is one file, plus about {round(lines, -1):,} lines of helpers "
-                   f"that you may read once: {', '.join(f'`{path}`' for path in found)}.")
+                   f"that you may read once: {', '.join(f'`{path}`' for path in found)}. Behind "
+                   f"them, {round(behind, -2):,} lines wrap environments, keep runs and play them.")
 
 
 # ---- The pages

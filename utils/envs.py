@@ -1,8 +1,7 @@
 """Environments: making them, and recording the episodes that end in them.
 
-An environment restarts in the same step in which its episode ends ("same-step autoreset"): the
-observation is then the first one of the next episode, and `infos["final_obs"]` has the old one's
-last.
+An environment restarts in the step that ends its episode ("same-step autoreset"): the observation
+is then the first one of the next episode, and `infos["final_obs"]` has the old one's last.
 """
 
 import contextlib
@@ -24,7 +23,6 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     and by the rules of `AtariRules`. Other environments are wrapped: see `flat_obs`,
     `numbered_acts` and `OwnStep`.
-    UsageError: the environment is unknown, is not installed, or does not take --env-kwargs.
     """
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "sync", "vector_kwargs": same_step,

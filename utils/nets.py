@@ -24,6 +24,8 @@ class Gaussian(Distribution):
     It is Independent(Normal(loc, log_std.exp()), 1), which takes 18% more of PPO's gradient steps.
     """
 
+    arg_constraints = {}  # printing needs it
+
     def __init__(self, loc: Tensor, log_std: Tensor):
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
         self.loc = loc

@@ -12,8 +12,7 @@ class Optimizer:
     """What Adam and RMSProp share.
 
     The parameters become views of one vector, `flat`, and their gradients views of another, `grad`.
-    So one message averages, one call takes the norm, and one call moves all weights. Create an
-    optimizer after `.to(device)`: a module that is moved later gets new parameters.
+    So one message averages, one call takes the norm, and one call moves all weights.
     """
 
     def __init__(self, params: nn.Module | Iterable[nn.Parameter]):
@@ -28,6 +27,8 @@ class Optimizer:
             param.data, param.grad = value.view_as(param), grad.view_as(param)
 
     def zero_grad(self) -> None:
+        if self.params[0].data_ptr() != self.flat.data_ptr():
+            raise RuntimeError("create an optimizer after agent.to(device), not before")
         self.grad.zero_()  # `loss.backward()` adds to it
 
     def average_grads(self) -> None:
