@@ -177,7 +177,7 @@ def test_milestones_are_means_of_50_000_steps():
 
 def test_a_caption_says_what_the_lines_of_its_figure_end_at():
     found = groups(result(1, 10.0), result(2, 30.0), result(1, 5.0, library="sb3"))
-    assert "Hopper-v4: ppo here 20 (10 to 30), sb3 5 (5)." in table.caption(found)
+    assert "Hopper-v4: ppo here 20 (2 seeds: 10 to 30), sb3 5 (1" in table.caption(found)
     assert table.drawn("mujoco.svg") == ["*ppo/HalfCheetah-v4/", "*ppo/Hopper-v4/",
                                          "*ppo/Walker2d-v4/"]
 

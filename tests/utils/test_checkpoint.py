@@ -223,6 +223,7 @@ def test_resume_says_that_the_code_has_changed(edit, capsys):
         toy.train(toy.Config(total_steps=steps("run")[-1] + 100, resume=True))
         assert capsys.readouterr().out.count("toy.py has changed since this run began") == said
     assert steps("run") == [100, 200, 300, 400, 500] and KEPT.read_text() == "x = 2\n"
+    assert Path("run/algo-until-300.py").read_text() == "x = 1  # more\n"
 
 
 def test_a_run_that_has_not_reported_takes_the_new_code(edit):

@@ -32,7 +32,7 @@ except ImportError:  # Windows
 # Settings that may differ on --resume.
 FREE = {"total_steps", "device", "torch_threads", "bf16", "run_dir", "resume"}
 # The files of a run, with config.json, which names it as one, at the end.
-PARTS = ("algo.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
+PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
 
@@ -179,7 +179,9 @@ def write_config(cfg, step, initial):
             mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
                     "runs to the new end")
         if has_changed(type(cfg), cfg.run_dir):
-            mpi.say(f"{file_of(type(cfg))} has changed since this run began")
+            old = f"algo-until-{step}.py"
+            Path(cfg.run_dir, "algo.py").rename(Path(cfg.run_dir, old))
+            mpi.say(f"{file_of(type(cfg))} has changed since this run began; {old} is the old code")
         config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
     else:
         module = module_of(type(cfg))
