@@ -465,8 +465,8 @@ def verdict(groups: dict[Key, list[dict]]) -> str:
     above = sum(round(float(mine)) >= float(theirs) for mine, theirs in cells)
     return "\n".join([
         wrapped(f"- Of {len(gaps)} comparisons with {' and '.join(names)} at equal seeds, "
-                f"mostly 3, {(gaps[:, 1] > 0).sum()} are clear wins and {(gaps[:, 2] < 0).sum()} are clear "
-                "losses: their 95% interval excludes 0.", "  "),
+                f"mostly 3, {(gaps[:, 1] > 0).sum()} are clear wins and {(gaps[:, 2] < 0).sum()} "
+                "are clear losses: their 95% interval excludes 0.", "  "),
         wrapped(f"- On Atari, {above} of {len(cells)} results (of {few[0]} to {few[-1]} seeds) "
                 "reach those of OpenAI Baselines after as many steps.", "  ")])
 
