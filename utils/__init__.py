@@ -22,6 +22,8 @@ Two files are programs: play.py (evaluate a run, record a video or demonstration
     wrappers.py     what is wrapped around each environment
     evaluate.py     returns of a policy
     logger.py       progress.csv, episodes.csv, TensorBoard, console
+    atari.py        what Atari games show a learner
+    film.py         films of episodes
     files.py        files that a kill leaves whole
     results.py      result.json, and suites of results
     tasks.py        environments of this project: --env utils.tasks:CartPoleNoVel-v0
