@@ -9,7 +9,6 @@ probe that fails says where to look. The exit status is 1 if one fails. The
 settings that an algorithm needs for this are in tests/registry.py. The idea
 comes from Andy Jones, "Debugging RL, Without the Agonizing Pain".
 """
-import argparse
 import contextlib
 import dataclasses
 import io
@@ -23,7 +22,7 @@ from tests.registry import ALGOS
 from utils import sweep
 from utils.errors import UsageError
 from utils.play import find_module
-from utils.run.command import program
+from utils.run.command import program, read_command
 from utils.run.settings import parse as parse_command
 
 GAMMA = 0.5
@@ -121,25 +120,25 @@ def passed(rows):
     return all(abs(got - want) <= near for _, want, got, near in rows)      # NaN does not pass
 
 
-def parse(argv):
+@dataclasses.dataclass(frozen=True)
+class Command:
+    algo: str = "ppo"  # name of an algorithm: ppo for algos/ppo.py
+    seed: int = 1  # seed of every run
+    set: tuple[str, ...] = ()  # settings of the algorithm, such as lr=1e-3 norm_obs=False
+
+
+def parse(args):
     """Return the name of an algorithm, its module, and the settings that were given."""
-    parser = argparse.ArgumentParser(prog="python -m tests.probe", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algo", required=True, help="name of an algorithm: ppo for algos/ppo.py")
-    parser.add_argument("--seed", type=int, default=1, help="seed of every run (default: 1)")
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE",
-                        help="settings of the algorithm: numbers, True or False")
-    args = parser.parse_args(argv)
-    algo = find_module(args.algo, f"--algo {args.algo}")
-    own = ALGOS[args.algo].probed if args.algo in ALGOS else {}
-    given = {"seed": args.seed} | dict(read_set(algo, pair) for pair in args.set)
-    return args.algo, algo, own | given
+    asked = read_command(Command, __doc__, "python -m tests.probe", args)
+    algo = find_module(f"algos.{asked.algo}", f"--algo {asked.algo}")
+    own = ALGOS[asked.algo].probed if asked.algo in ALGOS else {}
+    return asked.algo, algo, own | {"seed": asked.seed} | dict(
+        read_set(algo, pair) for pair in asked.set)
 
 
 def read_set(algo, pair):
     """"lr=1e-3" -> ("lr", 0.001). UsageError: the algorithm has no such setting, or value."""
     name, [value, *_] = sweep.parse_set(pair)
-    name = name.replace("-", "_")
     return name, getattr(parse_command(algo.Config, "", sweep.as_flags(algo, name, value)), name)
 
 
@@ -156,9 +155,9 @@ def quiet_probe(algo, case, box, settings):
         raise
 
 
-def main(argv=None):
+def main():
     """Run all probes. Return exit status 0 if every one is learned, else 1."""
-    name, algo, settings = parse(argv)
+    name, algo, settings = parse(None)
     print(f"{'probe':<12}{'actions':<11}{'':<14}{'expected':>9}{'got':>9}")
     failed, ran = [], set()
     for case in CASES:

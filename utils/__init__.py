@@ -25,6 +25,7 @@ Two files are programs: play.py (evaluate a run, record a video or demonstration
     atari.py        what Atari games show a learner
     film.py         films of episodes
     files.py        files that a kill leaves whole
-    results.py      result.json, and suites of results
+    film.py         pictures and films of an episode
+    results.py      result.json, what is published of a run
     tasks.py        environments of this project: --env utils.tasks:CartPoleNoVel-v0
 """

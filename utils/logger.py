@@ -9,7 +9,6 @@ counting. episodes.csv has one row per episode, with `success` (1 or 0) if the e
 
 import csv
 import io
-import math
 import sys
 from pathlib import Path
 
@@ -92,32 +91,21 @@ class Logger:
 
 
 def summarize(values):
-    """Return (is_distribution, n, mean, sum of squared deviations, min, max) for `merge`."""
-    is_distribution = any(value.ndim for value in values)
+    """Return what `merge` needs of the values of one rank: (is_distribution, all numbers)."""
     flat = torch.cat([value.reshape(-1).to(values[0].device) for value in values])
-    flat = flat.double().cpu().numpy()
-    if not flat.size:
-        return is_distribution, 0, 0.0, 0.0, math.inf, -math.inf
-    with np.errstate(all="ignore"):  # the report refuses, by name, what is not finite
-        mean = flat.mean()
-        squares = np.square(flat - mean).sum()
-    return is_distribution, flat.size, *map(float, (mean, squares, flat.min(), flat.max()))
+    return any(value.ndim for value in values), flat.double().cpu().numpy()
 
 
 def merge(name, summaries):
     """Return the columns of one metric, from the summaries of the ranks that stored it."""
-    distributions, counts, means, squares, lows, highs = zip(*summaries)
-    n = sum(counts)
-    if n == 0:
+    numbers = np.concatenate([flat for _, flat in summaries])
+    if not numbers.size:
         return {}
-    mean = sum(count * own for count, own in zip(counts, means)) / n
-    if not any(distributions):
-        return {name: mean}
-    # Deviations from the common mean: within each rank, and of each rank's mean from it.
-    gaps = [own - mean for own in means]
-    around = sum(squares) + sum(count * gap * gap for count, gap in zip(counts, gaps))
-    return {f"{name}_mean": mean, f"{name}_std": math.sqrt(around / n),
-            f"{name}_min": min(lows), f"{name}_max": max(highs)}
+    with np.errstate(all="ignore"):  # the report refuses, by name, what is not finite
+        if not any(is_distribution for is_distribution, _ in summaries):
+            return {name: float(numbers.mean())}
+        return {f"{name}_{what}": float(getattr(numbers, what)())
+                for what in ("mean", "std", "min", "max")}
 
 
 # ---- csv files

@@ -1,7 +1,6 @@
 """The reading site: its links, equations and new lines."""
 import json
 import re
-import sys
 from collections import Counter
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -16,6 +15,7 @@ for package in command.NEEDED:
 from benchmarks.suite import read_suite  # noqa: E402
 from docs.algorithm import ROOT, algorithms  # noqa: E402
 from docs.build import build  # noqa: E402
+from utils.errors import UsageError  # noqa: E402
 
 
 class Page(HTMLParser):
@@ -142,11 +142,10 @@ def test_curves_are_the_stored_ones(whole):
     assert not sticky["anchors"]                                # others had no sticky actions
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch, capsys):
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setattr(command, "NEEDED", ("sphinx", "no_such_package"))
-    monkeypatch.setattr(sys, "argv", ["docs"])
-    assert command.main() == 2
-    assert capsys.readouterr().err == ("error: no_such_package missing: pip install -e '.[docs]'\n")
+    with pytest.raises(UsageError, match=r"^no_such_package missing: pip install -e '\.\[docs\]'$"):
+        command.main(command.Site())
 
 
 def test_a_folder_with_other_files_is_not_emptied(tmp_path):

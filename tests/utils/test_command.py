@@ -25,7 +25,8 @@ from utils.run.run import Stopped
 from utils.run.settings import parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
-PROGRAMS = {f"python -m {name}": name for name in ("algos.ppo", "utils.play", "utils.sweep")} | {
+PROGRAMS = {f"python -m {name}": name for name in (
+    "algos.ppo", "utils.play", "utils.sweep", "tests.probe", "docs")} | {
     "python plot.py": str(ROOT / "plot.py")}
 
 
@@ -74,8 +75,8 @@ def test_the_package_lists_the_algorithms():
     first, *lines, last = run([sys.executable, "-m", "algos"]).stdout.splitlines()
     assert first == "python -m algos.a2c         Advantage Actor-Critic (A2C)" and "--help" in last
     assert len(lines) + 1 == len(ALGOS) and max(map(len, lines)) < 90
-    with pytest.raises(UsageError, match="there is no algos/x.py, only a2c, [a-z0-9_, ]*vpg$"):
-        play.find_module("x", "x")
+    with pytest.raises(UsageError, match="there is no algos.x, only algos.a2c, .*, algos.vpg$"):
+        play.find_module("algos.x", "x")
 
 
 @dataclass
