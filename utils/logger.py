@@ -78,12 +78,13 @@ class Logger:
         names = sorted(names, key=lambda name: name not in first)[:9]
         if names != self.shown or self.reports % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
-            tqdm.write(" ".join(f"{title[:9]:>9}" for title in titles))
+            self.widths = [max(9, len(title)) for title in titles]
+            tqdm.write(" ".join(map(str.rjust, titles, self.widths)))
         self.shown = names
         self.reports += 1
         cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}",
                  *(f"{row[name]:.4g}" if name in row else "" for name in names)]
-        tqdm.write(" ".join(f"{cell:>9}" for cell in cells))
+        tqdm.write(" ".join(map(str.rjust, cells, self.widths)))
         sys.stdout.flush()
 
 

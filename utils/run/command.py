@@ -117,7 +117,10 @@ def read_settings(config_class, doc, prog, args=None, hint=None, default=None):
     except SystemExit as end:
         if end.code:  # printed: a title, a rule, what is wrong, a rule, and more
             wrong = re.split(r"\n[ -]*\n", printed.getvalue())[1]
-            raise UsageError(" ".join(wrong.split()).removeprefix("Error parsing ")) from None
+            several = "; several values have spaces between them" * bool(
+                re.search(r"\d,\d", wrong))
+            raise UsageError(" ".join(wrong.split()).removeprefix("Error parsing ") + several
+                             ) from None
         sys.stdout.write(f"{printed.getvalue()}\n{doc}\n")  # at once: `| head` breaks nothing
         raise
     if unknown:
