@@ -59,6 +59,7 @@ def program(*stopped):
     """
     if mpi.size() == 1:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     try:
         yield
     except UsageError as error:
