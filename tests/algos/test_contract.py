@@ -11,6 +11,7 @@ import inspect
 import itertools
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -278,6 +279,29 @@ def test_every_update_moves_every_parameter_that_learns(name, kind, watched):
         for metric, x in phase.metrics.items():
             x = torch.as_tensor(x)
             assert x.isfinite().all() and not x.requires_grad, metric
+
+
+@every_algo
+def test_every_step_and_every_norm_is_of_a_gradient_of_all_ranks(name, monkeypatch):
+    """Of its own loss alone, averaged, cut before the step if at all; from the first step on."""
+    done, optimizers = {}, {Optimizer, *Optimizer.__subclasses__()}
+    calls = "zero_grad", "average_grads", "clip_grads", "grad_norm", "step"
+
+    def noting(call, function):
+        def note(self, *args):
+            done.setdefault(id(self), [self]).append(call)
+            return function(self, *args)
+        return note
+
+    for cls, call in itertools.product(optimizers, calls):
+        if call in vars(cls):
+            monkeypatch.setattr(cls, call, noting(call, vars(cls)[call]))
+    module(name).train(config(name))
+    assert name == "ars" or done
+    norm, cut = "(grad_norm )*", "(clip_grads grad_norm )?"
+    for _, *events in done.values():
+        said = "".join(f"{call} " for call in events)
+        assert re.fullmatch(f"(zero_grad average_grads {norm}{cut}step {norm})+", said), said[:200]
 
 
 @every_kind
