@@ -573,6 +573,15 @@ def test_a_lost_life_keeps_its_own_last_observation():
     assert infos["final_obs"].tolist() == [obs[0].tolist(), [6.0]]
 
 
+def test_a_time_limit_is_no_lost_life():
+    """Whatever the lives: in that step ale-py tells those of the next game, the most there are."""
+    games = AtariRules(EpisodeRecorder(Vector(final_obs=6.0, at=1, lives=[[3, 2]], cut=True)), True)
+    games.reset()
+    *_, terminated, truncated, infos = games.step(np.zeros(2, int))
+    assert not terminated.any() and truncated.tolist() == [False, True]
+    assert infos["final_obs"][1] == [6.0]
+
+
 @pytest.mark.parametrize("game", ["Breakout", "Seaquest"])      # of 4 and 10 channels
 def test_minatar_has_bytes_and_its_channels_last(game):
     games = make_envs(Config(env=f"MinAtar/{game}-v1"), 2)
