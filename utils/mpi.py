@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-# What launchers tell each process that they start: the number of processes. `--num-procs` sets the
-# first, mpiexec one of the others. Slurm's PMIx has a variable for the rank alone.
+# How many processes there are, by --num-procs or mpiexec. Slurm's PMIx tells the rank alone.
 SIZES = ("PLAINRL_PROCS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 

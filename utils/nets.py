@@ -92,6 +92,7 @@ def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
 
 class ImageEncoder(nn.Sequential):
     """The layers of `nature_cnn`, in sequence."""
+    bf16 = False
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
