@@ -98,7 +98,7 @@ def load(plot: Plot) -> list[RunData]:
             try:
                 runs.append(read_run(path.parent, plot.x, plot.y))
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                print(f"{path.parent}: skipped ({error})", file=sys.stderr)
+                print(f"{path.parent}: skipped ({type(error).__name__}: {error})", file=sys.stderr)
     return runs
 
 

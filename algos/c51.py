@@ -87,7 +87,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "eps_end": 0.01, "eps_steps": 100_000}
-    for_atari = {"v_min": -10.0, "v_max": 10.0}  # for ALE/, besides: rewards are clipped
+    for_atari = {"v_min": -10.0, "v_max": 10.0}  # for ALE/: clipped rewards
 
     def __post_init__(self):
         super().__post_init__()
