@@ -251,6 +251,18 @@ def test_more_threads_than_cores_of_this_process_are_refused(cores, monkeypatch)
 
 # ---- How a program ends
 
+def test_ctrl_c_reaches_a_program_that_a_shell_runs_with_an_ampersand(monkeypatch):
+    """Such a shell lets it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with pytest.raises(SystemExit) as caught, program("stopped"):
+            signal.raise_signal(signal.SIGINT)
+        assert caught.value.code == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+
 def noted(error, note):
     error.add_note(note)
     return error

@@ -17,7 +17,8 @@ def test_the_gaussian_is_pytorchs(shape):
     close(ours.entropy(), theirs.entropy())
     close(kl_divergence(Gaussian(other, 0.5 * log_std), ours),
           kl_divergence(Independent(Normal(other, (0.5 * log_std).exp()), 1), theirs), rtol=1e-4)
-    assert torch.equal(ours.mode, loc)
+    assert torch.equal(ours.mode, loc) and torch.equal(ours.mean, loc) and "Gaussian" in repr(ours)
+    close(ours.variance, theirs.variance)
     torch.manual_seed(1)
     draws = ours.sample()
     torch.manual_seed(1)

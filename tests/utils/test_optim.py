@@ -158,3 +158,13 @@ def test_an_optimizer_goes_on_from_its_state(make):
     assert torch.equal(params(nets[0]), params(nets[1]))
     with pytest.raises(KeyError):
         saved.load_state_dict({})
+
+
+def test_a_module_that_is_moved_needs_a_new_optimizer():
+    """Its parameters are no views any more, so the steps would train nothing."""
+    net = torch.nn.Linear(2, 1)
+    optimizer = Adam(net)
+    optimizer.zero_grad()
+    net.weight.data = net.weight.data.clone()  # as `.to(device)` does
+    with pytest.raises(RuntimeError, match="after agent.to"):
+        optimizer.zero_grad()

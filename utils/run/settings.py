@@ -34,7 +34,7 @@ class RunConfig:
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
     eval_every: int = 0  # steps between deterministic evaluations, made at reports; 0: never
     num_procs: int = 1  # MPI processes that share environments, buffer and batches
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for games, if there is one
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: CUDA for images, if there is one
     torch_threads: int = 1  # PyTorch threads per process
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     for_games: ClassVar[dict] = {}  # settings that suit ALE/... and MinAtar/...
