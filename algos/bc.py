@@ -49,7 +49,7 @@ from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.nets import Gaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.nets import SquashedGaussian, cnn_out, is_image, mlp, nature_cnn
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
@@ -216,12 +216,12 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that before tanh, too.
+        depends on a alone, so its gradient is 0. The entropy is that after tanh.
         """
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        return Gaussian(out, self.log_std)
+        return SquashedGaussian(out, self.log_std)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:

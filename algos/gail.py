@@ -52,7 +52,7 @@ from torch.nn.functional import one_hot, softplus
 from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs, stack_steps
-from utils.nets import Gaussian, mlp
+from utils.nets import SquashedGaussian, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -393,12 +393,12 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that before tanh, too.
+        depends on a alone, so its gradient is 0. The entropy is that after tanh.
         """
         out = self.actor(features)  # [B, k]
         if self.discrete:
             return Categorical(logits=out, validate_args=False)
-        return Gaussian(out, self.log_std)
+        return SquashedGaussian(out, self.log_std)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
 from tests.helpers import BOX, VECTOR, name_of, write_demos
-from utils.nets import Gaussian
+from utils.nets import SquashedGaussian
 from utils.optim import Adam, RMSProp
 
 ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
@@ -153,7 +153,7 @@ def distribution(agent, raw_obs):
                           agent.encoder(obs))
     if agent.discrete:
         return Categorical(logits=out)
-    return Gaussian(out, agent.log_std.detach())
+    return SquashedGaussian(out, agent.log_std.detach())
 
 
 def tiny_agent(algo, mu=0.0, log_std=0.0, val=0.0, **settings):
@@ -203,3 +203,9 @@ def pairs(agent, policy):
     found = [(getattr(our, name), getattr(their, name))
              for our, their in layers for name in ("weight", "bias")]
     return found + ([] if agent.discrete else [(agent.log_std, policy.log_std)])
+
+
+def use_the_entropy_before_tanh(monkeypatch):
+    """As stable-baselines3 does; all else of a loss can then be compared with its own."""
+    monkeypatch.setattr(SquashedGaussian, "entropy", lambda self: Independent(
+        Normal(self.loc, self.log_std.exp()), 1).entropy())

@@ -1,4 +1,4 @@
-"""Networks that several algorithms use, and the Gaussian that an actor's outputs describe."""
+"""Networks that several algorithms use, and the distribution of continuous actions."""
 
 import math
 
@@ -18,37 +18,50 @@ def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-class Gaussian(Distribution):
-    """N(loc, sigma^2) for actions [..., k] of independent dimensions; log_std is [k] or [..., k].
+class SquashedGaussian(Distribution):
+    """Of tanh(a), where a ~ N(loc, sigma^2) has [..., k] independent dimensions.
 
-    It equals Independent(Normal(loc, log_std.exp()), 1); with that, PPO's steps take 18% longer.
+    log_std is [k] or [..., k]. Samples, `mode` and `log_prob` are of a. What tanh adds to the log
+    probability depends on a alone, so neither its gradient nor a ratio of two policies has it. The
+    entropy is that of tanh(a): that of a has no maximum, so a bonus on it would let sigma grow
+    until all actions lie at the ends of their range.
     """
 
     arg_constraints = {}  # printing needs it
+    # Gauss-Hermite quadrature: for z ~ N(0, 1), E f(z) is about f(points) @ weights.
+    points, weights = map(torch.Tensor, np.polynomial.hermite_e.hermegauss(8))
+    weights /= weights.sum()
 
     def __init__(self, loc: Tensor, log_std: Tensor):
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=False)
         self.loc = loc
         self.log_std = log_std.clone()  # so that it stays as it is when the weights move
 
-    mean = mode = property(lambda self: self.loc)
-    variance = property(lambda self: (2 * self.log_std).exp().expand_as(self.loc))
+    mode = property(lambda self: self.loc)
 
     @torch.no_grad()
     def sample(self) -> Tensor:
         return self.loc + self.log_std.exp() * torch.randn_like(self.loc)
 
-    def log_prob(self, act: Tensor) -> Tensor:
+    def log_prob(self, act: Tensor) -> Tensor:  # Independent(Normal) takes 18% more of PPO's time
         z = (act - self.loc) / self.log_std.exp()
         return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self) -> Tensor:
-        each = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
-        return each.sum(-1).expand(self.batch_shape)
+        """H(tanh(a)) = H(a) + E log(1 - tanh(a)^2), at most log 2 in each dimension.
+
+        log(1 - tanh(a)^2) = 2 (log 2 - a - softplus(-2a)), and the mean of a is loc.
+        """
+        points, weights = self.points.to(self.loc.device), self.weights.to(self.loc.device)
+        acts = self.loc[..., None] + self.log_std.exp()[..., None] * points
+        softplus = nn.functional.softplus(-2 * acts) @ weights  # its mean
+        gaussian = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
+        return (gaussian + 2 * (math.log(2) - self.loc - softplus)).sum(-1)
 
 
-@register_kl(Gaussian, Gaussian)
-def gaussian_kl(old: Gaussian, new: Gaussian) -> Tensor:
+@register_kl(SquashedGaussian, SquashedGaussian)
+def kl_of_gaussians(old: SquashedGaussian, new: SquashedGaussian) -> Tensor:
+    """With or without tanh, which both have."""
     var_ratio = (2 * (old.log_std - new.log_std)).exp()
     z = (old.loc - new.loc) / new.log_std.exp()
     return (0.5 * (var_ratio + z.square() - 1) + new.log_std - old.log_std).sum(-1)

@@ -11,7 +11,7 @@ from tests.algos.test_contract import build
 from tests.helpers import Nowhere, close, name_of, same, steps
 from tests.onpolicy import (
     SPACES, Descent, Spy, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
-    targets)
+    targets, use_the_entropy_before_tanh)
 from tests.registry import config
 from utils.optim import RMSProp
 
@@ -72,6 +72,7 @@ def test_report_every_changes_nothing_but_the_reports():
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 @pytest.mark.parametrize("tf,rule", [(True, RMSpropTFLike), (False, torch.optim.RMSprop)])
 def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, rule, monkeypatch):
+    use_the_entropy_before_tanh(monkeypatch)
     agent = make_agent(a2c, kind, num_envs=4, rollout_steps=64, ent_coef=0.1, max_grad_norm=0.5)
     policy = {"net_arch": [8, 8], "optimizer_class": rule,
               "optimizer_kwargs": {"alpha": 0.99, "eps": 0.03}}   # where it stands shows, too

@@ -6,6 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings as how, strategies as st
 
 from algos import a2c, ppo, ppo_popart, vpg
@@ -13,7 +14,7 @@ from tests.helpers import LOG_2PI, bare, close, copies, gradients, moved, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, learn, make_agent,
     make_config as config, make_rollout, parameters, targets, tiny_agent)
-from utils.nets import ImageEncoder
+from utils.nets import ImageEncoder, SquashedGaussian
 from utils.optim import Adam
 
 every_algo = pytest.mark.parametrize("name", ALGOS)
@@ -63,12 +64,15 @@ def test_log_prob_and_entropy_by_their_formulas(name, kind):
         logp, entropy = log_pi[range(6), act], -(log_pi.exp() * log_pi).sum(-1)
         assert log_pi.std() > 0.1
     else:
-        agent.log_std.data = vec(math.log(0.5), math.log(3))
-        policy, act, std = agent.policy(features), 5 * torch.randn(6, 2), vec(0.5, 3)
+        agent.log_std.data = vec(math.log(0.5), math.log(2))
+        policy, act, std = agent.policy(features), 5 * torch.randn(6, 2), vec(0.5, 2)
         logp = (-((act - out) / std).square() / 2 - std.log() - LOG_2PI / 2).sum(-1)
-        entropy = (std.log() + LOG_2PI / 2 + 0.5).sum().expand(6)
+        z = torch.linspace(-8, 8, 4001)[:, None, None]  # of tanh(a), summed over the density
+        slope = (2 * (math.log(2) - (out + std * z) - F.softplus(-2 * (out + std * z)))).double()
+        slope = (slope * (-z.square() / 2).exp()).sum(0) / (-z.square() / 2).exp().sum(0)
+        entropy = (std.log() + LOG_2PI / 2 + 0.5 + slope).sum(-1).float()
     close(policy.log_prob(act), logp, rtol=1e-4)
-    close(policy.entropy(), entropy, rtol=1e-4)
+    close(policy.entropy(), entropy, rtol=1e-4 if kind == "discrete" else 0.02)
 
 
 @pytest.mark.parametrize("name", ["vpg", "trpo"])               # the others have it in their loss
@@ -101,13 +105,16 @@ def test_whole_loss_by_hand(name, loss_name, loc, scale):
     loss, metrics = loss_of(ALGOS[name])
     names, params = zip(*agent.named_parameters())
     grads = dict(zip(names, torch.autograd.grad(loss, params)))
-    bonus = math.log(2) + LOG_2PI / 2 + 0.5
+    mu, log_std = vec((1,), (1,)).requires_grad_(), vec(math.log(2)).requires_grad_()
+    bonus = SquashedGaussian(mu, log_std).entropy().mean()
+    bonus_by_mu, bonus_by_log_std = torch.autograd.grad(bonus, (mu, log_std))
+    bonus = bonus.item()
     close(metrics["pi_loss"], pi_loss)
     close(metrics["v_loss"], 5)
     close(metrics["entropy"], bonus)
     close(loss.detach(), pi_loss + 0.5 * 5 - 0.1 * bonus)
-    close(grads["actor.2.bias"], vec(1))  # -mean of ratio A z / sigma
-    close(grads["log_std"], vec(by_log_std - 0.1))  # -mean of ratio A (z^2 - 1), less ent_coef
+    close(grads["actor.2.bias"], 1 - 0.1 * bonus_by_mu.sum(0))  # -mean of ratio A z / sigma
+    close(grads["log_std"], by_log_std - 0.1 * bonus_by_log_std)  # -mean of ratio A (z^2 - 1)
     close(grads["critic.2.bias"], vec(-1))  # 0.5 mean of 2 (V - R)
     with pytest.raises(AssertionError):
         loss_of(bare(ALGOS[name]), ret=columns["ret"][:, None])
@@ -189,8 +196,8 @@ def test_actions_are_drawn_from_the_policy_for_each_environment_anew(name, kind)
         both = (act[:, :1] == act[:, 1:]).float().mean()
         close(both, policy.probs.prod(0).sum(), atol=0.015)
     else:
-        close(act.mean(0), policy.mean, atol=0.05)
-        close(act.std(0), policy.stddev, rtol=0.03)
+        close(act.mean(0), policy.loc, atol=0.05)
+        close(act.std(0), policy.log_std.exp().expand_as(policy.loc), rtol=0.03)
         assert torch.corrcoef(act.flatten(1).T).triu(1).abs().max() < 0.04
     assert torch.equal(agent.act(obs, deterministic=True), policy.mode)
 

@@ -15,7 +15,8 @@ from algos import ppo
 from tests import onpolicy
 from tests.algos.test_contract import build
 from tests.helpers import LOG_2PI, Nowhere, close, gradients, vec
-from tests.onpolicy import SPACES, distribution, pairs, parameters, rows_of
+from tests.onpolicy import (
+    SPACES, distribution, pairs, parameters, rows_of, use_the_entropy_before_tanh)
 from tests.registry import config
 from utils.optim import Adam
 
@@ -173,8 +174,9 @@ def clipped_shares(call):
 
 @vectors
 @pytest.mark.parametrize("num_steps", [1, 10])
-def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps):
+def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps, monkeypatch):
     """Advantages come normalised from us."""
+    use_the_entropy_before_tanh(monkeypatch)
     shared = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.2}
     agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64, **shared)
     model = PPO("MlpPolicy", Nowhere(*SPACES[kind]), 1e-3, n_steps=64, n_epochs=1, clip_range=0.2,
