@@ -360,7 +360,7 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        return self.obs_stats.normalize(obs.float())
+        return self.obs_stats.normalize(obs)
 
     def policy(self, features: Features) -> Categorical:
         """pi(.|s). Its `logits` are log pi(a|s) for every action a; `probs` are pi."""

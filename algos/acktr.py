@@ -446,7 +446,7 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        return self.obs_stats.normalize(obs.float())
+        return self.obs_stats.normalize(obs)
 
     def policy(self, features: Features) -> Distribution:
         """pi(.|s): the one place that says what the actor's outputs mean.

@@ -169,9 +169,8 @@ class Agent(Policy):  # which adds predict(obs)
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = True,
             policies: Float32[Tensor, "N weights"] | None = None) -> Tensor:
         """Raw obs [N, obs_dim] -> actions [N] or [N, k] of one or of N policies."""
-        obs = torch.as_tensor(obs, dtype=torch.float32, device=self.actor.weight.device)
-        if self.cfg.norm_obs:
-            obs = self.obs_stats.normalize(obs)
+        obs = torch.as_tensor(obs, device=self.actor.weight.device)
+        obs = self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs.float()
         policies = self.weights[None] if policies is None else policies
         k = self.actor.out_features  # the first weights are a matrix, the last k biases
         weight, bias = policies[:, :-k].unflatten(1, (k, -1)), policies[:, -k:]

@@ -324,8 +324,7 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        obs = obs.float()
-        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
+        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs.float()
 
     def policy(self, features: Features) -> Distribution:
         """pi(.|s): the one place that says what the actor's outputs mean.

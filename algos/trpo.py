@@ -393,7 +393,7 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        return self.obs_stats.normalize(obs.float())
+        return self.obs_stats.normalize(obs)
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters but the critic's."""

@@ -287,8 +287,7 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations -> what the networks take."""
         if self.images:
             return obs  # bytes, which the encoder scales
-        obs = obs.float()
-        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs
+        return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs.float()
 
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters but the critic's."""

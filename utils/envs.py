@@ -100,11 +100,12 @@ def all_finite(values: np.ndarray) -> bool:
 def stack_steps(steps: list[dict], device: torch.device) -> dict[str, torch.Tensor]:
     """T dicts of arrays [N, ...] -> one dict of tensors [T, N, ...].
 
-    Numbers become float32; images stay uint8 and discrete actions int64.
+    Numbers become float32; images stay uint8 and discrete actions int64. Observations in float64
+    stay so until their mean is subtracted: 1.7e9 and 1.7e9 + 60 are equal in float32.
     """
     columns = {}
     for name in steps[0]:
         column = torch.as_tensor(np.stack([step[name] for step in steps]), device=device)
-        keep = column.dtype in (torch.uint8, torch.int64)
+        keep = column.dtype in (torch.uint8, torch.int64) or name in ("obs", "next_obs")
         columns[name] = column if keep else column.float()
     return columns

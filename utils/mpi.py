@@ -108,7 +108,7 @@ class RunningStats(nn.Module):
 
     def normalize(self, x: Tensor) -> Tensor:
         """clip((x - mean) / sqrt(var + 1e-8), -10, 10): early on, a rare value can be huge."""
-        return ((x - self.mean) / torch.sqrt(self.var + 1e-8)).clamp(-10, 10).float()
+        return ((x.double() - self.mean) / torch.sqrt(self.var + 1e-8)).clamp(-10, 10).float()
 
     def scale(self, x: Tensor) -> Tensor:
         """clip(x / sqrt(var + 1e-8), -10, 10): unlike `normalize`, it keeps the sign."""

@@ -14,6 +14,8 @@ from tests.helpers import LOG_2PI, bare, close, copies, gradients, moved, vec
 from tests.onpolicy import (
     DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, learn, make_agent,
     make_config as config, make_rollout, parameters, targets, tiny_agent)
+from utils import mpi
+from utils.envs import stack_steps
 from utils.nets import ImageEncoder, SquashedGaussian
 from utils.optim import Adam
 
@@ -73,6 +75,18 @@ def test_log_prob_and_entropy_by_their_formulas(name, kind):
         entropy = (std.log() + LOG_2PI / 2 + 0.5 + slope).sum(-1).float()
     close(policy.log_prob(act), logp, rtol=1e-4)
     close(policy.entropy(), entropy, rtol=1e-4 if kind == "discrete" else 0.02)
+
+
+@every_algo
+def test_observations_that_float32_cannot_tell_apart_reach_the_networks(name):
+    """As a clock in seconds does: near 1.7e9, float32 steps by 128."""
+    agent = make_agent(ALGOS[name], "box")
+    obs = 1.7e9 + 60 * np.array([[0, 1, 0], [1, 1, 0], [0, 0, 0], [1, 0, 0]])
+    rollout = stack_steps([{"obs": obs}, {"obs": obs}], torch.device("cpu"))
+    agent.obs_stats = mpi.RunningStats((3,))
+    agent.obs_stats.update(rollout["obs"].flatten(0, 1))
+    inputs = agent.normalize_obs(rollout["obs"])
+    close(inputs[0], vec((-1, 1, 0), (1, 1, 0), (-1, -1, 0), (1, -1, 0)))
 
 
 @pytest.mark.parametrize("name", ["vpg", "trpo"])               # the others have it in their loss
