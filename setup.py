@@ -8,7 +8,7 @@ HERE = Path(__file__).parent
 CORE = [
     # Tensors, gradients and optimizers. The upper bound is the newest release that the tests ran
     # with, since a new minor release may change the results of a seed.
-    "torch>=2.11,<2.14",
+    "torch>=2.11,<2.16",
     # Environments, vector environments, episode statistics and the video recorder.
     "gymnasium[mujoco]>=1.4,<2",
     "mujoco>=3,<5",         # physics of HalfCheetah and others; gymnasium sets no upper bound
