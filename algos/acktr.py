@@ -130,7 +130,7 @@ def train(cfg: Config) -> Agent:
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
             run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs, lr=lr)  # every `report_every` steps
             run.save(step)  # about once a minute
     return agent

@@ -76,7 +76,7 @@ def train(cfg: Config) -> Agent:
             rollouts, num_steps = collect(agent, envs, directions)
             metrics = update(agent, rollouts)
             step += num_steps
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs, **metrics)
             run.save(step)  # about once a minute
     return agent

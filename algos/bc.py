@@ -108,7 +108,7 @@ def train(cfg: Config) -> Agent:
         while step < cfg.total_steps:
             metrics = update(agent, learner, optimizer, pairs, held_out)
             step += cfg.check_every
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs, **metrics)
             run.save(step)  # about once a minute
     return agent

@@ -116,7 +116,7 @@ def train(cfg: Config) -> Agent:
                 batch = buffer.sample(mpi.share(cfg.batch_size))
                 metrics = update(agent, critic_opt, actor_opt, batch)
                 run.store(**metrics)  # the next row of the log averages them
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs)  # every `report_every` steps
             run.save(step)  # about once a minute
     return agent

@@ -129,7 +129,7 @@ def train(cfg: Config) -> Agent:
             answers, prompts = collect(agent, envs, prompts)
             metrics = update(agent, reference, optimizer, answers, lr)
             step += cfg.batch_size * cfg.group_size
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs, **metrics)
             run.save(step)  # about once a minute
     return agent

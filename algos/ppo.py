@@ -127,7 +127,7 @@ def train(cfg: Config) -> Agent:
             metrics = update(agent, optimizer, rollout, lr)
             agent.update_stats(rollout)  # last, so that `update` sees what `act` saw
             step += cfg.rollout_steps
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs, **metrics)
             run.save(step)  # about once a minute
     return agent

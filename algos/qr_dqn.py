@@ -126,7 +126,7 @@ def train(cfg: Config) -> Agent:
                 run.store(**metrics)  # the next row of the log averages them
             if step % cfg.target_every < cfg.num_envs:  # reached or passed a multiple
                 agent.critic_targ.load_state_dict(agent.critic.state_dict())
-            run.evaluate(step)  # if --eval-every asks for it
+            run.evaluate(step)  # if --eval-every asks for it; `log` writes its returns
             run.log(step, envs, eps=agent.eps, lr=lr)  # every `report_every` steps
             run.save(step)  # about once a minute
     return agent
