@@ -219,9 +219,9 @@ class Agent(Policy):  # which adds predict(obs)
         depends on a alone, so its gradient is 0. The entropy is that after tanh.
         """
         out = self.actor(features)  # [B, k]
-        if self.discrete:
-            return Categorical(logits=out, validate_args=False)
-        return SquashedGaussian(out, self.log_std)
+        if not self.discrete:
+            return SquashedGaussian(out, self.log_std)
+        return Categorical(logits=out, validate_args=False)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
@@ -231,11 +231,11 @@ class Agent(Policy):  # which adds predict(obs)
         return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""
-        if self.discrete:
-            return act.cpu().numpy()
-        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
-        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
+        """Actions for `env.step`."""
+        if not self.discrete:  # squashed by tanh, then rescaled
+            squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+            act = torch.lerp(self.low, self.high, (squashed + 1) / 2)
+        return act.cpu().numpy()
 
     def undo_env_act(self, act: Shaped[Tensor, "B *act"]) -> Shaped[Tensor, "B ..."]:
         """The inverse of `env_act`: atanh(clip(2 (a - low) / (high - low) - 1, -c, c)).

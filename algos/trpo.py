@@ -407,9 +407,9 @@ class Agent(Policy):  # which adds predict(obs)
         depends on a alone, so its gradient is 0. The entropy is that after tanh.
         """
         out = self.actor(features)  # [B, k]
-        if self.discrete:
-            return Categorical(logits=out, validate_args=False)
-        return SquashedGaussian(out, self.log_std)
+        if not self.discrete:
+            return SquashedGaussian(out, self.log_std)
+        return Categorical(logits=out, validate_args=False)
 
     def value(self, features: Features) -> PerSample:
         return self.critic(features).squeeze(-1)  # [B, 1] -> [B]
@@ -422,11 +422,11 @@ class Agent(Policy):  # which adds predict(obs)
         return pi.mode if deterministic else pi.sample()
 
     def env_act(self, act: Tensor) -> np.ndarray:
-        """Actions for `env.step`: continuous ones squashed by tanh, then rescaled."""
-        if self.discrete:
-            return act.cpu().numpy()
-        squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
-        return torch.lerp(self.low, self.high, (squashed + 1) / 2).cpu().numpy()
+        """Actions for `env.step`."""
+        if not self.discrete:  # squashed by tanh, then rescaled
+            squashed = act.tanh().view(-1, *self.low.shape).to(self.low.dtype)
+            act = torch.lerp(self.low, self.high, (squashed + 1) / 2)
+        return act.cpu().numpy()
 
     def update_stats(self, rollout: Rollout) -> None:
         """Update the statistics of observations and of G, which varies as returns do:
