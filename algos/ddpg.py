@@ -240,9 +240,9 @@ class Agent(Policy):  # which adds predict(obs)
         """a = clip(pi(s) + act_noise eps, -1, 1), or pi(s). The noise explores."""
         obs = torch.as_tensor(obs, dtype=torch.float32, device=self.low.device)
         act = self.actor(obs)
-        if deterministic:
-            return act
-        return (act + self.cfg.act_noise * torch.randn_like(act)).clamp(-1, 1)
+        if not deterministic:
+            act = (act + self.cfg.act_noise * torch.randn_like(act)).clamp(-1, 1)
+        return act
 
     @torch.no_grad()
     def q_value(self, obs: np.ndarray, act: Actions) -> PerSample:
