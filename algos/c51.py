@@ -261,7 +261,8 @@ class Critic(nn.Module):
         if is_image(obs_space):
             self.encoder = nature_cnn(obs_space, cfg.bf16)
             sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
-        self.head = mlp([*sizes, math.prod(self.shape)], nn.ReLU)
+        num_outputs = math.prod(self.shape)
+        self.head = mlp([*sizes, num_outputs], nn.ReLU)
 
     def forward(self, obs: Observations) -> PerAction:
         out = self.head(self.encoder(obs).float())
@@ -296,8 +297,8 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
         argmax_a Q(s, a). A greedy agent may never notice that it underrates an action.
         """
-        logp = self.critic(torch.as_tensor(obs, device=self.eps.device))
-        best = mean_of(logp, self.atoms).argmax(-1)
+        obs = torch.as_tensor(obs, device=self.eps.device)
+        best = mean_of(self.critic(obs), self.atoms).argmax(-1)
         if deterministic:
             return best
         explore = torch.rand(best.shape, device=best.device) < self.eps

@@ -188,9 +188,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     older copy of Q, so both often overrate the same action.
     """
     with torch.no_grad():  # the critic moves towards the target, not vice versa
-        next_q_targ = agent.critic_targ(batch.next_obs)
-        next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_q_targ
-        next_val = at_action(next_q_targ, next_q.argmax(-1))  # of a'
+        next_targ = agent.critic_targ(batch.next_obs)
+        next_q = agent.critic(batch.next_obs) if agent.cfg.double else next_targ
+        next_val = at_action(next_targ, next_q.argmax(-1))  # of a'
         target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = at_action(agent.critic(batch.obs), batch.act)
     assert q.shape == target.shape == batch.weight.shape  # [B], never [B, 1]
@@ -264,7 +264,8 @@ class Agent(Policy):  # which adds predict(obs)
         """Raw observations [N, ...] -> actions [N]: any with probability eps, otherwise
         argmax_a Q(s, a). A greedy agent may never notice that it underrates an action.
         """
-        best = self.critic(torch.as_tensor(obs, device=self.eps.device)).argmax(-1)
+        obs = torch.as_tensor(obs, device=self.eps.device)
+        best = self.critic(obs).argmax(-1)
         if deterministic:
             return best
         explore = torch.rand(best.shape, device=best.device) < self.eps
