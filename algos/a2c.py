@@ -80,7 +80,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
-    for_games = {"lr": 3e-3}  # for MinAtar/ and ALE/, unless a flag says otherwise
+    for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
+        "lr": 3e-3}
     for_atari = {  # for ALE/, over those; T = 5, as in OpenAI Baselines
         "total_steps": 3e6, "rollout_steps": 80, "lr": 7e-4, "ent_coef": 0.01}
 

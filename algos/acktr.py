@@ -8,19 +8,19 @@ The idea. Limit the KL divergence between old and new policy instead. For a smal
 d of the weights, it is about d^T F d / 2, where F is the Fisher matrix. For a given KL,
 the loss L falls most along -F^-1 grad L, the natural gradient. F is too large to
 invert. K-FAC (Martens & Grosse 2015, arXiv:1503.05671) treats every layer on its own,
-and its part of F as a product of two small matrices. An iteration of `train`:
+and its part of F as a product of two small matrices.
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update
       compute_targets      advantages A and returns R, with the current critic
       KFAC.measure         update the two matrices of each layer
-      a2c_loss             its gradient, as in A2C
+      a2c_loss             its gradient
       KFAC.step            one step along F^-1 grad L, with a limit on its KL
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. GAE and tanh, as in A2C. With images, where actor and critic
-share an encoder, the critic has a limit of its own. The running means of the matrices
-start as plain means, as in K-FAC.
+Departures from the paper. GAE and tanh. With images, where actor and critic share an
+encoder, the critic has its own limit. The matrices start as plain means, as in K-FAC.
 
 Healthy values. On CartPole `step_size` is 0.01 to 0.23 and at the end falls with lr,
 `kl` is below 0.0006 (max_kl: 0.001), `explained_variance` above 0.6. If `kl` is far

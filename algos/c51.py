@@ -6,8 +6,9 @@ sure return of 50 and a gamble between 0 and 100 have the same Q.
 The idea. Let the critic learn the distribution of the return, a histogram: fixed values
 z_0, ..., z_{n-1}, called atoms, with probabilities p_i(s, a). Bellman's equation holds
 for distributions, too: a return from s is r plus gamma times a return from s'. Only the
-mean, Q(s, a), chooses actions; why learning more helps is not fully understood. The
-rest is algos/dqn.py, without Double DQN and the dueling network. One step of `train`:
+mean, Q(s, a), chooses actions; why learning more helps is not fully understood. Double
+DQN and the dueling network are left out.
+One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer

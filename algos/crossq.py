@@ -10,18 +10,19 @@ current one: as two batches, (s, a) and (s', a') would be normalised differently
 they go through the critics as one batch of 2B rows; the second half gives the target.
 
     critic_loss    Q_1 and Q_2 fit r + gamma V(s'), in one pass for (s, a) and (s', a')
-    actor_loss     pi maximises V(s), as in SAC
+    actor_loss     pi maximises V(s)
+    alpha_loss     alpha falls while the entropy is above its target, else it rises
     BatchRenorm    normalises the input of each layer, in the actor too
 
 One step of `train`:
 
-    interact       as in algos/sac.py, which explains all that both files share
+    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
     update         one Adam step of the critics; every `policy_delay`-th time one of the
                    actor and one of alpha
 
 Departures from the paper. Critics have 256 units per layer, which a CPU can train (the
-paper: --critic-hidden 2048 2048). As in algos/sac.py: no factor 1/2 in `critic_loss`,
-log alpha in `alpha_loss`, up to 10,000 random actions (the authors' code: 5,000).
+paper: --critic-hidden 2048 2048). As in SAC: no factor 1/2 in `critic_loss`, log alpha
+in `alpha_loss`, up to 10,000 random actions (the authors' code: 5,000).
 
 Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
 

@@ -1,15 +1,15 @@
 """Deep Q-learning (DQN).  Mnih et al. 2015, Nature 518, 529.
 
 The problem. Q(s, a) is the expected discounted return of taking action a in state s and
-acting optimally from then on. With the reward r and the next state s', it equals the
-expected value of r + gamma max_a' Q(s', a') (Bellman's equation). Q-learning moves its
-estimate of Q(s, a) towards this target. If Q is a neural network, this often fails.
-Consecutive transitions are alike, so the network fits the latest ones and forgets the
-rest. And each step also moves the target, so errors can reinforce themselves.
+acting optimally from then on. It equals the mean of r + gamma max_a' Q(s', a'), with
+reward r and next state s' (Bellman's equation). Q-learning moves Q(s, a) towards this
+target. With a neural network, this often fails: it fits the latest transitions, which
+are alike, and forgets the rest. Each step also moves the target, so errors can grow.
 
 The idea. A remedy for each. A replay buffer gives random batches, which mix old and new
 transitions. A target network Q_targ, an older copy of Q that is frozen between copies,
-computes the target. The code calls them critic and critic_targ. One step of `train`:
+computes the target. The code calls them critic and critic_targ.
+One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer

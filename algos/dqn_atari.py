@@ -5,8 +5,8 @@ transitions. One frame does not show motion, so an observation is a stack of the
 frames of 84 x 84 grey pixels. A million pairs of obs and next_obs would take 56 GB.
 
 The idea. Each frame is in up to 8 of these stacks: in 4 as part of obs and in 4 as part
-of next_obs. FrameBuffer stores it once, in 7 GB, and rebuilds the stacks when it
-samples a batch. The rest is algos/dqn.py with a CNN. One step of `train`:
+of next_obs. FrameBuffer stores it once, in 7 GB, and rebuilds the stacks of a batch.
+One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (a, r, terminated) and the new frame in the buffer

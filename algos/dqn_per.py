@@ -8,7 +8,8 @@ proportion to p. A new transition has no error yet; it gets the highest p so far
 batches are no longer uniform samples of the buffer, which biases the gradient.
 Importance-sampling weights w correct for this, partly at first and almost fully at the
 end. A weakness remains: a large error may be noise of the environment, which is
-replayed again and again for nothing. One step of `train`:
+replayed again and again for nothing.
+One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer

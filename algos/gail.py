@@ -7,7 +7,8 @@ lead to states that the expert never visited.
 The idea. Visit each pair (s, a) as often as the expert does. Then both policies have
 the same mean return, whatever the rewards are. A discriminator D(s, a) learns to tell
 the expert's pairs from the policy's, and PPO maximises a reward that grows with D. The
-environment's own rewards train nothing; `ep_ret` logs them. An iteration of `train`:
+environment's own rewards train nothing; `ep_ret` logs them.
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update_disc          for each random minibatch:
@@ -91,7 +92,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
-    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
+    recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
 
 
 # ===================================== data types =====================================

@@ -7,9 +7,9 @@ the rollout comes from the policy before the first step, pi_old.
 The idea. Weight each sample's advantage A by ratio = pi(a|s) / pi_old(a|s). While pi is
 close to pi_old, mean(ratio A) measures how much better pi is. Far away it does not,
 because the states still come from pi_old. So PPO clips the ratio: a sample whose
-probability has moved far enough in the profitable direction no longer pushes. Other
-samples may still move it, since all share one network, but one rollout is now good for
-many gradient steps. An iteration of `train`:
+probability has moved far enough in the profitable direction no longer pushes. Others
+may still move it: all share one network. Yet a rollout is good for many gradient steps.
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update               `epochs` times:
@@ -19,8 +19,7 @@ many gradient steps. An iteration of `train`:
 
 Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
 (Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
-and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md). Every epoch
-computes A and R anew with the current critic (recompute_adv; not for games).
+and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
@@ -83,7 +82,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
-    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
+    recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,

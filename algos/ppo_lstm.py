@@ -5,7 +5,8 @@ time, but one frame of a moving ball does not show its velocity.
 
 The idea. Give the policy a memory m, a pair of vectors h and c. At every step, an LSTM
 computes the new m from the old m and the observation. Actor and critic see only h, so
-pi(a|s) and V(s) are functions of h. All else is PPO. An iteration of `train`:
+pi(a|s) and V(s) are functions of h. All else is PPO.
+An iteration of `train`:
 
     collect_with_memory  act for T steps in N parallel environments, from memory m0
     update               `epochs` times:
@@ -84,7 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
-    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
+    recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 

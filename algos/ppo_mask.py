@@ -8,8 +8,8 @@ The idea. The environment knows what is allowed and says so in every observation
 of `observation`, which the networks see, and `action_mask`, with a 0 for each forbidden
 action. `mask_logits` gives these actions the probability 0. It does so wherever pi or
 pi_old is computed, with the mask of the state in which the action was chosen. So ratio,
-entropy and gradient are those of policies that never do what is forbidden. All else is
-PPO. An iteration of `train`:
+entropy and gradient are those of policies that never do what is forbidden.
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update               `epochs` times:
@@ -17,7 +17,9 @@ PPO. An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures, besides those of ppo.py. Forbidden logits are lower than the paper's -1e8.
+Departures from the paper. Forbidden logits are below its -1e8. To PPO, OpenAI Baselines
+(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
+and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md).
 
 Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
 0.3. Both fall towards 0 with the learning rate.
@@ -83,7 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
-    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
+    recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
 
 
 # ===================================== data types =====================================
@@ -323,11 +325,11 @@ class Agent(Policy):  # which adds predict(obs)
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take, and then the mask as it is."""
+        """Raw observations -> what the networks take."""
         obs = obs.float()
         seen, mask = (obs[..., part] for part in self.parts)
         seen = self.obs_stats.normalize(seen) if self.cfg.norm_obs else seen
-        return torch.cat([seen, mask], -1)
+        return torch.cat([seen, mask], -1)  # the mask as it is
 
     def policy(self, features: Features) -> Distribution:
         """pi(.|s): the one place that says what the actor's outputs mean.

@@ -1,15 +1,13 @@
-"""PPO with normalised value targets (PopArt).  PopArt: van Hasselt et al. 2016,
-arXiv:1602.07714; in actor-critics: Hessel et al. 2019, arXiv:1809.04474.
+"""PPO with PopArt.  van Hasselt et al. 2016, arXiv:1602.07714; Hessel et al. 2019.
 
-The problem. The critic's targets R may be near 0.01 in one task and near 10,000 in
-another, but networks learn best from targets of size 1. PPO divides rewards by a
-running standard deviation. When it changes, all learned values are off by a factor.
+The problem. Networks learn best from targets near 1, but returns may be near 10,000.
+PPO divides rewards by a running standard deviation. When it changes, all V are off.
 
 The idea. Normalise R instead, by its running mean `loc` and standard deviation `scale`
 (Art: adaptively rescaling targets). A network n(s) learns the normalised targets, so
 V(s) = loc + scale n(s). When loc and scale change, change the last layer of n too, so
-that V(s) stays as it was in all states (Pop: preserving outputs precisely). Rewards may
-have any unit, and nothing scales them. An iteration of `train`:
+that V(s) stays as it was in all states (Pop: preserving outputs precisely).
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update               `epochs` times:
@@ -18,11 +16,14 @@ have any unit, and nothing scales them. An iteration of `train`:
       popart_loss          one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations
 
-Departures from the papers, besides those of ppo.py. loc and scale change per rollout,
-not per gradient step. The first change does not preserve V.
+Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
+(Huang et al. 2022) added norm_obs, max_grad_norm, orthogonal initial weights
+and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md).
+loc and scale change per rollout, not per gradient step. Only the first change moves V.
 
-Healthy values. `v_loss` is mostly below 1, but may reach 1 / popart_beta when returns
-jump. `val_scale` is scale. The rest is as in ppo.py.
+Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 0.002 to
+0.3. Both fall towards 0 with the learning rate.
+`v_loss` is mostly below 1, but may reach 1 / popart_beta when returns jump.
 
 Run   python -m algos.ppo_popart --env CartPole-v1 --total-steps 1e5
 Diff  diff algos/ppo.py algos/ppo_popart.py
@@ -81,7 +82,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     norm_adv: bool = True  # normalise advantages within each minibatch
-    recompute_adv: bool = True  # compute A and R anew in every epoch, not only once
+    recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,

@@ -8,8 +8,8 @@ The idea. Fix the probabilities and learn the values: critic(s, a) is n equally 
 returns theta_1, ..., theta_n. They come nearest to the true distribution, in the
 1-Wasserstein distance, if theta_i is a quantile: the return is below it with
 probability tau_i = (i - 1/2) / n. The loss `quantile_huber` finds that place. The mean
-of theta is Q(s, a). The rest is algos/dqn.py, without Double DQN and the dueling
-network. One step of `train`:
+of theta is Q(s, a). Double DQN and the dueling network are left out.
+One step of `train`:
 
     agent.act   a = argmax_a Q(s, a), or with probability eps a random action
     interact    take a; store (s, a, r, s', terminated) in the buffer

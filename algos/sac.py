@@ -23,8 +23,7 @@ Departures from the paper. As in the authors' early code: log alpha in `alpha_lo
 sigma in [-20, 2], uniform actions at first. Learning rate 1e-3 (paper: 3e-4), no factor
 1/2 in `critic_loss`.
 
-Healthy values. `q1` stays close to `q2`. With learn_alpha, `logp` nears the number of
-action dimensions.
+Healthy values. `logp` settles near -target_entropy; `q1` and `q2` stay close together.
 
 Run   python -m algos.sac --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/td3.py algos/sac.py    (next: sac_her.py, crossq.py)

@@ -11,9 +11,9 @@ from them: it is off-policy, and a goal changes only the reward and the end of t
 episode, not where an action leads. The networks take the goal as an input, so what they
 learn carries over to other goals. One step of `train`:
 
-    interact         as in algos/sac.py, which explains all that both files share
-    buffer.sample    draw a batch and relabel k / (k + 1) of it: goal, r, terminated
-    update           as in algos/sac.py
+    interact       take a ~ pi(.|s); store (s, a, r, s', terminated) in the buffer
+    buffer.sample  draw a batch and relabel k / (k + 1) of it: goal, r, terminated
+    update         one Adam step on each loss; the target critics follow
 
 In a stochastic environment, the new goal is chosen after the outcome is known, so the
 actions look more reliable than they are. The environment needs compute_reward, which

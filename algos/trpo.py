@@ -6,8 +6,8 @@ equal length, one may barely change the policy pi and the other ruin it.
 The idea. Limit the change of the policy itself: maximise S, an estimate of the gain in
 return, subject to a limit on KL, the divergence between the old policy, pi_old, and pi.
 For a small step d of the weights, S is about g^T d and KL about d^T F d / 2. The best d
-is along x = F^-1 g, the natural gradient, which goes far in directions that barely
-change pi, and less far in sensitive ones. An iteration of `train`:
+is along x = F^-1 g, the natural gradient: far in directions that barely change pi.
+An iteration of `train`:
 
     collect              act for T steps in N parallel environments
     update
