@@ -65,7 +65,7 @@ setup(
     license="MIT",
     python_requires=">=3.11",
     packages=find_packages(include=["algos", "utils", "utils.*"]),
-    py_modules=["plot"],
+    py_modules=["plot", "tasks"],
     install_requires=CORE,
     extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,
                     "robotics": ROBOTICS, "docs": DOCS,

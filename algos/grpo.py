@@ -17,7 +17,7 @@ model. A program checks the answers (a "verifiable reward"). What `train` does:
         group_advantages     compare each answer with its group
         grpo_loss            `epochs` Adam steps, each on all answers
 
-The tasks are in utils/tasks.py. One step of an environment takes a whole answer, so
+The tasks are in tasks.py. One step of an environment takes a whole answer, so
 `Agent.act` samples all its tokens, and an episode has one step. Both normalisations of
 the paper are biased: see `group_advantages` and `answer_mean`. Dr. GRPO (Liu et al.
 2025, arXiv:2503.20783) does without: --baseline mean --no-length-norm. REINFORCE is
@@ -26,7 +26,7 @@ the paper are biased: see `group_advantages` and `answer_mean`. Dr. GRPO (Liu et
 Healthy values. `ep_ret`, the share of right answers, rises from 0.2 to above 0.95, `kl`
 to 0.5. The share of `mixed_groups` falls to 0.1, and `clip_frac` stays below 0.1.
 
-Run   python -m algos.grpo --env utils.tasks:Sums-v0
+Run   python -m algos.grpo --env tasks:Sums-v0
 """
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ END = 0  # the token that ends an answer; also the padding
 # ======================================= config =======================================
 @dataclass(frozen=True)
 class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all values
-    env: str = "utils.tasks:Sums-v0"  # a text task (also utils.tasks:Brackets-v0)
+    env: str = "tasks:Sums-v0"  # a text task (also tasks:Brackets-v0)
     total_steps: float = 1e5  # answers, rounded up to whole iterations
     batch_size: int = 32  # prompts per iteration (16 to 1024)
     group_size: int = 8  # G, answers to each prompt (4 to 64)

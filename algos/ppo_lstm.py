@@ -26,7 +26,7 @@ stays fixed for all epochs, as is common. log pi_old is exact: acting used this 
 
 Healthy values. `kl` is 0.002 to 0.03 and `clip_frac` 0.01 to 0.3.
 
-Run   python -m algos.ppo_lstm --env utils.tasks:CartPoleNoVel-v0 --gamma 0.98
+Run   python -m algos.ppo_lstm --env tasks:CartPoleNoVel-v0 --gamma 0.98
 Diff  diff algos/ppo.py algos/ppo_lstm.py
 """
 from __future__ import annotations

@@ -25,7 +25,7 @@ Healthy values. At the end of an update, `kl` is 0.0005 to 0.05 and `clip_frac` 
 0.3. Both fall towards 0 with the learning rate.
 `entropy` begins at the mean of log(number of allowed actions).
 
-Run   python -m algos.ppo_mask --env utils.tasks:Tour-v0 --total-steps 6e4
+Run   python -m algos.ppo_mask --env tasks:Tour-v0 --total-steps 6e4
 Diff  diff algos/ppo.py algos/ppo_mask.py
 """
 from __future__ import annotations

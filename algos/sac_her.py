@@ -25,7 +25,7 @@ not normalised, targets not clipped. An update follows each step.
 
 Healthy values. `success`, the fraction of episodes that end at their goal, nears 1.
 
-Run   python -m algos.sac_her --env utils.tasks:BitFlip-v0    (plain SAC: --her-k 0)
+Run   python -m algos.sac_her --env tasks:BitFlip-v0    (plain SAC: --her-k 0)
 Diff  diff algos/sac.py algos/sac_her.py
 """
 from __future__ import annotations

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from utils.tasks import Sums
+from tasks import Sums
 
 LENGTHS = (3,), (7,), (1, 5, 2)         # of episodes in environments 0, 1, 2; then again from 0
 ENDS = ("terminated", "truncated", "both")

@@ -13,7 +13,7 @@ KINDS = {"box": {}, "discrete": {"act": "discrete"}, "image": {"obs": "image", "
 # A scripted environment, and one whose episodes end together and depend on the actions alone.
 SCRIPTED = dict.fromkeys(KINDS, "tests.envs:Counter-v0") | {
     "goal": "tests.envs:GoalCounter-v0", "mask": "tests.envs:MaskCounter-v0",
-    "text": "utils.tasks:Sums-v0"}
+    "text": "tasks:Sums-v0"}
 ENDS = dict.fromkeys(KINDS, "tests.envs:Ends-v0") | {
     "goal": "tests.envs:GoalEnds-v0", "mask": "tests.envs:MaskEnds-v0",
     "text": "tests.envs:OneSum-v0"}

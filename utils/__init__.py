@@ -27,5 +27,4 @@ Two files are programs: play.py (evaluate a run, record a video or demonstration
     files.py        files that a kill leaves whole
     film.py         pictures and films of an episode
     results.py      result.json, what is published of a run
-    tasks.py        environments of this project: --env utils.tasks:CartPoleNoVel-v0
 """

@@ -200,7 +200,7 @@ def test_the_rewards_of_the_environment_are_never_learned_from():
     states = []
     for factor in (1.0, 1e6):
         settings = {"env": "CartPole-v1", "factor": factor}
-        agent = gail.train(make_config(gail, env="utils.tasks:Scaled-v0", total_steps=96,
+        agent = gail.train(make_config(gail, env="tasks:Scaled-v0", total_steps=96,
                                        env_kwargs=json.dumps(settings), run_dir=f"{factor}"))
         states.append((agent.state_dict(), [row["ep_len"] for row in rows(f"{factor}",
                                                                            "episodes.csv")]))

@@ -14,10 +14,10 @@ import torch
 from gymnasium.spaces import Box
 
 from algos import grpo
+from tasks import Text
 from tests.helpers import close, copies, rows, same, vec
 from tests.onpolicy import parameters
 from utils.optim import Adam
-from utils.tasks import Text
 
 TEXTS = Box(0, 3, (3,), np.int64), Box(0, 3, (2,), np.int64)
 PROMPT = (0, 2, 1)                                              # filled up on the left
@@ -275,7 +275,7 @@ def test_the_reference_is_the_pretrained_model_or_that_of_init_from(monkeypatch)
     ("Sums", "7+5=", ["12"], ["1", "2", "21"]),
     ("Brackets", "([", ["])", "()])", "][])"], [")]", "]", "])(", "", "]))"])])
 def test_right_answers(task, prompt, right, wrong):
-    env = gym.make(f"utils.tasks:{task}-v0").unwrapped
+    env = gym.make(f"tasks:{task}-v0").unwrapped
     env.reset(seed=1)
     for answers, rew in ((right, 1.0), (wrong, 0.0)):
         for answer in answers:
@@ -286,7 +286,7 @@ def test_right_answers(task, prompt, right, wrong):
 
 @pytest.mark.parametrize("task", ["Sums", "Brackets"])
 def test_the_corpus_is_right_at_times_and_fits(task):
-    env = gym.make(f"utils.tasks:{task}-v0").unwrapped
+    env = gym.make(f"tasks:{task}-v0").unwrapped
     prompts, answers = env.corpus(2000, seed=1)
     assert same(torch.tensor(prompts), torch.tensor(env.corpus(2000, seed=1)[0]))
     right = []

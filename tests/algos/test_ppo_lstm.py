@@ -241,7 +241,7 @@ def test_another_number_of_environments_starts_afresh():
 @pytest.mark.slow
 def test_it_learns_to_remember():
     """A policy without memory has a return of 0 on average. Rollouts end inside episodes."""
-    cfg = ppo_lstm.Config(env="utils.tasks:Recall-v0", env_kwargs='{"delay": 3}', total_steps=9600,
+    cfg = ppo_lstm.Config(env="tasks:Recall-v0", env_kwargs='{"delay": 3}', total_steps=9600,
                           rollout_steps=240, lr=1e-2, lstm_size=16, hidden=(16,), epochs=4,
                           device="cpu", run_dir="run")
     returns, _ = evaluate(ppo_lstm.train(cfg), cfg, 20, seed=1)

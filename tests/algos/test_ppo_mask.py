@@ -192,7 +192,7 @@ def test_algorithms_without_masks_take_them_as_vectors():
 # ---- The task
 
 def test_tour_pays_for_the_way_and_ends_when_all_is_visited():
-    env = gym.make("utils.tasks:Tour-v0", points=3)
+    env = gym.make("tasks:Tour-v0", points=3)
     obs, _ = env.reset(seed=1)
     places, here = env.unwrapped.away, np.zeros(2)              # it starts in the middle
     for left, act in ((2, 1), (2, 1), (1, 0), (0, 2)):

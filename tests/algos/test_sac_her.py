@@ -121,7 +121,7 @@ def test_environments_without_goals_are_refused(env, kwargs, says, elsewhere):
 def test_hindsight_learns_what_sac_does_not_see():
     success = []
     for her_k in (4, 0):
-        cfg = quick(sac_her, "utils.tasks:BitFlip-v0", env_kwargs='{"bits": 6}', her_k=her_k,
+        cfg = quick(sac_her, "tasks:BitFlip-v0", env_kwargs='{"bits": 6}', her_k=her_k,
                     total_steps=1500, start_steps=300, report_every=500, buffer_size=1500,
                     batch_size=64, hidden=(64,), lr=5e-3, gamma=0.9, tau=0.05, alpha=0.05,
                     learn_alpha=False, run_dir=f"k{her_k}")

@@ -60,7 +60,7 @@ def project_imports(tree):
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add("." * node.level + (node.module or ""))
-    ours = {"", "algos", "utils", "plot", "tests", "benchmarks", "docs"}
+    ours = {"", "algos", "utils", "plot", "tasks", "tests", "benchmarks", "docs"}
     return {name for name in names if name.split(".")[0] in ours}
 
 

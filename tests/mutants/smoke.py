@@ -79,8 +79,8 @@ def plain(name):
 def run_algo(name):
     algo = plain(name)
     known, ran = {field.name for field in dataclasses.fields(algo.Config)}, []
-    other = {"dqn_atari": ["tests.envs:Bright-v0"], "sac_her": ["utils.tasks:BitFlip-v0"],
-             "ppo_mask": ["utils.tasks:Tour-v0"], "grpo": ["utils.tasks:Brackets-v0"]}
+    other = {"dqn_atari": ["tests.envs:Bright-v0"], "sac_her": ["tasks:BitFlip-v0"],
+             "ppo_mask": ["tasks:Tour-v0"], "grpo": ["tasks:Brackets-v0"]}
     for env in ("CartPole-v1", "Pendulum-v1", *other.get(name, [])):
         steps = 128 if "buffer_size" in known else 192
         settings = {"env": env, "total_steps": steps, "eval_every": steps, "run_dir": env,

@@ -21,6 +21,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete
 
 from algos import ppo
+from tasks import BitFlip
 from tests.envs import Counter, Idle, Reach
 from tests.helpers import BOX, VECTOR, agent_for
 from tests.toy import Config
@@ -36,7 +37,6 @@ from utils.nets import nature_cnn
 from utils.policy import check_spaces
 from utils.run import Run
 from utils.spaces import FlatBox, Numbered, obs_kind
-from utils.tasks import BitFlip
 from utils.wrappers import OwnStep, success as success_of
 
 # ---- What can be wrong with --env and --env-kwargs
@@ -55,7 +55,7 @@ from utils.wrappers import OwnStep, success as success_of
     ("HandReach-v0", "{}", "not installed: (?!HandReach-v4)"),
     *((env, '{"wind": 1}', "--env-kwargs is .* raised TypeError: .* 'wind'$") for env in (
         "CartPole-v1", "ALE/Pong-v5")),
-    ("utils.tasks:Scaled-v0", '{"env": "Nowhere-v0", "factor": 2}', "Nowhere"),
+    ("tasks:Scaled-v0", '{"env": "Nowhere-v0", "factor": 2}', "Nowhere"),
     ("CartPole-v1", '{"max_episode_steps": 0}', "--env-kwargs is .* raised ValueError: .*positive"),
 ])
 def test_unusable_environments(env, kwargs, message):

@@ -10,7 +10,7 @@ from utils.envs import make_envs
 def test_scaled_multiplies_rewards_and_nothing_else():
     plain = make_envs(Config(env="Pendulum-v1", env_kwargs='{"g": 5}'), 2)
     kwargs = '{"env": "Pendulum-v1", "factor": 0.001, "g": 5}'
-    scaled = make_envs(Config(env="utils.tasks:Scaled-v0", env_kwargs=kwargs), 2)
+    scaled = make_envs(Config(env="tasks:Scaled-v0", env_kwargs=kwargs), 2)
     assert scaled.single_action_space == plain.single_action_space
     assert (scaled.reset(seed=3)[0] == plain.reset(seed=3)[0]).all()
     for _ in range(201):                        # beyond the time limit
@@ -27,7 +27,7 @@ def test_scaled_multiplies_rewards_and_nothing_else():
 
 @pytest.mark.parametrize("delay", [0, 1, 5])
 def test_recall_pays_for_the_first_observation_at_the_end(delay):
-    env = gym.make("utils.tasks:Recall-v0", delay=delay)
+    env = gym.make("tasks:Recall-v0", delay=delay)
     signs = set()
     for seed in range(8):
         obs, _ = env.reset(seed=seed)
@@ -41,7 +41,7 @@ def test_recall_pays_for_the_first_observation_at_the_end(delay):
 
 
 def test_bit_flip_flips_the_bit_of_the_largest_number():
-    env = gym.make("utils.tasks:BitFlip-v0", bits=4)
+    env = gym.make("tasks:BitFlip-v0", bits=4)
     obs, info = env.reset(seed=1)
     assert set(np.unique(obs["observation"])) <= {0, 1} and "is_success" not in info
     assert (obs["achieved_goal"] == obs["observation"]).all()
@@ -60,7 +60,7 @@ def test_bit_flip_flips_the_bit_of_the_largest_number():
 
 def test_bit_flip_gives_up_after_as_many_steps_as_bits():
     """And no episode starts at its goal, not even with one bit. Goals and starts vary."""
-    env = gym.make("utils.tasks:BitFlip-v0", bits=6)
+    env = gym.make("tasks:BitFlip-v0", bits=6)
     seen = set()
     for seed in range(20):
         obs, _ = env.reset(seed=seed)
@@ -71,6 +71,6 @@ def test_bit_flip_gives_up_after_as_many_steps_as_bits():
         ends = [env.step(act)[1:4] for _ in range(6)] if len(i) else []
         assert ends == [(-1, False, time == 6) for time in range(1, 7)] or not len(i)
     assert len(seen) == 20
-    one = gym.make("utils.tasks:BitFlip-v0", bits=1)
+    one = gym.make("tasks:BitFlip-v0", bits=1)
     starts = [one.reset(seed=seed)[0] for seed in range(9)]
     assert all(obs["observation"] != obs["desired_goal"] for obs in starts)

@@ -1,16 +1,16 @@
 """Environments for experiments. Naming one imports this module, which registers them:
 
-    utils.tasks:CartPoleNoVel-v0    CartPole-v1 that shows positions only
-    utils.tasks:PendulumNoVel-v0    Pendulum-v1 that shows the angle only
-    utils.tasks:Recall-v0           say at the end what the first observation was: --env-kwargs
-                                    '{"delay": 20}'
-    utils.tasks:Scaled-v0           rewards times a factor: --env-kwargs '{"env": "CartPole-v1",
-                                    "factor": 1000}'; further keys go to the environment
-    utils.tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint
-                                    before it is reached: --env-kwargs '{"bits": 10}'
-    utils.tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
-    utils.tasks:Sums-v0             a text task: "3+5=" wants "8"
-    utils.tasks:Brackets-v0         a text task: "([" wants a text that closes them, such as "])"
+    tasks:CartPoleNoVel-v0    CartPole-v1 that shows positions only
+    tasks:PendulumNoVel-v0    Pendulum-v1 that shows the angle only
+    tasks:Recall-v0           say at the end what the first observation was: --env-kwargs
+                              '{"delay": 20}'
+    tasks:Scaled-v0           rewards times a factor: --env-kwargs '{"env": "CartPole-v1",
+                              "factor": 1000}'; further keys go to the environment
+    tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint before it
+                              is reached: --env-kwargs '{"bits": 10}'
+    tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
+    tasks:Sums-v0             a text task: "3+5=" wants "8"
+    tasks:Brackets-v0         a text task: "([" wants a text that closes them, such as "])"
 """
 
 import re
