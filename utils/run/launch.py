@@ -79,19 +79,15 @@ def leave(text: str, status: int) -> None:
 
     They would wait for the next message of this rank for ever.
     """
-    world, tag, rank = mpi.comm(), 2**14, mpi.rank()
-    others = set(range(mpi.size())) - {rank}
-    notes = [world.isend(None, other, tag) for other in others]
-    deadline = time.monotonic() + 3
-    while others and time.monotonic() < deadline:
+    world = mpi.comm()
+    all_leave, deadline = world.Ibarrier(), time.monotonic() + 3
+    while not all_leave.Test():
+        if time.monotonic() > deadline:
+            if mpi.rank() > 0:  # rank 0 has printed it already
+                print(f"rank {mpi.rank()} of {mpi.size()}: {text}", file=sys.stderr, flush=True)
+            time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
+            world.Abort(status)
         time.sleep(0.01)
-        others = {other for other in others if not world.iprobe(other, tag)}
-    if others:
-        if rank > 0:  # rank 0 has printed it already
-            print(f"rank {rank} of {mpi.size()}: {text}", file=sys.stderr, flush=True)
-        time.sleep(0.5)  # mpiexec loses output that it has not passed on when it ends
-        world.Abort(status)
-    del notes  # MPI reads them until here
 
 
 def die(kind, error, trace) -> None:
