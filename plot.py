@@ -31,8 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.run.command import nearest, program, read_command
-from utils.run.ranges import as_text
+from utils.run.command import as_text, nearest, program, read_command
 from utils.errors import UsageError
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"

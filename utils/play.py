@@ -32,7 +32,7 @@ from utils.film import make_drawn, make_window, write_video
 from utils.run import checkpoint
 from utils.run.command import program, read_command
 from utils.run.directory import has_changed, read_config
-from utils.run.ranges import check_range
+from utils.run.settings import check_range
 
 
 @dataclass(frozen=True)

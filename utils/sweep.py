@@ -25,10 +25,9 @@ from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.play import find_module, make_agent
 from utils.results import OURS, has_result, headline, make_results
-from utils.run.command import program, read_command
+from utils.run.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
-from utils.run.ranges import as_text, check_range, flag
-from utils.run.settings import parse
+from utils.run.settings import check_range, parse
 
 HINT = "--set {}=... gives a setting to the runs".format  # about a flag that a sweep does not have
 
@@ -71,7 +70,7 @@ def plan(sweep: Sweep) -> list[Job]:
     runs = []
     for algo, env, *values in itertools.product(sweep.algos, sweep.envs, *grid.values()):
         module = find_module(f"algos.{algo}", f"--algos {algo}")
-        flags = [word for given in zip(grid, values) for word in as_flags(module, *given)]
+        flags = [word for given in zip(grid, values) for word in set_flags(module, *given)]
         flags = ["--env", env, *flags]
         cfg = with_version(parse(module.Config, module.__doc__, flags))
         try:
@@ -100,16 +99,16 @@ def parse_set(text: str) -> tuple[str, list[str]]:
     return name.replace("-", "_"), values
 
 
-def as_flags(module, name: str, value: str) -> list[str]:
+def set_flags(module, name: str, value: str) -> list[str]:
     """Return one setting as flags of the algorithm, which refuses what it does not have."""
     if name in OURS:
         raise UsageError(f"--set {name}: the sweep gives it itself (--envs, --seeds, --out)")
     default = getattr(module.Config, name, None)
-    if not isinstance(default, bool):
-        return [flag(name), *(value.split() if isinstance(default, tuple) else [value])]
-    if value.lower() not in ("true", "false"):
-        raise UsageError(f"--set {name}={value}: it takes True or False")
-    return [flag(name if value.lower() == "true" else f"no_{name}")]
+    if isinstance(default, bool):
+        if value.lower() not in ("true", "false"):
+            raise UsageError(f"--set {name}={value}: it takes True or False")
+        return as_flags(name, value.lower() == "true")
+    return as_flags(name, value.split() if isinstance(default, tuple) else value)
 
 
 # ---- running them

@@ -19,10 +19,9 @@ from tests.toy import Config
 from utils import mpi, play
 from utils.errors import UsageError
 from utils.run import command
-from utils.run.command import OTHERS_SAY, program, read_command
-from utils.run.ranges import RANGES, flag
+from utils.run.command import OTHERS_SAY, flag, program, read_command
 from utils.run.run import Stopped
-from utils.run.settings import parse
+from utils.run.settings import RANGES, parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
 PROGRAMS = {f"python -m {name}": name for name in (
@@ -192,7 +191,7 @@ def test_names_in_other_libraries(algo, theirs, ours):
 
 def test_every_name_that_is_suggested_exists():
     known = {field.name for algo in ALGOS for field in dataclasses.fields(algo.Config)}
-    assert set(OTHERS_SAY) <= known | {"jobs"}
+    assert set(OTHERS_SAY) <= known
     for ours, theirs in OTHERS_SAY.items():
         assert ours not in theirs.split() and re.fullmatch(r"[a-z_ ]+", theirs)
 

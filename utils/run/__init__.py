@@ -8,8 +8,7 @@
     summary.py      the last lines
 """
 
-from utils.run.ranges import check_range
 from utils.run.run import Run
-from utils.run.settings import RunConfig, main
+from utils.run.settings import RunConfig, check_range, main
 
 __all__ = ["Run", "RunConfig", "check_range", "main"]  # for algorithm files

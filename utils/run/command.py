@@ -20,28 +20,23 @@ import tyro
 from utils import mpi
 from utils.errors import UsageError
 from utils.run.launch import leave
-from utils.run.ranges import flag
 
-# What other libraries call a setting.
+# What other libraries call a setting, where the name is not nearly the same.
 OTHERS_SAY = {
-    "lr": "learning_rate actor_lr policy_lr pi_lr q_lr", "v_lr": "critic_lr value_lr vf_lr",
-    "total_steps": "timesteps total_timesteps num_timesteps max_steps num_steps steps frames",
-    "num_envs": "n_envs", "num_procs": "num_cpu n_cpu num_workers",
-    "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch",
-    "minibatch_size": "batch_size minibatch", "batch_size": "minibatch_size batch",
-    "epochs": "n_epochs update_epochs", "gamma": "discount", "lam": "gae_lambda",
-    "clip_ratio": "clip_range clip_coef", "max_kl": "target_kl delta",
-    "ent_coef": "entropy_coef", "alpha": "ent_coef entropy_coef temperature",
-    "learn_alpha": "autotune", "hidden": "hidden_sizes net_arch",
-    "norm_obs": "normalize normalize_obs", "scale_rew": "normalize_reward norm_reward",
-    "buffer_size": "replay_size", "update_every": "train_freq train_frequency",
-    "start_steps": "learning_starts update_after", "target_every": "target_update_interval",
+    "lr": "learning_rate actor_lr policy_lr q_lr", "v_lr": "critic_lr value_lr",
+    "total_steps": "num_timesteps max_steps num_steps steps frames", "gamma": "discount",
+    "num_procs": "n_cpu num_workers", "batch_size": "batch", "epochs": "update_epochs",
+    "rollout_steps": "n_steps num_steps steps_per_epoch horizon batch", "lam": "gae_lambda",
+    "clip_ratio": "clip_coef", "max_kl": "target_kl delta", "ent_coef": "entropy_coef",
+    "alpha": "entropy_coef temperature", "learn_alpha": "autotune",
+    "hidden": "hidden_sizes net_arch", "norm_obs": "normalize_obs", "scale_rew": "norm_reward",
+    "buffer_size": "replay_size", "start_steps": "learning_starts update_after",
+    "update_every": "train_frequency", "target_every": "target_update_interval",
     "policy_delay": "policy_frequency", "act_noise": "exploration_noise",
     "eps_end": "exploration_final_eps end_e", "eps_steps": "exploration_fraction",
-    "env": "env_id env_name", "env_kwargs": "max_episode_steps",
-    "run_dir": "log_dir logdir save_dir exp_name out", "eval_every": "eval_freq",
-    "init_from": "load pretrained", "report_every": "log_interval", "device": "cuda gpu",
-    "jobs": "n_jobs workers",
+    "env": "env_id env_name", "env_kwargs": "max_episode_steps", "device": "cuda gpu",
+    "run_dir": "logdir save_dir exp_name out", "eval_every": "eval_freq",
+    "report_every": "log_interval", "init_from": "load pretrained",
 }
 
 
@@ -79,6 +74,26 @@ def program(*stopped):
 
 # ---- the command line
 
+
+def as_text(value, gap=" "):
+    """Return the same text for the same value however it was typed, such as 1e-4 and 0.0001."""
+    if isinstance(value, tuple | list):
+        return gap.join(map(as_text, value))
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
+
+
+def flag(name):
+    """num_envs -> --num-envs"""
+    return "--" + name.replace("_", "-")
+
+
+def as_flags(name, value):
+    """Return a setting as words of a command: --num-envs 8, --no-norm-adv."""
+    if isinstance(value, bool):
+        return [flag(name if value else f"no_{name}")]
+    return [flag(name), *map(as_text, value if isinstance(value, tuple | list) else [value])]
+
+
 RULES = tyro.constructors.ConstructorRegistry()
 
 
@@ -94,9 +109,9 @@ def rule_of_int(info):
             1, "INT", read, lambda value: isinstance(value, int), lambda value: [str(value)])
 
 
-def read_command(config_class, doc, prog, args=None, hint=None, default=None):
+def read_command(config_class, *how, **more):
     """Return an instance of a dataclass with what `read_settings` returns."""
-    return config_class(**read_settings(config_class, doc, prog, args, hint, default))
+    return config_class(**read_settings(config_class, *how, **more))
 
 
 def read_settings(config_class, doc, prog, args=None, hint=None, default=None):
@@ -117,11 +132,10 @@ def read_settings(config_class, doc, prog, args=None, hint=None, default=None):
                 config=[tyro.conf.PositionalRequiredArgs, tyro.conf.PositionalMetavarFromFieldName])
     except SystemExit as end:
         if end.code:  # printed: a title, a rule, what is wrong, a rule, and more
-            wrong = re.split(r"\n[ -]*\n", printed.getvalue())[1]
-            several = "; several values have spaces between them" * bool(
-                re.search(r"\d,\d", wrong))
-            raise UsageError(" ".join(wrong.split()).removeprefix("Error parsing ") + several
-                             ) from None
+            wrong = " ".join(re.split(r"\n[ -]*\n", printed.getvalue())[1].split())
+            if re.search(r"\d,\d", wrong):
+                wrong += "; several values have spaces between them"
+            raise UsageError(wrong.removeprefix("Error parsing ")) from None
         sys.stdout.write(f"{printed.getvalue()}\n{doc}\n")  # at once: `| head` breaks nothing
         raise
     if unknown:

@@ -22,7 +22,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
 from utils.run.launch import cores
-from utils.run.ranges import flag
+from utils.run.command import flag
 
 try:
     import fcntl

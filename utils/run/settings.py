@@ -1,16 +1,36 @@
-"""The settings of every run, and the command line that gives them."""
+"""The settings of every run, the ranges of all settings, and the command line that gives them."""
 
-from dataclasses import dataclass
+import math
+import numbers
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from utils import mpi
 from utils.env_ids import is_game, with_version
 from utils.errors import UsageError
-from utils.run.command import program, read_command, read_settings
+from utils.run.command import as_flags, flag, program, read_command, read_settings
 from utils.run.directory import default_dir, module_of, read_config
-from utils.run.launch import start_ranks
-from utils.run.ranges import as_text, check_settings, flag
+from utils.run.launch import cores, start_ranks
 
+# The ranges of settings, by name. Other whole numbers end at 1e9: more would hang or crash.
+RANGES = {name: limits for limits, names in (
+    ({"low": 1}, """num_procs torch_threads rollout_steps minibatch_size batch_size buffer_size
+        report_every update_every target_every policy_delay minibatch_envs lstm_size cg_steps
+        backtracks inverse_every eps_steps subsample check_every fisher_every num_quantiles"""),
+    ({"low": 1, "high": 1e5}, "num_envs epochs v_steps directions"),
+    ({"low": 1, "high": 1e12}, "total_steps"),
+    ({"low": 0}, """eval_every start_steps vf_coef ent_coef max_grad_norm act_noise target_noise
+        noise_clip damping replay_ratio max_slope num_trajectories her_k"""),
+    ({"low": 0, "high": math.inf}, "seed"),
+    ({"low": 0, "high": 1}, """gamma lam tau eps_end omega beta_start momentum decay popart_beta
+        top"""),
+    ({"above": 0}, """lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
+        noise"""),
+    ({"above": 0, "high": 1e5}, "hidden")) for name in names.split()}
+SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
+# The first is a multiple of the second.
+DIVIDES = [("rollout_steps", "num_envs"), ("rollout_steps", "minibatch_size"),
+           ("num_envs", "minibatch_envs"), *((name, "num_procs") for name in SHARED.split())]
 # What to say about flags that do not exist.
 HINTS = {"render": "python -m utils.play RUN --render shows a trained policy in a window",
          "capture_video": "python -m utils.play RUN --video FILE.mp4 records a video",
@@ -69,6 +89,57 @@ class RunConfig:
             raise UsageError(f"another version made {run_dir}: {error}") from None
 
 
+# ---- ranges
+
+
+def check_settings(cfg):
+    """UsageError names the first setting that is out of range or no multiple."""
+    settings = vars(cfg)
+    for field in fields(cfg):
+        kind, name = str(field.type), field.name
+        if "bool" in kind and not isinstance(settings[name], bool):  # "False" would be true
+            raise UsageError(f"{flag(name)} is {settings[name]!r}; it takes True or False")
+        if "int" in kind or "float" in kind:
+            high = 1e9 if "int" in kind else math.inf
+            check_range(cfg, name, **{"high": high} | RANGES.get(name, {}))
+    check_range(cfg, "torch_threads", 1, cores())  # with more, PyTorch would crawl or hang
+    if settings.get("norm_adv") and "minibatch_size" in settings:
+        check_range(cfg, "minibatch_size", low=2)  # normalised, a single advantage would become 0
+    if "minibatch_envs" in settings:  # T is at least 2, for the same reason
+        check_range(cfg, "rollout_steps", low=2 * cfg.num_envs)
+    if "buffer_size" in settings:  # a step of all environments fits in
+        check_range(cfg, "buffer_size", low=cfg.num_envs)
+    for a, b in DIVIDES:
+        if {a, b} <= settings.keys() and settings[a] % settings[b]:
+            raise UsageError(f"{flag(a)} is {settings[a]}; it takes a multiple of {flag(b)}, which "
+                             f"is {settings[b]}")
+
+
+def check_range(cfg, names, low=-math.inf, high=math.inf, *, above=-math.inf):
+    """UsageError unless low <= value <= high and value > above, for each setting in `names`.
+
+    NaN, infinity and anything that is not a number are refused. A setting declared int must be
+    whole, and so must `total_steps`, which may be written 1e6. Each element of a tuple is checked.
+    None passes if the declaration allows it.
+    """
+    kinds = {field.name: str(field.type) for field in fields(cfg)}
+    limits = ((low, "at least"), (above, "above"), (high, "at most"))
+    bounds = "".join(f", {word} {limit:g}" for limit, word in limits if math.isfinite(limit))
+    for name in names.split():
+        value, kind = getattr(cfg, name), kinds[name]
+        whole = "int" in kind or name == "total_steps"
+        for x in value if isinstance(value, tuple | list) else [value]:
+            number = isinstance(x, numbers.Integral if "int" in kind else numbers.Real)
+            fits = (number and not isinstance(x, bool) and math.isfinite(x)
+                    and low <= x <= high and x > above and not (whole and x % 1))
+            if not fits and not (x is None and "None" in kind):
+                what = "a whole number" if whole else "a number"
+                raise UsageError(f"{flag(name)} is {value!r}; it takes {what}{bounds}")
+
+
+# ---- the command line
+
+
 def main(train, config_class, doc: str) -> None:
     """Run an algorithm file as a command: parse its flags and train."""
     with program("nothing new was saved; the same command starts again"):
@@ -78,8 +149,7 @@ def main(train, config_class, doc: str) -> None:
         suits = {name: value for name, value in config_class.suited_to(cfg.env).items()
                  if getattr(cfg, name) == value and not cfg.resume}
         if suits:
-            words = [f"{flag(name)} {as_text(value)}" if not isinstance(value, bool) else
-                     flag(name if value else f"no_{name}") for name, value in suits.items()]
+            words = [word for name, value in suits.items() for word in as_flags(name, value)]
             mpi.say(f"settings that suit {cfg.env}: {' '.join(words)}")
         train(cfg)
 
