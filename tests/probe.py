@@ -21,7 +21,7 @@ from tests.envs import Probe
 from tests.registry import ALGOS
 from utils import sweep
 from utils.errors import UsageError
-from utils.play import find_module
+from utils.load import find_module
 from utils.run.command import program, read_command
 from utils.run.settings import parse as parse_command
 

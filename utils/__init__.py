@@ -17,13 +17,13 @@ An algorithm file may also import:
 Two files are programs: play.py (evaluate a run, record a video or demonstrations) and sweep.py
 (many runs, their results). The others stand behind these:
 
+    load.py         the trained policy of a run
     env_ids.py      names of environments, and what can be wrong with them
     spaces.py       kinds of spaces, and those that stand for others
     wrappers.py     what is wrapped around each environment
     evaluate.py     returns of a policy
     logger.py       progress.csv, episodes.csv, TensorBoard, console
     atari.py        what Atari games show a learner
-    film.py         films of episodes
     files.py        files that a kill leaves whole
     film.py         pictures and films of an episode
     results.py      result.json, what is published of a run

@@ -17,8 +17,8 @@ import torch
 from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.files import write_text
+from utils.load import load_agent, read_run
 from utils.logger import read_table
-from utils.play import load_agent, read_run
 from utils.run.directory import read_config
 from utils.run.summary import rounded
 

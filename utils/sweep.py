@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from utils.env_ids import with_version
 from utils.errors import UsageError
-from utils.play import find_module, make_agent
+from utils.load import find_module, make_agent
 from utils.results import OURS, has_result, headline, make_results
 from utils.run.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder

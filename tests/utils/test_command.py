@@ -18,6 +18,7 @@ from tests.helpers import ROOT, name_of, run
 from tests.toy import Config
 from utils import mpi, play
 from utils.errors import UsageError
+from utils.load import find_module
 from utils.run import command
 from utils.run.command import OTHERS_SAY, flag, program, read_command
 from utils.run.run import Stopped
@@ -75,7 +76,7 @@ def test_the_package_lists_the_algorithms():
     assert first == "python -m algos.a2c         Advantage Actor-Critic (A2C)" and "--help" in last
     assert len(lines) + 1 == len(ALGOS) and max(map(len, lines)) < 90
     with pytest.raises(UsageError, match="there is no algos.x, only algos.a2c, .*, algos.vpg$"):
-        play.find_module("algos.x", "x")
+        find_module("algos.x", "x")
 
 
 @dataclass

@@ -1,0 +1,58 @@
+"""The trained policy of a run."""
+
+import importlib
+import pkgutil
+import warnings
+from pathlib import Path
+
+from utils.envs import make_envs
+from utils.errors import UsageError
+from utils.run import checkpoint
+from utils.run.directory import has_changed, read_config
+
+
+def find_module(name: str, asked: str):
+    """Import an algorithm file, such as algos.ppo. UsageError says what `asked` for it.
+
+    Only files in algos/ are imported: a stranger's run must not name code of theirs.
+    """
+    folder = importlib.import_module("algos").__path__
+    names = [each.name for each in pkgutil.iter_modules(folder, "algos.") if "__" not in each.name]
+    if name not in names:
+        raise UsageError(f"{asked}: there is no {name}, only {', '.join(names)}")
+    return importlib.import_module(name)
+
+
+def read_run(run, best: bool = False):
+    """Return a run's algorithm module, its Config and the contents of its policy.pt (best.pt)."""
+    module = find_module(read_config(run)["module"], str(run))
+    cfg = module.Config.of_run(run)
+    path = Path(run, "best.pt" if best else "policy.pt")
+    if best and not path.exists():
+        raise UsageError(f"--best: there is no {path}; training with --eval-every writes one")
+    return module, cfg, checkpoint.load_file(path, "agent", "step")
+
+
+def make_agent(module, cfg):
+    """Return a new Agent. UsageError: the algorithm does not take the environment."""
+    envs = make_envs(cfg, 1)
+    agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
+    envs.close()
+    return agent
+
+
+def load_agent(run, best: bool = False):
+    """Return the trained Agent of a run, with its statistics, on the CPU.
+
+    run     the run directory; the run need not be finished
+    best    load the policy of the best evaluation instead of the last checkpoint
+
+    Warns if the present code is not that of the run.
+    """
+    module, cfg, policy = read_run(run, best)
+    if has_changed(module.Config, run):
+        warnings.warn(f"{module.__name__} has changed since {run} was made, so the policy may act "
+                      f"differently; {run}/algo.py is the code of the run", stacklevel=2)
+    agent = make_agent(module, cfg)
+    checkpoint.load_into(agent, policy["agent"], run)
+    return agent.eval()
