@@ -107,7 +107,7 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
     (run / "inner").mkdir()
     assert "Pendulum" in refusal("--env", "Pendulm-v1", "--run-dir", "run", "--overwrite")
     before = (run / "episodes.csv").read_text()
-    assert replaced_files(ppo.Config(overwrite=True), run)[-1].name == "config.json"
+    assert replaced_files(ppo.Config(overwrite=True, run_dir=str(run)))[-1].name == "config.json"
     again = (*FLAGS, "--run-dir", "run", "--total-steps", "64", "--seed", "5", "--overwrite")
     ppo.train(parse(ppo.Config, ppo.__doc__, again))
     now = {path.name for path in run.iterdir()}

@@ -16,7 +16,7 @@ import torch
 
 from algos import ppo
 from tests import toy
-from tests.helpers import refused, rows, run, same, steps
+from tests.helpers import ROOT, refused, rows, run, same, steps
 from utils import files, play
 from utils.errors import UsageError
 from utils.run import checkpoint, directory
@@ -193,25 +193,30 @@ def test_a_config_of_a_notebook_has_no_file(monkeypatch):
     assert not KEPT.exists() and not has_changed(toy.Config, "run")
 
 
-def test_only_code_counts_as_changed(edit):
+def test_only_code_counts_as_changed(edit, monkeypatch):
+    """That of the algorithm file, and of what learning is computed with."""
     toy.train(toy.Config())
     for text, changed in [("x = 1  # more\n", False), ("\n\nx = 1\n", False), ("x = 2\n", True),
-                          ("x = 1\n", False)]:
+                          ('"""It says more."""\nx = 1\n', False), ("x = 1\n", False)]:
         edit(text)
         assert has_changed(toy.Config, "run") == changed, text
-    KEPT.write_text("def f(:\n")
-    assert has_changed(toy.Config, "run")
+    shutil.copytree(ROOT / "utils", "utils", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(directory, "__file__", os.path.abspath("utils/run/directory.py"))
+    for name, changed in ("logger", False), ("envs", True):
+        assert not has_changed(toy.Config, "run")
+        with open(f"utils/{name}.py", "a") as file:
+            file.write("\nx = 1\n")
+        assert has_changed(toy.Config, "run") == changed, name
 
 
 def test_play_warns_if_the_code_has_changed():
     ppo.train(ppo.Config("CartPole-v1", num_envs=1, rollout_steps=8, minibatch_size=8, epochs=1,
                          hidden=(8,), total_steps=8, run_dir="run"))
-    code = KEPT.read_text()
-    KEPT.write_text(f"{code}\n# more\n")
     with warnings.catch_warnings(action="error"):
         play.load_agent("run")
-    KEPT.write_text(f"{code}\nx = 1\n")
-    with pytest.warns(UserWarning, match="algos.ppo has changed since run .*run/algo.py"):
+    config = Path("run/config.json")
+    config.write_text(config.read_text().replace('"code": "', '"code": "9'))
+    with pytest.warns(UserWarning, match="algos.ppo, or .* has changed since run .*run/algo.py"):
         play.load_agent("run")
 
 
@@ -221,7 +226,7 @@ def test_resume_says_that_the_code_has_changed(edit, capsys):
         edit(text)                                              # from here on it is the run's code
         capsys.readouterr()
         toy.train(toy.Config(total_steps=steps("run")[-1] + 100, resume=True))
-        assert capsys.readouterr().out.count("toy.py has changed since this run began") == said
+        assert capsys.readouterr().out.count("has changed since this run began") == said
     assert steps("run") == [100, 200, 300, 400, 500] and KEPT.read_text() == "x = 2\n"
     assert Path("run/algo-until-300.py").read_text() == "x = 1  # more\n"
 

@@ -2,7 +2,8 @@
 
 import ast
 import contextlib
-import inspect
+import functools
+import hashlib
 import json
 import re
 import shlex
@@ -35,18 +36,17 @@ FREE = {"total_steps", "device", "torch_threads", "bf16", "run_dir", "resume"}
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
 PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
+# What learning is computed with, beside the algorithm file.
+HELPERS = "atari buffers demos envs goals mpi nets optim policy spaces wrappers"
 
 
-# ---- which directory, and whose code
+# ---- whose code
 
 
 def file_of(config_class) -> Path | None:
     """Return the file that defines a Config, or None if it is a notebook's."""
-    try:
-        path = Path(inspect.getfile(config_class)).resolve()
-    except (TypeError, OSError):
-        return None
-    return path if path.is_file() else None
+    path = Path(getattr(sys.modules.get(config_class.__module__), "__file__", None) or "")
+    return path.resolve() if path.is_file() else None
 
 
 def module_of(config_class) -> str:
@@ -54,6 +54,50 @@ def module_of(config_class) -> str:
     path = file_of(config_class) or Path("notebook")
     package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
     return package + path.stem
+
+
+def has_changed(config_class, run_dir) -> bool:
+    """Return whether a run was made, or last resumed, with other code: its file or HELPERS."""
+    config = read_config(run_dir)
+    before = [config, *config.get("resumed", [])][-1].get("code")  # an older version may lack it
+    return before not in (None, code_hash(config_class))
+
+
+def code_hash(config_class) -> str:
+    """Return a hash of what Python runs of a Config's file and of HELPERS."""
+    files = [Path(__file__).parents[1] / f"{name}.py" for name in HELPERS.split()]
+    files += filter(None, [file_of(config_class)])
+    return hashlib.sha256("".join(plain(file.read_bytes()) for file in files).encode()).hexdigest()
+
+
+@functools.cache
+def plain(source: bytes) -> str:
+    """Return a program in one layout, without comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node):
+            del node.body[0]
+    return ast.unparse(tree)
+
+
+def origin():
+    """Return the command, git commit ("" outside of a repository) and versions of this process."""
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
+                                text=True).stdout.strip()
+    except OSError:
+        commit = None  # git is not installed
+    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
+            "versions": {"python": sys.version.split()[0], **versions}}
+
+
+# ---- which directory
 
 
 def as_folder(text):
@@ -73,18 +117,18 @@ def find_run_dir(cfg):
     Every rank calls it; it writes nothing. UsageError: something is not there, or would be lost.
     """
     cfg = with_version(cfg)
-    run_dir = Path(cfg.run_dir or default_dir(type(cfg), cfg.env, cfg.seed))
+    run_dir = cfg.run_dir or default_dir(type(cfg), cfg.env, cfg.seed)
     cfg = replace(cfg, run_dir=str(run_dir))
     if cfg.resume:
-        check_resume(cfg, run_dir)
+        check_resume(cfg)
     else:
-        replaced_files(cfg, run_dir)  # refuses if there are any to lose
+        replaced_files(cfg)  # refuses if there are any to lose
     return cfg
 
 
-def check_resume(cfg, run_dir):
+def check_resume(cfg):
     """UsageError unless `cfg`, apart from FREE, is that of the run to resume."""
-    config = read_config(run_dir)
+    run_dir, config = cfg.run_dir, read_config(cfg.run_dir)
     algo = module_of(type(cfg)).rpartition(".")[2]
     if config["algo"] != algo:
         raise UsageError(f"--resume: {run_dir} is a run of {config['algo']}, not of {algo}")
@@ -95,17 +139,6 @@ def check_resume(cfg, run_dir):
         if name not in FREE and value != known:
             raise UsageError(f"{flag(name)} is {value}, but {known} in {run_dir}: --resume keeps "
                              f"the settings of the run (from Python: Config.of_run)")
-
-
-def has_changed(config_class, run_dir) -> bool:
-    """Return whether a Config's file differs from a run's in more than comments and layout."""
-    file, kept = file_of(config_class), Path(run_dir, "algo.py")
-    if file is None or not kept.exists():
-        return False
-    try:
-        return len({ast.dump(ast.parse(path.read_bytes())) for path in (file, kept)}) > 1
-    except (SyntaxError, ValueError):  # one of them is damaged
-        return True
 
 
 # ---- what is in it
@@ -134,17 +167,18 @@ def has_rows(run_dir):
     return path.exists() and path.read_bytes().count(b"\n") > 1  # more than the header
 
 
-def replaced_files(cfg, run_dir):
+def replaced_files(cfg):
     """Return the files of an earlier run that this one replaces, config.json last.
 
     UsageError: they hold a report or a later checkpoint, and --overwrite is not given.
     """
-    files = [path for pattern in PARTS for path in run_dir.glob(pattern)]
+    run_dir = cfg.run_dir
+    files = [path for pattern in PARTS for path in Path(run_dir).glob(pattern)]
     if files:
         read_config(run_dir)  # refuses what is somebody else's
     reported = has_rows(run_dir) or any(checkpoint.resume_folders(run_dir))  # after step 0
     if reported and not cfg.overwrite:
-        command = f"python -m {module_of(type(cfg))} --run-dir {shlex.quote(str(run_dir))}"
+        command = f"python -m {module_of(type(cfg))} --run-dir {shlex.quote(run_dir)}"
         raise UsageError(f"{run_dir} holds a run already. To continue it: {command} --resume. To "
                          f"replace it, add --overwrite. To keep it, add --seed {cfg.seed + 1} or "
                          "another --run-dir")
@@ -166,32 +200,33 @@ def lock_and_empty(cfg, stack):
     except OSError:
         pass  # some network file systems have no locks
     # Another run may have used the directory since `find_run_dir` looked.
-    for path in [] if cfg.resume else replaced_files(cfg, Path(cfg.run_dir)):
+    for path in [] if cfg.resume else replaced_files(cfg):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def write_config(cfg, step, initial):
     """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
+    module, kept = module_of(type(cfg)), Path(cfg.run_dir, "algo.py")
+    now = origin() | {"code": code_hash(type(cfg))}
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]
         if before != cfg.total_steps:
             mpi.say(f"--total-steps {cfg.total_steps:,.0f} instead of {before:,.0f}: annealing "
                     "runs to the new end")
-        if has_changed(type(cfg), cfg.run_dir):
-            old = f"algo-until-{step}.py"
-            Path(cfg.run_dir, "algo.py").rename(Path(cfg.run_dir, old))
-            mpi.say(f"{file_of(type(cfg))} has changed since this run began; {old} is the old code")
-        config["resumed"] = [*config.get("resumed", []), {"step": step, **origin()}]
+        if has_changed(type(cfg), cfg.run_dir) and kept.exists():
+            old = kept.rename(kept.with_name(f"algo-until-{step}.py")).name
+            mpi.say(f"{module}, or what it uses of utils/, has changed since this run began; {old} "
+                    "is the old code")
+        config["resumed"] = [*config.get("resumed", []), {"step": step} | now]
     else:
-        module = module_of(type(cfg))
         spec = gym.spec(cfg.env.rpartition(":")[2])
-        config = {"algo": module.rpartition(".")[2], "module": module, **origin(),
+        config = {"algo": module.rpartition(".")[2], "module": module, **now,
                   "init_from": initial, "env_spec_kwargs": spec.kwargs}
     config["settings"] = plain_settings(cfg)
     write_text(Path(cfg.run_dir, "config.json"), json.dumps(config, indent=2, default=str) + "\n")
     if file := file_of(type(cfg)):  # a kill before this leaves a run, not a riddle
-        with atomic_write(Path(cfg.run_dir, "algo.py")) as copy:
+        with atomic_write(kept) as copy:
             copy.write(file.read_bytes())
 
 
@@ -199,19 +234,3 @@ def plain_settings(cfg):
     """Return the settings as plain values, which JSON and a checkpoint can hold."""
     settings = asdict(cfg) | {"resume": False, "overwrite": False}
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in settings.items()}
-
-
-def origin():
-    """Return the command, git commit ("" outside of a repository) and versions of this process."""
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
-                                text=True).stdout.strip()
-    except OSError:
-        commit = None  # git is not installed
-    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
-            "versions": {"python": sys.version.split()[0], **versions}}
