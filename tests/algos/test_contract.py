@@ -531,8 +531,10 @@ def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
     monkeypatch.setattr(module(name), "make_envs", lambda cfg, n: made.append(n) or plain(cfg, n))
     alone = watch(name, config(name, run_dir="alone", **counts))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)      # a run of several sets its own
-    for function, told in (("size", lambda: 2), ("launched", lambda: 2), ("average", lambda x: x),
-                           ("gather", lambda x: [x, x])):       # the other is not there
+    twin = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, bcast=lambda x: x,
+                           allgather=lambda x: [x, x])          # the other is not there
+    for function, told in (("comm", lambda: twin), ("launched", lambda: 2),
+                           ("average", lambda x: x)):
         monkeypatch.setattr(mpi, function, told)
     half = watch(name, config(name, run_dir="half", **counts))
     assert made[0] == 2 * made[1] or made == [1, 1]

@@ -11,6 +11,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -122,6 +123,14 @@ def test_reports_are_due_at_multiples_of_report_every_and_at_the_end():
     assert [row["step"] for row in rows()] == ["300", "500", "700"]
     assert [row["stored"] for row in rows()] == ["2.0", "4.5", "6.5"]
     assert [row["passed"] for row in rows()] == ["3.0", "5.0", "7.0"]
+
+
+def test_environments_are_closed_even_before_the_first_report():
+    closed = []
+    with pytest.raises(Stop), start(Rare()) as log:
+        log.log(100, SimpleNamespace(close=lambda: closed.append("once")))
+        raise Stop
+    assert closed == ["once"] and not rows()
 
 
 @pytest.mark.parametrize("every,report_every,expected", [
@@ -296,7 +305,7 @@ def script(text, *command):
 
 TWO_RANKS = """
     from utils import mpi
-    from utils.run.launch import together
+    from utils.run.launch import die, together
     from utils.optim import Adam
     rank, told = mpi.rank(), {}
 
@@ -349,6 +358,13 @@ TWO_RANKS = """
             together(None)                  # rank 0 has put it in its place
             told[f"late{late}"] = checkpoint.load_resume(f"late{late}")[0]
 
+    def fail():
+        with begin("hook"):
+            raise Stop
+
+    told["hook"] = [sys.excepthook is sys.__excepthook__]       # put back after all those runs
+    told["hook"] += [ending(fail), sys.excepthook is die]       # else the other rank would wait
+
     Path(f"rank{rank}.json").write_text(json.dumps(told))
     """
 
@@ -360,6 +376,7 @@ def test_two_ranks():
         assert rank["signal"].startswith("Stopped: signal 15")
         assert "loss is nan at step 200" in rank["nan"]
         assert (rank["late1"], rank["late0"]) == (100, 200)     # rank 0 decides for all
+        assert rank["hook"] == [True, "Stop: ", True]
         assert re.match("OSError: cannot write full/resume-200.tmp/rank1.pt", rank["full"])
     assert [rank["kept"] for rank in told] == [True, False] and all(r["views"] for r in told)
     assert told[0]["state"] == told[1]["state"] and told[0]["state"]["1.running_mean"] == [1, 1]

@@ -20,6 +20,7 @@ import math
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -64,6 +65,7 @@ class Run:
     def __init__(self, cfg):
         if not isinstance(cfg, RunConfig):
             raise TypeError(f"train takes a Config, such as Config(env='CartPole-v1'), not {cfg!r}")
+        self.excepthook = sys.excepthook  # which `check_ranks` replaces if there are other ranks
         check_ranks(cfg.num_procs)
         self.cfg = cfg = find_run_dir(replace(cfg, num_procs=mpi.size()))
         self.run_dir = Path(cfg.run_dir)
@@ -93,7 +95,11 @@ class Run:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
                            "continues it")
-        self.stack.close()
+        if error is None:  # else the other ranks still have to be ended
+            sys.excepthook = self.excepthook
+        with self.stack:
+            if self.envs:
+                self.envs.close()
         if self.ended:
             mpi.say(summary(self.cfg, self.reported_step, self.reported - self.started))
 
@@ -110,7 +116,7 @@ class Run:
         self.state = {"agent": agent, **state}
         if mpi.size() > 1:
             for tensor in agent.state_dict().values():
-                tensor.copy_(torch.from_numpy(mpi.gather(tensor.cpu().numpy())[0]))
+                tensor.copy_(torch.from_numpy(mpi.comm().bcast(tensor.cpu().numpy())))
 
     def restore(self) -> int:
         """Open the run directory, load what the run continues from, and return its step.
@@ -119,22 +125,22 @@ class Run:
         the agent alone. If the run has all its steps, nothing is written.
         """
         cfg = self.cfg
+        # Without one, it was killed at its start and starts again.
+        resumed = cfg.resume and checkpoint.resume_folders(self.run_dir)
         # It also waits until every rank has found the directory free.
-        initial = together(self.load_policy if cfg.init_from and not cfg.resume else None)
+        initial = together(self.load_policy if cfg.init_from and not resumed else None)
         in_main = threading.current_thread() is threading.main_thread()
         for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
             before = signal.signal(number, self.on_signal)
             self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
         together(lock_and_empty if self.root else None, cfg, self.stack)
-        if cfg.resume and checkpoint.resume_folders(self.run_dir):
+        if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
             together(self.load_checkpoint, saved)
             if self.reported_step >= cfg.total_steps:
                 mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
                         "a larger --total-steps continues it")
                 return self.reported_step
-        elif cfg.resume and cfg.init_from:  # killed before its first checkpoint
-            together(self.load_policy)
         if self.root:
             write_config(cfg, self.reported_step, initial)
             mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
@@ -224,11 +230,9 @@ class Run:
 
         FloatingPointError, on all ranks, names a metric that is not finite.
         """
+        self.envs = envs  # which the end of the run closes
         if not self.due(step):
             return
-        if self.envs is None:
-            self.envs = envs
-            self.stack.callback(envs.close)
         self.store(**metrics)
         num_envs = self.cfg.num_envs
         first_env = mpi.rank() * mpi.share(num_envs)
