@@ -1,7 +1,12 @@
 """One algorithm per file."""
 import os
+import signal
+import sys
 
 # Only for --torch-threads 2 or more: a thread that waits for another sleeps at once. By
 # default it spins, and beside another busy process a run then takes up to 100 times as
 # long.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+
+if sys.argv[0] == "-m":  # python -m algos.ppo: until it starts, Ctrl-C ends it silently
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

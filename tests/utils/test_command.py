@@ -9,6 +9,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -261,6 +262,10 @@ def test_ctrl_c_reaches_a_program_that_a_shell_runs_with_an_ampersand(monkeypatc
     finally:
         signal.signal(signal.SIGINT, before)
 
+
+def test_ctrl_c_while_the_modules_are_imported_prints_nothing():
+    Path("gymnasium.py").write_text("import os\nos.kill(os.getpid(), 2)\n")    # found first
+    assert run([sys.executable, "-m", "algos.ppo"], -signal.SIGINT).stderr == ""
 
 
 def noted(error, note):

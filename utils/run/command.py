@@ -52,9 +52,9 @@ def program(*stopped):
     exception's notes or, without any, with `stopped`. SIGTERM, where nobody else handles it, ends
     a single process in order: its temporary files go.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     if mpi.size() == 1:
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` ignores it
     try:
         yield
     except UsageError as error:
