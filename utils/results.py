@@ -57,6 +57,7 @@ def make_result(run: Path) -> dict:
     curve         at most 100 pairs: a step, and the mean return of the episodes that ended in the
                   1% of training before it
     eval_curve    at most 100 evaluations during training, as pairs of step and mean return
+    resumed       where the run was resumed, by which commit; only if it was
     """
     _, cfg, policy = read_run(run)
     config, last = read_config(run), policy["step"]
@@ -75,6 +76,9 @@ def make_result(run: Path) -> dict:
     usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
     usual |= {"total_steps": type(cfg).for_env(cfg.env).total_steps}
     changed = {name: x for name, x in settings.items() if x != usual[name]}
+    # The commands may name folders of the machine.
+    resumed = [{name: x for name, x in each.items() if name != "command"}
+               for each in config.get("resumed", [])]
     return {
         "algo": config["algo"], "env": cfg.env, "seed": cfg.seed,
         "settings": {name: x for name, x in settings.items() if name not in BACKEND},
@@ -88,7 +92,7 @@ def make_result(run: Path) -> dict:
         "eval_curve": evals[::-every][::-1],  # with the last one
         "env_spec_kwargs": config["env_spec_kwargs"], "versions": config["versions"],
         "git_commit": config["git_commit"],
-    }
+    } | ({"resumed": resumed} if resumed else {})
 
 
 def make_results(folder: Path) -> int:

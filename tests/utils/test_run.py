@@ -443,6 +443,8 @@ def test_a_run_that_was_stopped_or_failed_or_is_done(capsys):
     toy_train(Config(run_dir="third"))
     found = said(capsys.readouterr().out)
     assert list(found) == ["done", "train100", "files", "play", "plot", "resume"]
+    assert found["done"].startswith("800 of 800 steps in ")
+    assert "840 of 800 steps (whole iterations) in " in summary(Config(run_dir="third"), 840, 5.0)
     assert found["resume"].endswith("--run-dir third --resume --total-steps 1600")
 
 
@@ -537,7 +539,10 @@ def test_a_resumed_game_keeps_its_settings_and_a_result_names_what_was_given():
     ppo.train(ppo.Config.of_run("run", resume=True, total_steps=128))
     kept = read_config("run")["settings"]
     assert kept["epochs"] == 1 and kept["clip_ratio"] == 0.1 and steps("run") == [64, 128]
-    assert results.make_result(Path("run"))["changed"] == {"total_steps": 128.0, **given}
+    result = results.make_result(Path("run"))
+    assert result["changed"] == {"total_steps": 128.0, **given}
+    (resumed,) = result["resumed"]
+    assert resumed["step"] == 64 and resumed.keys() == {"step", "git_commit", "versions", "code"}
 
 
 def test_q_stands_beside_the_discounted_return_of_the_same_state():

@@ -213,7 +213,7 @@ def test_result(run, capsys):
     # 5.12 steps a bin: (0, 5.12] holds the episode that ended at 3, (5.12, 10.24] those at 6, 9.
     assert result["curve"][:2] == [[5, 0.0], [10, 1.5]] and len(result["curve"]) == 88
     assert result["curve"][-1] == [451, 148.5]      # those that ended at 447 and 450
-    assert result["versions"]["gymnasium"] and "git_commit" in result
+    assert result["versions"]["gymnasium"] and "git_commit" in result and "resumed" not in result
     # Anybody can make the same figures of the run: same episodes, final weights.
     assert len(result["eval"]) == 100
     again = play.main(play.Play(str(run), episodes=100))

@@ -21,7 +21,8 @@ def summary(cfg, step: int, seconds: float) -> str:
     columns = [name for name, value in reports[-1].items() if value][3:] if reports else []
     y = "" if returns or not columns else f" --y {columns[0]}"
     lines = {"done" if step >= total else "stopped":
-             f"{step:,} of {total:,.0f} steps in {timedelta(seconds=round(seconds))}"}
+             f"{step:,} of {total:,.0f} steps" + " (whole iterations)" * (step > total) +
+             f" in {timedelta(seconds=round(seconds))}"}
     lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
                          f"{len(returns)} training episodes, which act with noise" if returns else
                          "no episode has ended in training; `play` below plays ten")
