@@ -7,7 +7,6 @@ when the code changes.
 import json
 import math
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import gymnasium as gym
@@ -71,8 +70,7 @@ def make_result(run: Path) -> dict:
     agent = load_agent(run)  # it imports what registers the environment
     classic = "classic_control" in str(gym.spec(cfg.env.rpartition(":")[2]).entry_point)
     final, _ = evaluate(agent, cfg, 100 if classic else 10, cfg.seed)
-    settings = {field.name: getattr(cfg, field.name) for field in fields(cfg)
-                if field.name not in OURS | NO_NUMBERS}
+    settings = {name: x for name, x in vars(cfg).items() if name not in OURS | NO_NUMBERS}
     usual = vars(type(cfg).for_env(cfg.env, total_steps=cfg.total_steps))
     usual |= {"total_steps": type(cfg).for_env(cfg.env).total_steps}
     changed = {name: x for name, x in settings.items() if x != usual[name]}

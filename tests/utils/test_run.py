@@ -564,7 +564,6 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
     ("cpu", "tests.envs:Bright-v0", 2, 0, "cpu"),
 ])
 def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(mpi, "rank", lambda: rank)
     assert choose_device(Config(env=env, device=name)) == torch.device(expected)

@@ -192,7 +192,7 @@ def test_a_checkpoint_of_another_network_is_refused():
     said = refused(train, Config(run_dir="other", init_from="run", width=4))
     assert "its weight is [2, 3], not [4, 3]" in said
     said = refused(train, Config(run_dir="other", init_from="nowhere"))
-    assert re.match("--init-from: nowhere/policy.pt cannot be read: No such file", said)
+    assert re.match("--init-from: nowhere/policy.pt cannot be read as a checkpoint: No such", said)
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -260,7 +260,7 @@ def test_processes_of_an_environment_end_when_they_are_told_to():
         child.join(10)
     ended = child.exitcode
     child.kill()
-    assert ended == -signal.SIGTERM
+    assert ended == 128 + signal.SIGTERM
 
 
 def test_threads_leave_the_signals_alone():

@@ -30,16 +30,16 @@ def save_file(path, payload):
             torch.save(payload, file)
             file.flush()
             load_file(file.name, mmap=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        cause = error.__context__ if isinstance(error, RuntimeError) else error
-        reason = getattr(cause, "strerror", None) or str(cause or error).partition("\n")[0]
+    except (OSError, RuntimeError, UsageError) as error:
+        cause = error.__context__ or error  # PyTorch hides a full disk behind a RuntimeError
+        reason = getattr(cause, "strerror", None) or str(error).partition("\n")[0]
         raise OSError(f"cannot write {path}: {reason}; the old checkpoint is intact") from error
 
 
 def load_file(path, *keys, flag="", mmap=False):
     """Return the dict that `save_file` wrote to `path`, with tensors on the CPU.
 
-    UsageError, which begins with the `flag` that named the file, says what is wrong with it.
+    UsageError, which begins with `flag`, says what is wrong with it.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -47,18 +47,14 @@ def load_file(path, *keys, flag="", mmap=False):
         if damaged:
             raise ValueError(f"{damaged} fails its checksum")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-        missing = [key for key in keys if key not in payload]
-        if missing or not isinstance(payload, dict):
+        if missing := [key for key in keys if key not in payload]:
             raise ValueError(f"it lacks {', '.join(missing)}")
         return payload
-    except OSError as error:
-        wrong = f"{path} cannot be read: {error.strerror or error}"
-    except pickle.UnpicklingError:  # PyTorch's own message says how to run it all the same
-        wrong = f"{path} holds what is no tensor or plain value; nothing in it was run"
     except Exception as error:  # a damaged file can fail in any way
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        wrong = f"{path} is damaged or no checkpoint: {reason}"
-    raise UsageError(f"{flag}{flag and ': '}{wrong}")
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        if isinstance(error, pickle.UnpicklingError):  # which says how to run it all the same
+            reason = "it holds what is no tensor or plain value; nothing in it was run"
+        raise UsageError(f"{flag}{path} cannot be read as a checkpoint: {reason}") from None
 
 
 def load_into(module, state, source):

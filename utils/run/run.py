@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class Run:
     cfg           the settings, with run_dir and num_procs filled in
     device        where the networks belong
     env_seed      the seed for `envs.reset`; a resumed run gets a new one
+    store         function that keeps metrics (numbers, tensors, arrays) for the next report
     Every rank makes the same calls in the same order.
     """
 
@@ -71,6 +72,7 @@ class Run:
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()
+        self.store = self.logger.store
         self.device = choose_device(cfg)
         self.pid = os.getpid()
         self.signal, self.signal_time = 0, 0.0
@@ -91,12 +93,12 @@ class Run:
         return self
 
     def __exit__(self, kind, error, trace):
-        if error and self.saved_step is not None:
+        if error is None:  # else the other ranks still have to be ended
+            sys.excepthook = self.excepthook
+        elif self.saved_step is not None:
             error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
                            f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
                            "continues it")
-        if error is None:  # else the other ranks still have to be ended
-            sys.excepthook = self.excepthook
         with self.stack:
             if self.envs:
                 self.envs.close()
@@ -137,10 +139,11 @@ class Run:
         if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
             together(self.load_checkpoint, saved)
-            if self.reported_step >= cfg.total_steps:
-                mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; "
-                        "a larger --total-steps continues it")
-                return self.reported_step
+        self.env_seed = mpi.seed(cfg.seed, 1, self.reported_step)
+        if self.reported_step >= cfg.total_steps:
+            mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; a larger "
+                    "--total-steps continues it")
+            return self.reported_step
         if self.root:
             write_config(cfg, self.reported_step, initial)
             mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
@@ -157,15 +160,11 @@ class Run:
             self.save_checkpoint()  # so that --resume works from here on
         return self.reported_step
 
-    @property
-    def env_seed(self) -> int:
-        return mpi.seed(self.cfg.seed, 1, self.reported_step)
-
     def load_policy(self):
         """Load the agent of --init-from; return what config.json records about it."""
         path = Path(self.cfg.init_from, "policy.pt")
         own = self.agent.state_dict()
-        policy = checkpoint.load_file(path, "agent", "step", flag="--init-from")
+        policy = checkpoint.load_file(path, "agent", "step", flag="--init-from: ")
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
@@ -185,8 +184,7 @@ class Run:
     def on_signal(self, number, frame):
         if os.getpid() != self.pid:  # a process of an environment, forked from this one
             if number == signal.SIGTERM:  # a Ctrl-C is for the run, which still needs this process
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
+                os._exit(128 + number)
             return
         now = time.monotonic()
         # A terminal and mpiexec may both deliver the same Ctrl-C.
@@ -198,10 +196,6 @@ class Run:
         self.signal, self.signal_time = self.signal or number, now
 
     # ---- reports
-
-    def store(self, **metrics) -> None:
-        """Keep metrics (numbers, tensors, arrays) of one update for the next report."""
-        self.logger.store(**metrics)
 
     def due(self, step: int) -> bool:
         """Return whether `step` is logged: when it passes a multiple of `report_every`, at the
@@ -309,12 +303,11 @@ class Run:
 
 def choose_device(cfg) -> torch.device:
     """Return the device that --device asks for."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = torch.cuda.device_count()
     if cfg.device == "cuda" and gpus == 0:
         raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
     wanted = cfg.device == "cuda"
     if cfg.device == "auto" and gpus > 0:
-        envs = make_envs(cfg, 1)
-        wanted = is_image(envs.single_observation_space)  # small networks are faster on the CPU
-        envs.close()
+        with closing(make_envs(cfg, 1)) as envs:
+            wanted = is_image(envs.single_observation_space)  # else the CPU is faster
     return torch.device("cuda", mpi.rank() % gpus) if wanted else torch.device("cpu")
