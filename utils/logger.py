@@ -88,9 +88,6 @@ class Logger:
         sys.stdout.flush()
 
 
-# ---- averages over values and ranks
-
-
 def summarize(values):
     """Return what `merge` needs of the values of one rank: (is_distribution, all numbers)."""
     flat = torch.cat([value.reshape(-1).to(values[0].device) for value in values])
@@ -107,9 +104,6 @@ def merge(name, summaries):
             return {name: float(numbers.mean())}
         return {f"{name}_{what}": float(getattr(numbers, what)())
                 for what in ("mean", "std", "min", "max")}
-
-
-# ---- csv files
 
 
 def read_table(run_dir, name):

@@ -50,9 +50,6 @@ class Play:
             raise UsageError("--record, --video and --render exclude each other")
 
 
-# ---- the command
-
-
 def main(play: Play) -> np.ndarray:
     """Evaluate, print the result, write what is asked for, and return the returns [episodes]."""
     if play.video:

@@ -38,12 +38,6 @@ def headline(run_dir: Path) -> str:
     return f"train100 {result['train100']}, eval {rounded(np.mean(result['eval']))}"
 
 
-def write_result(run: Path, result: dict) -> None:
-    """Write result.json with one line per entry, whole or not at all."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]
-    write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
-
-
 def make_result(run: Path) -> dict:
     """Evaluate the final policy of a finished run and return the entries of its result.json.
 
@@ -105,7 +99,8 @@ def make_results(folder: Path) -> int:
             if policy["step"] < cfg.total_steps:
                 print(f"{run}: {policy['step']:,} of {cfg.total_steps:,.0f} steps, not finished")
             elif not has_result(run, policy["step"]):
-                write_result(run, make_result(run))
+                lines = [f'"{key}": {json.dumps(x)}' for key, x in make_result(run).items()]
+                write_text(run / "result.json", "{\n" + ",\n".join(lines) + "\n}\n")
                 print(f"{run}: {headline(run)}", flush=True)
         except (OSError, LookupError, ValueError) as error:  # UsageError is one, too
             failed = 1

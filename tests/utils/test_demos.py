@@ -200,8 +200,7 @@ BAD = {
     "another length": (lambda: write_demos(act=np.zeros(N + 1, int)), NO + "its arrays do not fit"),
     "no end": (lambda: write_demos(truncated=np.zeros(N, bool)), NO + "its arrays do not fit"),
     "a return too many": (lambda: write_demos(ret=np.ones(3)), NO + "its arrays do not fit"),
-    "obs nan": (lambda: write_demos(obs=np.full((N, 4), np.nan, np.float32)), "obs holds NaN"),
-    "texts": (lambda: write_demos(act=np.full(N, "left")), NO),
+    "texts": (lambda: write_demos(act=np.full(N, "left")), "act, <U4 [8], is not of the space"),
     "obs of another size": (lambda: write_demos(obs=np.zeros((N, 3), np.float32)),
                             "obs, float32 [8, 3], is not of the space of --env CartPole-v1"),
     "obs of another kind": (lambda: write_demos(obs=np.zeros((N, 4))), "obs, float64 [8, 4]"),
@@ -231,7 +230,7 @@ def test_a_damaged_file_is_refused_and_nothing_in_it_is_run(spoil, message):
                                       ((-2.01,), False), ((np.nan,), False)])
 def test_bounds_of_a_box(act, fits):
     write_demos(env="Pendulum-v1", act=np.float32([(0.0,)] * (N - 1) + [act]))
-    with nullcontext() if fits else pytest.raises(UsageError, match="not of the space|NaN"):
+    with nullcontext() if fits else pytest.raises(UsageError, match="not of the space"):
         load("Pendulum-v1")
 
 

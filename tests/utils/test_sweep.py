@@ -147,7 +147,7 @@ def test_a_crash_does_not_stop_the_rest(capsys, monkeypatch):
             return 3
         run.mkdir(exist_ok=True)
         if "--results" in command:
-            results.write_result(run, {"steps": 1000, "train100": 12.5, "eval": [1.0, 2.0]})
+            (run / "result.json").write_text('{"steps": 1000, "train100": 12.5, "eval": [1, 2]}')
         return 0
 
     monkeypatch.setattr(sweep, "call", call)
