@@ -246,7 +246,7 @@ def grpo_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
     adv = batch.adv.unsqueeze(-1).expand_as(logp)  # the same for all its tokens
     pi_losses = clipped_policy_loss(logp, batch.logp_old, adv, cfg.clip_ratio)
     pi_loss = answer_mean(pi_losses, mask, cfg.length_norm)
-    kl = approx_kl(logp, batch.logp_ref)
+    kl = approx_kl(logp, batch.logp_old, batch.logp_ref)
     loss = pi_loss + cfg.kl_coef * answer_mean(kl, mask, cfg.length_norm)
     outside = ((logp - batch.logp_old).exp() - 1).abs() > cfg.clip_ratio
     return loss, {"pi_loss": pi_loss.detach(),  # the others: means over all tokens
@@ -268,15 +268,17 @@ def clipped_policy_loss(logp: PerToken, logp_old: PerToken, adv: PerToken,
     return -torch.min(ratio * adv, clipped * adv)
 
 
-def approx_kl(logp: PerToken, logp_ref: PerToken) -> PerToken:
-    """pi_ref / pi - 1 - log(pi_ref / pi), never below 0 ("k3").
+def approx_kl(logp: PerToken, logp_old: PerToken, logp_ref: PerToken) -> PerToken:
+    """ratio (pi_ref / pi - 1 - log(pi_ref / pi)), with ratio = pi / pi_old. It is >= 0.
 
-    If pi samples the tokens, its mean is KL(pi || pi_ref). But samples have no
-    gradient, and so the mean of its gradient is that of the other KL(pi_ref || pi).
+    The ratio weights tokens of pi_old as if they were pi's. So the mean is KL(pi ||
+    pi_ref), and that of its gradient is the gradient of this KL. Without the ratio, as
+    in the paper ("k3"), it is that of the other KL(pi_ref || pi), since samples have no
+    gradient: near the reference both agree, far from it they do not.
     """
-    assert logp.shape == logp_ref.shape
+    assert logp.shape == logp_old.shape == logp_ref.shape
     log_ratio = logp_ref - logp
-    return log_ratio.exp() - 1 - log_ratio
+    return (logp - logp_old).exp() * (log_ratio.exp() - 1 - log_ratio)
 
 
 def answer_mean(x: PerToken, mask: PerToken, length_norm: bool) -> Scalar:

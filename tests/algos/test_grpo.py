@@ -103,7 +103,7 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(baseline, factor):
     assert exact.norm() > 0.1
 
 
-def test_the_penalty_is_the_kl_and_its_gradient_that_of_the_other_kl():
+def test_the_penalty_is_the_kl_to_the_reference_with_its_gradient():
     agent, reference = make_agent(**DR | {"kl_coef": 1.0}), make_agent(seed=1)
     logp, logp_ref = log_probs(agent), log_probs(reference)
     probs, exact = logp.exp().detach(), 0.0
@@ -115,7 +115,7 @@ def test_the_penalty_is_the_kl_and_its_gradient_that_of_the_other_kl():
         text = tokens([2, 1, first] if first else [2, 1])
         pi, ref = (each.logits(text)[0, -1].log_softmax(-1) for each in (agent, reference))
         reached = agent.logits(text[:, :2])[0, -1].softmax(-1)[first] if first else vec(1.0)
-        exact += reached.detach() * (ref.exp() * (ref - pi)).sum()
+        exact += reached.detach() * (pi.exp() * (pi - ref)).sum()
     close(grads(agent, (probs * losses).sum()), grads(agent, exact), rtol=1e-4)
 
 
@@ -184,7 +184,7 @@ def test_the_loss_by_hand():
         logp, logp_old, logp_ref = (by_hand(each, PROMPT, answer) for each in (agent, old, ref))
         ratio, back = (logp - logp_old).exp(), (logp_ref - logp).exp()
         pi_loss -= torch.min(ratio * a, ratio.clamp(0.8, 1.2) * a).mean() / 2
-        kl.append(back - 1 - back.log())
+        kl.append(ratio * (back - 1 - back.log()))
         clipped += ((ratio - 1).abs() > 0.2).tolist()
     close(metrics["pi_loss"], pi_loss)
     close(metrics["kl"], torch.cat(kl).mean())
