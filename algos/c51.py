@@ -17,7 +17,8 @@ One step of `train`:
 
 The support. Choose v_min and v_max so that hardly any discounted return lies outside:
 their size is at most max |r| / (1 - gamma). `clipped` is the probability that belongs
-beyond the ends (see project). If it stays above 0.01, widen the support.
+beyond the ends (see project). If it stays above 0.01, widen the support: out there all
+returns look alike.
 
 Departures from the paper. Adam's eps is 1e-8 (paper: 3e-4); `project` mends a mistake.
 The learning rate falls to 0, `target_every` counts environment steps, not updates, and
@@ -119,6 +120,7 @@ def train(cfg: Config) -> Agent:
             mpi.share(cfg.buffer_size), envs.single_observation_space, run.device)
         run.register(agent, optimizer=optimizer, buffer=buffer)  # what checkpoints hold
         step = run.restore()  # 0, or with --resume the step of the checkpoint
+        mpi.say(f"returns: from --v-min {cfg.v_min:g} to --v-max {cfg.v_max:g}")
         obs, _ = envs.reset(seed=run.env_seed)
         while step < cfg.total_steps:
             # At first Q is no better than a guess, so eps falls from 1.
@@ -166,6 +168,8 @@ def update(agent: Agent, optimizer: Adam, batch: Transitions, lr: float) -> dict
     loss.backward()
     optimizer.average_grads()  # over processes
     optimizer.step(lr)
+    if metrics["clipped"].mean() > 0.05:
+        mpi.say_once("returns lie beyond --v-min or --v-max and look alike: widen them")
     return metrics | {"grad_norm": optimizer.grad_norm()}
 
 
