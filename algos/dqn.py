@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import huber_loss
 
 # mpi        several processes may share the environments and each batch. Config has
 #            totals; mpi.share(total) is the part of this process
@@ -80,6 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
+    huber_delta: float = 1.0  # d, the error from which on the loss is linear (1 to 100)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
@@ -166,9 +167,11 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant
-        L  = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
+        L  = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < d, else d (|x| - d/2)
 
-    h is the Huber loss: a large error pulls no harder than an error of 1.
+    h is the Huber loss: a large error pulls no harder than one of d = huber_delta. So
+    where errors are larger, Q is near the median of y, not its mean: a prize of 100 in
+    one case of ten looks worthless. Rewards should be of size 1, or d as large as they.
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that
@@ -186,7 +189,7 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = at_action(agent.critic(batch.obs), batch.act)
     assert q.shape == target.shape  # [B] minus [B, 1] would be [B, B]
-    loss = smooth_l1_loss(q, target)  # h, averaged
+    loss = huber_loss(q, target, delta=agent.cfg.huber_delta)  # h, averaged
     return loss, {"q_loss": loss.detach(), "q": q.detach()}
 
 

@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32, Int64, Shaped
 from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import huber_loss
 
 # mpi        several processes may share the environments and each batch. Config has
 #            totals; mpi.share(total) is the part of this process
@@ -80,6 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 8000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
+    huber_delta: float = 1.0  # d, the error from which on the loss is linear (1 to 100)
     omega: float = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
@@ -175,9 +176,11 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
 
         a' = argmax_a Q(s', a) if `double`, else argmax_a Q_targ(s', a)
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant
-        L  = mean w h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < 1, else |x| - 1/2
+        L  = mean w h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < d, else d (|x| - d/2)
 
-    h is the Huber loss: a large error pulls no harder than an error of 1.
+    h is the Huber loss: a large error pulls no harder than one of d = huber_delta. So
+    where errors are larger, Q is near the median of y, not its mean: a prize of 100 in
+    one case of ten looks worthless. Rewards should be of size 1, or d as large as they.
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that
@@ -195,7 +198,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         target = batch.rew + agent.cfg.gamma * (1 - batch.terminated) * next_val
     q = at_action(agent.critic(batch.obs), batch.act)
     assert q.shape == target.shape == batch.weight.shape  # [B], never [B, 1]
-    loss = (batch.weight * smooth_l1_loss(q, target, reduction="none")).mean()
+    errors = huber_loss(q, target, delta=agent.cfg.huber_delta, reduction="none")  # h
+    loss = (batch.weight * errors).mean()
     return loss, {"q_loss": loss.detach(), "q": q.detach(),
                   "td_error": (q - target).detach(), "weight": batch.weight}
 

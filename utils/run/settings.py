@@ -25,7 +25,7 @@ RANGES = {name: limits for limits, names in (
     ({"low": 0, "high": 1}, """gamma lam tau eps_end omega beta_start momentum decay popart_beta
         top"""),
     ({"above": 0}, """lr v_lr disc_lr std_init clip_ratio rmsprop_eps max_ratio max_kl v_max_kl
-        noise"""),
+        noise huber_delta"""),
     ({"above": 0, "high": 1e5}, "hidden")) for name in names.split()}
 SHARED = "num_envs minibatch_size minibatch_envs batch_size buffer_size directions"  # among ranks
 # The first is a multiple of the second.
