@@ -139,7 +139,7 @@ def parse(args):
 def read_set(algo, pair):
     """"lr=1e-3" -> ("lr", 0.001). UsageError: the algorithm has no such setting, or value."""
     name, [value, *_] = sweep.parse_set(pair)
-    return name, getattr(parse_command(algo.Config, "", sweep.as_flags(algo, name, value)), name)
+    return name, getattr(parse_command(algo.Config, "", sweep.set_flags(algo, name, value)), name)
 
 
 def quiet_probe(algo, case, box, settings):

@@ -432,5 +432,5 @@ def test_a_buffer_is_restored_onto_its_own_device():
 def test_the_buffer_tells_the_memory_of_obs_and_next_obs_and_refuses_one_without_end(capsys):
     acer.ReplayBuffer(64_000, gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), torch.device("cpu"))
     assert "64,000 transitions, 3.61 GB" in capsys.readouterr().out
-    said = refused(lambda: train(buffer_size=10**12))
+    said = refused(lambda: train(buffer_size=10**9))
     assert said.startswith("--buffer-size") and "GB" in said
