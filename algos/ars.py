@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from utils import mpi
 from utils.envs import make_envs
+from utils.errors import UsageError
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
 
@@ -103,7 +104,7 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv,
     idle = 2 * num_directions  # the last row of `policies`
     playing = np.minimum(np.arange(envs.num_envs), idle)  # each environment's row
     queue = iter(range(envs.num_envs, idle))
-    returns, ended, seen = np.zeros(idle + 1), 0, []
+    returns, ended, seen, last_end = np.zeros(idle + 1), 0, [], 0
     obs, _ = envs.reset()  # the idle ones stopped in the middle of an episode
     while ended < idle:
         seen.append(obs)
@@ -113,6 +114,10 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv,
         for i in np.flatnonzero(terminated | truncated):  # obs[i] is the next episode's
             ended += playing[i] < idle
             playing[i] = next(queue, idle)
+            last_end = len(seen)
+        if len(seen) - last_end > 100_000:
+            raise UsageError("no episode has ended in 100,000 steps; ARS needs whole ones: "
+                             """--env-kwargs '{"max_episode_steps": N}' limits them""")
     num_steps = len(seen) * envs.num_envs
     plus, minus = returns[:num_directions], returns[num_directions:idle]
     told = mpi.gather((plus, minus, num_steps))
