@@ -394,17 +394,23 @@ def test_actions_are_copies_too():
 @pytest.mark.parametrize("groups,limits,expected", [
     ("0::/a/b\n", {}, 8e9),                                        # that of the machine
     ("0::/a/b\n", {"a/memory.max": "3000000000", "a/b/memory.max": "max"}, 3e9),
-    ("0::/\n", {"memory.max": "4000000000"}, 4e9), ("3:cpu:/a\n", {"memory.max": "1"}, 8e9)])
+    ("0::/\n", {"memory.max": "4000000000"}, 4e9), ("3:cpu:/a\n", {"memory.max": "1"}, 8e9),
+    ("5:memory:/a\n", {"memory/a/memory.limit_in_bytes": "2000000000"}, 2e9)])
 def test_memory_is_the_less_of_machine_and_group(groups, limits, expected, monkeypatch):
     Path("cgroup").write_text(groups)
     for name, text in limits.items():
         Path("sys", name).parent.mkdir(parents=True, exist_ok=True)
         Path("sys", name).write_text(f"{text}\n")
-    places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "sys"}
+    resource = pytest.importorskip("resource")
+    places = {"/proc/self/cgroup": "cgroup", "/sys/fs/cgroup": "sys", "/proc/self/statm": "none"}
     monkeypatch.setattr(buffers, "Path", lambda name: Path(places[name]))
     sizes = {"SC_PAGE_SIZE": 1000, "SC_PHYS_PAGES": 8_000_000}
     monkeypatch.setattr(buffers.os, "sysconf", sizes.__getitem__)
     assert buffers.memory() == expected
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (1.5e9, 1.5e9))  # ulimit -v
+    places["/proc/self/statm"] = "used"
+    Path("used").write_text("400000 1 1 1 0 1 0\n")
+    assert buffers.memory() == 1.1e9
 
 
 # ---- Spaces
