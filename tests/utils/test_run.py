@@ -236,7 +236,7 @@ def test_init_from_takes_weights_and_statistics_only():
     old = train(run_dir="old", seed=8).state_dict()
     new = train(run_dir="new", init_from="old", lr=1e-30, total_steps=64).state_dict()
     assert all(same(old[name], new[name]) for name in old if "_stats" not in name)
-    assert new["obs_stats.count"].max() == old["obs_stats.count"].max() + 64 == 256
+    assert new["obs_stats.count"] == 64 and old["obs_stats.count"] == 192  # of its own task
     assert steps("new") == [64]
     assert saved("new")[1]["state"]["optimizer"]["steps"] == 4
     config = json.loads(Path("new/config.json").read_text())

@@ -2,6 +2,7 @@
 import json
 import multiprocessing
 import os
+import random
 import re
 import signal
 import sys
@@ -41,6 +42,16 @@ def test_resumed_equals_uninterrupted():
     assert ends == [[row["step"], row["ep_ret"]] for row in rows("whole", "episodes.csv")]
     times = [float(row["time"]) for row in read_table("run", "progress.csv")]
     assert times == sorted(times)
+
+
+def test_what_an_environment_draws_by_global_generators_goes_on(capsys):
+    """And the run says at which step it goes on."""
+    with start(Config()) as log:
+        log.advance(100)
+        expected = [random.random(), *np.random.rand(3)]
+    with start(Config(resume=True)):
+        assert [random.random(), *np.random.rand(3)] == expected
+    assert "run: run from step 100" in capsys.readouterr().out
 
 
 def test_when_it_saves():
@@ -208,7 +219,7 @@ def test_a_signal_saves_and_ends(number, status, capfd):
     assert checkpoint.load_resume("run")[0] == checkpoint.load_file("run/policy.pt")["step"] == 300
     assert len(rows()) == 3
     assert signal.getsignal(number) is before
-    assert "saving and stopping; Ctrl-C again" in capfd.readouterr().err
+    assert "saving and stopping at the end of this step or rollout; Ctrl-C again" in capfd.readouterr().err
 
 
 def test_a_signal_to_a_single_process_does_not_wait_for_the_report():

@@ -42,7 +42,7 @@ from utils.run.launch import check_equal, check_ranks, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
 
-SAVED = ("state", "rng", "cuda_rng", "seconds", "best")  # in each rank's part of a checkpoint
+SAVED = ("state", "rng", "cuda_rng", "env_rng", "seconds", "best")  # in each rank's part of a checkpoint
 
 
 class Stopped(KeyboardInterrupt):
@@ -146,7 +146,8 @@ class Run:
             return self.reported_step
         if self.root:
             write_config(cfg, self.reported_step, initial)
-            mpi.say(f"run: {cfg.run_dir}, {cfg.total_steps:,.0f} steps\n"
+            begins = f" from step {self.reported_step:,}" if resumed else ""
+            mpi.say(f"run: {cfg.run_dir}{begins}, {cfg.total_steps:,.0f} steps\n"
                     f"device: {self.device.type} (--device {cfg.device}), --torch-threads "
                     f"{cfg.torch_threads}")
             if self.reported_step < cfg.start_steps:
@@ -168,6 +169,9 @@ class Run:
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
         checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
+        for part in self.agent.modules():  # the first update replaces them: the task is another
+            if isinstance(part, mpi.RunningStats):
+                part.count.zero_()
         return {"run": self.cfg.init_from, "step": policy["step"]}
 
     def load_checkpoint(self, saved):
@@ -176,6 +180,8 @@ class Run:
         for name, part in self.state.items():
             part.load_state_dict(saved["state"][name])
         torch.set_rng_state(saved["rng"])
+        random.setstate(saved["env_rng"][0])
+        np.random.set_state(saved["env_rng"][1])  # noqa: NPY002
         if self.device.type == "cuda" and saved["cuda_rng"] is not None:
             torch.cuda.set_rng_state(saved["cuda_rng"], self.device)
         self.seconds, self.best = saved["seconds"], saved["best"]
@@ -191,8 +197,8 @@ class Run:
         if self.signal and number == signal.SIGINT and now > self.signal_time + 0.3:
             raise KeyboardInterrupt
         if self.root and not self.signal:
-            when = b" at the next report" * (mpi.size() > 1)
-            os.write(2, b"\nsaving and stopping" + when + b"; Ctrl-C again stops at once\n")
+            when = b"the next report" if mpi.size() > 1 else b"the end of this step or rollout"
+            os.write(2, b"\nsaving and stopping at " + when + b"; Ctrl-C again stops at once\n")
         self.signal, self.signal_time = self.signal or number, now
 
     # ---- reports
@@ -282,10 +288,12 @@ class Run:
         began = time.perf_counter()
         self.save_policy("policy.pt")
         cuda = self.device.type == "cuda"
+        name, numbers, *rest = np.random.get_state()  # noqa: NPY002
         checkpoint.save_resume(self.run_dir, self.reported_step, {
             "state": {name: part.state_dict() for name, part in self.state.items()},
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if cuda else None,
+            "env_rng": (random.getstate(), (name, numbers.tolist(), *rest)),
             "seconds": began - self.started, "best": self.best})
         self.saved, self.saved_step = time.perf_counter(), self.reported_step
         self.save_seconds = self.saved - began
