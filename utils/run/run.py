@@ -42,7 +42,8 @@ from utils.run.launch import check_equal, check_ranks, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
 
-SAVED = ("state", "rng", "cuda_rng", "env_rng", "seconds", "best")  # in each rank's part of a checkpoint
+# In each rank's part of a checkpoint.
+SAVED = ("state", "rng", "cuda_rng", "env_rng", "seconds", "best")
 
 
 class Stopped(KeyboardInterrupt):
