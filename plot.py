@@ -1,11 +1,11 @@
 """Draw learning curves of many runs, and print a table of their final returns.
 
-    python plot.py runs                        a table, and curves.svg
-    python plot.py runs --x time --smooth 10   minutes, means of 10 episodes
-    python plot.py runs --by lr                one line per value of lr
-    python plot.py runs --rows num_envs --smooth 1 10 100     a grid of panels
-    python plot.py runs --compare my_ppo ppo   does my_ppo beat ppo?
-    python plot.py runs --anchors              beside published results
+    python -m plot runs                        a table, and curves.svg
+    python -m plot runs --x time --smooth 10   minutes, means of 10 episodes
+    python -m plot runs --by lr                one line per value of lr
+    python -m plot runs --rows num_envs --smooth 1 10 100     a grid of panels
+    python -m plot runs --compare my_ppo ppo   does my_ppo beat ppo?
+    python -m plot runs --anchors              beside published results
 
 Each environment has its own panels; so have runs over three times as long as
 others. A line is named after the settings that differ, but for values that two
@@ -396,4 +396,4 @@ def main(plot: Plot) -> None:
 
 if __name__ == "__main__":
     with program():
-        main(read_command(Plot, __doc__, "python plot.py", sys.argv[1:] or ["--help"]))
+        main(read_command(Plot, __doc__, "python -m plot", sys.argv[1:] or ["--help"]))

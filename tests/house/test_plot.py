@@ -57,7 +57,7 @@ def figure(**more):
 
 def cli(*args):
     with program():
-        plot.main(read_command(plot.Plot, plot.__doc__, "python plot.py", args or ["--help"]))
+        plot.main(read_command(plot.Plot, plot.__doc__, "python -m plot", args or ["--help"]))
 
 
 def rows_of(text):

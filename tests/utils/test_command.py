@@ -8,7 +8,6 @@ import runpy
 import signal
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -26,23 +25,20 @@ from utils.run.run import Stopped
 from utils.run.settings import RANGES, parse
 
 ALGOS = [importlib.import_module(f"algos.{path.stem}") for path in ROOT.glob("algos/[a-z]*.py")]
-PROGRAMS = {f"python -m {name}": name for name in (
-    "algos.ppo", "utils.play", "utils.sweep", "tests.probe", "docs")} | {
-    "python plot.py": str(ROOT / "plot.py")}
+PROGRAMS = "algos.ppo", "utils.play", "utils.sweep", "plot", "tests.probe", "docs"
 
 
 # ---- --help
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("prog", PROGRAMS)
-def test_help_says_how_the_program_is_called(prog, monkeypatch, capsys):
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_says_how_the_program_is_called(name, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", [PROGRAMS[prog], "--help"])
-    start = runpy.run_path if prog.endswith(".py") else partial(runpy.run_module, alter_sys=True)
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit):
-        start(PROGRAMS[prog], run_name="__main__")
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
     text = capsys.readouterr().out
-    assert text.startswith(f"usage: {prog} [-h]") and str(ROOT) not in text
+    assert text.startswith(f"usage: python -m {name} [-h]") and str(ROOT) not in text
 
 
 @pytest.mark.parametrize("algo", ALGOS, ids=name_of)
