@@ -7,14 +7,11 @@
     python -m plot runs --compare my_ppo ppo   does my_ppo beat ppo?
     python -m plot runs --anchors              beside published results
 
-Each environment has its own panels; so have runs over three times as long as
-others. A line is named after the settings that differ, but for values that two
-thirds of the runs have. train100 is the mean return of the last 100 training
-episodes, which act with noise; eval is that of deterministic episodes with the
-final weights. Brackets: 95% percentile bootstraps over seeds. --compare A B: how
-probably has a seed of A a higher train100 than one of B (Agarwal et al. 2021)?
+Each environment has its own panel; so have runs over three times as long. A line is named
+after the settings that differ, except for values that two thirds of the runs have.
+Unfinished runs are in no table, and in a line only while none of it has finished.
+--compare follows Agarwal et al. (2021); its interval needs five seeds of each line.
 """
-import csv
 import json
 import re
 import sys
@@ -31,8 +28,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from scipy.stats import bootstrap, trim_mean
 
-from utils.run.command import as_text, nearest, program, read_command
 from utils.errors import UsageError
+from utils.logger import read_table
+from utils.run.command import as_text, nearest, program, read_command
 
 ANCHORS = Path(__file__).resolve().parent / "benchmarks" / "anchors.csv"
 # Runs that differ only in these settings are seeds of the same line.
@@ -43,10 +41,14 @@ COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #000000 #888888".spli
 STYLE = {"font.size": 9, "axes.titlesize": 9, "axes.spines.top": False, "axes.spines.right": False,
          "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25, "pdf.fonttype": 42,
          "svg.fonttype": "none", "svg.hashsalt": "plainrl"}     # text stays text; files reproduce
-CROWDED = 3             # a panel with more lines than this shows no single seeds
-FEW = 3                 # rows of fewer seeds are marked, and have no interval
-ENOUGH = 5              # seeds of each line that the interval of a comparison needs
+END = 5, 100            # the fewest and the most training episodes that a mean at the end takes
+FEW, ENOUGH = 3, 5      # the fewest seeds for the interval of a mean, and of a comparison
 AXES = {"steps": "environment steps", "time": "minutes", "ep_ret": "episode return"}
+LEGEND = f"""\
+train: mean return of the training episodes in the last tenth of the steps, at most {END[1]} of them
+eval: mean return of the final policy without exploration noise
+-: fewer than {END[0]} episodes there, or no evaluation: see python -m utils.sweep --results FOLDER
+[a, b]: 95% percentile bootstrap over seeds; *: fewer than {FEW} seeds, so no interval, no claim"""
 STATISTICS = {"mean": np.mean,      # iqm drops whole seeds: none of 3, the best and worst of 6
               "iqm": lambda values, axis=0: trim_mean(values, 0.25, axis)}
 
@@ -56,12 +58,12 @@ class Plot:
     runs: tuple[str, ...]  # folders that hold runs, at any depth
     x: Literal["steps", "episodes", "time"] = "steps"  # the x-axis; time: minutes of training
     y: str = "ep_ret"  # the y-axis: a column of episodes.csv or progress.csv; val finds val_mean
-    smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # episodes, or rows, in a moving average
+    smooth: tuple[Literal[1, 10, 100], ...] = (100,)  # moving average: at most a tenth of a run
     rows: str = ""  # a setting, or algo; each of its values has its own panels
-    by: str = ""  # the setting that tells lines apart, or algo; default: all settings that differ
+    by: str = ""  # the one setting that tells lines apart, or algo; default: all that differ
     aggregate: Literal["mean", "iqm"] = "mean"  # over seeds; iqm: interquartile mean
     compare: tuple[str, str] = ("", "")  # two lines of the table, such as my_ppo ppo
-    anchors: bool = False  # list published results after as many steps; draw those of training
+    anchors: bool = False  # tell published training returns after as many steps; draw them dotted
     out: str = ""  # the figure, .svg, .png or .pdf; default: curves.svg, or a new curves-2.svg, ...
 
 
@@ -79,25 +81,27 @@ class RunData(NamedTuple):
     end: float
     steps: int
     total_steps: float  # that the run was to make
-    train100: float
+    train: float        # NaN if too few training episodes ended late
     eval: float         # NaN if there is none
 
 
-Groups = dict[str, dict[str, list[RunData]]]    # panel -> line -> its seeds
-
-
 def load(plot: Plot) -> list[RunData]:
-    """Return all runs below the folders plot.runs that can be read; name the others."""
-    runs = []
+    """Return all runs below the folders plot.runs. UsageError: there is none that can be read."""
+    runs, skipped = [], defaultdict(list)       # reason -> folders
     for folder in map(Path, plot.runs):
         found = sorted(folder.rglob("config.json"))
         if not found:
-            print(f"{folder}: there is no run in it (no config.json)", file=sys.stderr)
+            skipped["no run in it (no config.json)"].append(str(folder))
         for path in found:
             try:
                 runs.append(read_run(path.parent, plot.x, plot.y))
             except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-                print(f"{path.parent}: skipped ({type(error).__name__}: {error})", file=sys.stderr)
+                reason = error if isinstance(error, UsageError) else "a file is missing or damaged"
+                skipped[str(reason)].append(str(path.parent))
+    said = [f"{reason}: {', '.join(folders)}" for reason, folders in skipped.items()]
+    if not runs:
+        raise UsageError(f"no run to plot; {'; '.join(said) or 'name a folder that holds runs'}")
+    sys.stderr.writelines(f"skipped; {line}\n" for line in said)
     return runs
 
 
@@ -110,24 +114,27 @@ def read_run(folder: Path, x: str, y: str) -> RunData:
     name = y if y in files else f"{y}_mean"
     if name not in files:
         like = [name for name in files if y in name] or nearest(y, files) or files
-        raise ValueError(f"no column {y}, but {', '.join(like)}")
+        raise UsageError(f"--y {y}: no such column, but {', '.join(like)}")
     step, value = files[name]["step"], files[name][name]
     there = np.isfinite(value)          # a report may lack some quantities
-    if not there.any():
-        raise ValueError(f"no row has a value of {name}; --y draws others: see progress.csv")
-    reports, ends, returns = progress["step"], episodes["step"], episodes["ep_ret"][-100:]
+    if not there.any() or not len(progress["step"]):
+        raise UsageError(f"no value of {name} yet; --y draws other columns of progress.csv")
+    steps, ended = int(progress["step"][-1]), episodes["step"]
     axis = {"steps": lambda step: step,
-            "episodes": lambda step: np.searchsorted(ends, step, side="right").astype(float),
+            "episodes": lambda step: np.searchsorted(ended, step, side="right").astype(float),
             # Episodes only know when they were reported. Between reports, time grows with steps.
-            "time": lambda step: np.interp(step, [0, *reports], [0, *progress["time"] / 60])}[x]
+            "time": lambda step: np.interp(step, [0, *progress["step"]],
+                                           [0, *progress["time"] / 60])}[x]
+    late = episodes["ep_ret"][ended > 0.9 * steps][-END[1]:]
     final = progress.get("eval_ret_mean", [np.nan])[-1]     # --eval-every also evaluates at the end
     if (folder / "result.json").exists():
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        if result.get("steps", reports[-1]) == reports[-1]:     # else the run was resumed since
+        if result.get("steps", steps) == steps:             # else the run was resumed since
             final = float(np.mean(result["eval"]))
-    return RunData(folder, config["algo"], settings["env"], settings["seed"], settings,
-                   axis(step[there]), value[there], float(axis(reports[-1])), int(reports[-1]),
-                   settings["total_steps"], returns.mean() if len(returns) else np.nan, final)
+    return RunData(folder, config["algo"], str(settings["env"]), int(settings["seed"]), settings,
+                   axis(step[there]), value[there], float(axis(steps)), steps,
+                   float(settings["total_steps"]),
+                   float(late.mean()) if len(late) >= END[0] else np.nan, final)
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
@@ -140,8 +147,8 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
 
 # ---- Which seeds belong together
 
-def group(runs: list[RunData], by: str = "", rows: str = "") -> Groups:
-    """Return the panels, with a line for each value of `by`, or of all settings that differ."""
+def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[str, list[RunData]]]:
+    """Return {panel: {line: its seeds}}. Lines differ in `by`, or in all settings that differ."""
     known = {""}.union(*(run.settings for run in runs))
     for flag, name in (("--by", by), ("--rows", rows)):
         if name not in known:
@@ -150,25 +157,34 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> Groups:
     for run in sorted(runs, key=lambda run: (run.seed, run.steps < run.total_steps)):
         alike[run.env, run.algo].append(run)        # of a seed, finished runs first
     for (env, algo), found in alike.items():
-        lengths = [run.total_steps for run in runs if run.env == env]
-        apart = [rows] * bool(rows) + ["total_steps"] * (max(lengths) > 3 * min(lengths))
-        differ = differing(found, [run for run in runs if run.algo == algo], PLACE.union(apart))
-        pooled = sorted(differ.keys() - {by}) if by else []
-        if pooled:
-            print(f"{algo} on {env}: runs that differ in {', '.join(pooled)} are pooled",
-                  file=sys.stderr)
+        totals = [run.total_steps for run in runs if run.env == env]
+        uneven = max(totals) > 3 * min(totals)
+        apart = ({rows, "total_steps"} - {by} if uneven else {rows}) - {""}
+        leave = (PLACE | apart) - {by}
+        differ = differing(found, [run for run in runs if run.algo == algo], leave)
         for run in found:
-            named = [name for name in sorted(differ) if name not in pooled
-                     and (by or spell(run, name) != differ[name])]
+            named = [name for name in sorted(differ)
+                     if name == by or not by and spell(run, name) != differ[name]]
             line = " ".join([algo, *(f"{name}={spell(run, name)}" for name in named)])
-            panel = ", ".join([env, *(f"{name}={spell(run, name)}" for name in apart)])
-            seed = run.seed, *(spell(run, name) for name in pooled)
+            panel = ", ".join([env, *(f"{name}={spell(run, name)}" for name in sorted(apart))])
+            seed = run.seed, *(spell(run, name) for name in sorted(differ))
             first = groups[panel][line].setdefault(seed, run)
             if first is not run:
                 print(f"{run.path}: seed {run.seed} of {line} is also in {first.path}; skipped",
                       file=sys.stderr)
-    return {panel: {line: [*lines[line].values()] for line in sorted(lines, key=natural)}
+    return {panel: {line: near([*lines[line].values()]) for line in sorted(lines, key=natural)}
             for panel, lines in sorted(groups.items(), key=lambda item: natural(item[0]))}
+
+
+def near(runs: list[RunData]) -> list[RunData]:
+    """Return the finished seeds; without any, those 90% as far as the furthest. Name the others."""
+    kept = ([run for run in runs if run.steps >= run.total_steps]
+            or [run for run in runs if run.steps >= 0.9 * max(other.steps for other in runs)])
+    for run in runs:
+        if run.steps < run.total_steps:
+            print(f"{run.path}: unfinished, at step {run.steps:,} of {run.total_steps:,.0f}; "
+                  f"{'drawn, but in no table' if run in kept else 'left out'}", file=sys.stderr)
+    return kept
 
 
 def differing(runs: list[RunData], of_algo: list[RunData], leave: set[str]) -> dict[str, str]:
@@ -193,7 +209,7 @@ def natural(text: str) -> list[str | float]:
     return [float(part) if k % 2 else part for k, part in enumerate(parts)]
 
 
-def flat(groups: Groups) -> list[tuple[str, str, list[RunData]]]:
+def flat(groups: dict) -> list[tuple[str, str, list[RunData]]]:
     """Return (panel, line, seeds) of every line."""
     return [(panel, line, runs) for panel, lines in groups.items() for line, runs in lines.items()]
 
@@ -201,16 +217,14 @@ def flat(groups: Groups) -> list[tuple[str, str, list[RunData]]]:
 # ---- Statistics and tables
 
 def interval(samples: list[np.ndarray], statistic, least: int = 2):
-    """Return the two ends of the 95% bootstrap interval of a statistic of several samples.
+    """Return both ends of the 95% bootstrap interval of a statistic of several samples.
 
-    Seeds lie along the last axis and are resampled within each sample separately. Both ends are
-    NaN if a sample has fewer than `least` seeds or lacks a value.
+    Seeds lie along the last axis. NaN if a sample has fewer than `least` seeds or lacks a value.
     """
     if not all(sample.shape[-1] >= least and np.isfinite(sample).all() for sample in samples):
-        return np.full((2, *samples[0].shape[:-1]), np.nan)
+        return np.nan, np.nan
     ends = bootstrap(samples, statistic, vectorized=True, axis=-1, method="percentile",
-                     n_resamples=2000 if samples[0].ndim > 1 else 10_000,   # fewer for a curve
-                     batch=200, rng=np.random.default_rng(0))       # 200 at once, to save memory
+                     n_resamples=10_000, batch=200, rng=np.random.default_rng(0))    # saves memory
     return ends.confidence_interval.low, ends.confidence_interval.high
 
 
@@ -229,19 +243,45 @@ def improvement(*samples: np.ndarray, axis: int = -1) -> np.ndarray:
     return (np.mean(signs, axis=0) + 1) / 2
 
 
-def results(groups: Groups, how: str) -> list[dict]:
+def results(groups: dict, plot: Plot) -> list[dict]:
     """Return one table row per line. Few seeds are marked, and support no claim."""
-    return [{"panel": panel, "line": line, "steps": min(run.steps for run in runs),
-             "seeds": f"{len(runs)}{'*' * (len(runs) < FEW)}"} | {
-                 name: estimate(np.array([getattr(run, name) for run in runs]), STATISTICS[how])
-                 for name in ("train100", "eval")} for panel, line, runs in flat(groups)]
+    rows = []
+    for panel, line, runs in flat(groups):
+        row = {"panel": panel, "line": line, "steps": min(run.steps for run in runs),
+               "seeds": f"{len(runs)}{'*' * (len(runs) < FEW)}"}
+        row |= {name: estimate(np.array([getattr(run, name) for run in runs]),
+                               STATISTICS[plot.aggregate]) for name in ("train", "eval")}
+        if plot.anchors:
+            theirs = published(runs[0].env, runs[0].algo, runs[0].total_steps, training=True)
+            row["best in anchors.csv"] = f"{cell(theirs[0][0])} ({theirs[0][1]})" if theirs else "-"
+        rows.append(row)
+    return rows
+
+
+def compare(groups: dict, first: str, second: str) -> list[dict]:
+    """Return a row per panel that has both lines, and one for all: how probably does first win?"""
+    both = [panel for panel, lines in groups.items() if {first, second} <= set(lines)]
+    if not both:
+        lines = ", ".join(sorted({line for _, line, _ in flat(groups)}))
+        raise UsageError(f"--compare {first} {second}: no panel has finished runs of both; {lines}")
+    rows = []
+    for panels in [[panel] for panel in both] + [both] * (len(both) > 1):
+        a, b = ([groups[panel][line] for panel in panels] for line in (first, second))
+        where = panels[0] if len(panels) == 1 else f"average over {len(panels)} panels"
+        row = {f"P({first} > {second})": where, "seeds": f"{sum(map(len, a))}, {sum(map(len, b))}"}
+        for name in ("train", "eval"):
+            samples = [np.array([getattr(run, name) for run in runs]) for runs in a + b]
+            value = float(improvement(*samples)) if min(map(len, a + b)) >= FEW else np.nan
+            row[name] = value, *map(float, interval(samples, improvement, ENOUGH))
+        rows.append(row)
+    return rows
 
 
 def cell(value) -> str:
-    """Return a value as a cell of a table."""
+    """Return a value as a cell of a table. An interval of width 0 says nothing."""
     if isinstance(value, tuple):
         middle, low, high = map(cell, value)
-        return middle if low == "-" else f"{middle} [{low}, {high}]"
+        return middle if low == "-" or value[1] == value[2] else f"{middle} [{low}, {high}]"
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else value
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
@@ -256,32 +296,10 @@ def table(rows: list[dict]) -> str:
     return "\n".join(f"| {' | '.join(map(str.ljust, row, widths))} |" for row in cells)
 
 
-def compare(groups: Groups, first: str, second: str) -> list[str]:
-    """Return a sentence for each panel that has both lines, and for all of them: does first win?"""
-    both = [[panel] for panel, lines in groups.items() if {first, second} <= set(lines)]
-    if not both:
-        lines = ", ".join(sorted({line for _, line, _ in flat(groups)}))
-        raise UsageError(f"--compare {first} {second}: no panel has finished runs of both; {lines}")
-    said = []
-    for panels in both + [sum(both, [])] * (len(both) > 1):
-        samples = [np.array([run.train100 for run in groups[panel][line]])
-                   for line in (first, second) for panel in panels]
-        fewest = min(map(len, samples))
-        low, high = map(float, interval(samples, improvement, ENOUGH))
-        doubt = (f"; an interval takes {ENOUGH} of each" if fewest < ENOUGH else
-                 "; no difference shown" if low <= 0.5 <= high else "")
-        low, high = (low, high) if low < high else (np.nan, np.nan)     # every resample was alike
-        value = cell((float(improvement(*samples)), low, high)) if fewest >= FEW else "?"
-        where = panels[0] if len(panels) == 1 else f"average over {len(panels)} panels"
-        said.append(f"{where}: {first} beats {second} with probability {value} "
-                    f"({' and '.join(str(len(sample)) for sample in samples)} seeds{doubt})")
-    return said
-
-
 def published(env: str, algo: str, steps: float, training: bool) -> list[tuple[float, str, str]]:
     """Return (mean, source, measure) of others' training or evaluation returns, best first."""
-    rows = csv.DictReader(ANCHORS.read_text(encoding="utf-8").splitlines())
-    return sorted(((float(row["mean"]), row["source"], row["measure"]) for row in rows
+    return sorted(((float(row["mean"]), row["source"], row["measure"])
+                   for row in read_table(ANCHORS.parent, ANCHORS.name)
                    if (row["algo"].lower(), row["env"]) == (algo, env.rpartition("-v")[0])
                    and row["metric"].startswith("train") == training
                    and abs(float(row["budget_steps"]) / steps - 1) < 0.05), reverse=True)
@@ -290,7 +308,7 @@ def published(env: str, algo: str, steps: float, training: bool) -> list[tuple[f
 # ---- Figures
 
 @matplotlib.rc_context(STYLE)
-def draw(groups: Groups, plot: Plot) -> Figure:
+def draw(groups: dict, plot: Plot) -> Figure:
     """Return a figure: one panel per environment, or a row of them with a column per smoothing."""
     n, figure, handles, seeds = len(COLOURS), Figure(layout="constrained"), {}, defaultdict(set)
     for _, line, runs in flat(groups):
@@ -307,13 +325,9 @@ def draw(groups: Groups, plot: Plot) -> Figure:
         draw_panel(ax, panel, groups[panel], looks, plot, smooth)
         ax.set(xlim=(0, None), xlabel=AXES.get(plot.x, plot.x),
                ylabel="" if k % columns else AXES.get(plot.y, plot.y))
-        if plot.x == "steps":
-            ax.xaxis.set_major_formatter(EngFormatter(sep=""))      # 2k, 1.5M
+        ax.xaxis.set_major_formatter(EngFormatter(sep=""))      # 2k, 1.5M
         handles |= {handle.get_label(): handle for handle in ax.get_legend_handles_labels()[0]}
-    band = "standard deviation" if plot.aggregate == "mean" else "its 95% bootstrap interval"
-    thin = "; thin: single seeds" * any(len(lines) <= CROWDED for lines in groups.values())
-    caption = (f"line: {plot.aggregate} of seeds; band: {band}{thin}"
-               if any(len(runs) > 1 for *_, runs in flat(groups)) else "line: a single seed")
+    caption = f"line: {plot.aggregate} of seeds, to where the first ends; band: standard deviation"
     width, height = (6, 3.6) if len(panels) == 1 else (4 * columns, 2.7 * rows)
     columns = max(1, int(15 * width / max(len(label) + 8 for label in handles)))
     figure.legend(handles=handles.values(), loc="outside lower center", ncols=columns,
@@ -325,8 +339,8 @@ def draw(groups: Groups, plot: Plot) -> Figure:
 def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int) -> None:
     """Draw all lines of a panel, smoothed alike: over at most a tenth of its shortest run."""
     window = max(1, min(smooth, *(len(run.y) // 10 for runs in lines.values() for run in runs)))
-    row = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
-    title = panel + f": mean of {window} {row}" * (window > 1)
+    unit = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
+    title = panel + f": mean of {window} {unit}" * (window > 1)
     ax.set_title(fill(title, 50, break_on_hyphens=False))       # a panel has room for 56
     for line, runs in lines.items():
         curves = []
@@ -334,64 +348,45 @@ def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int
             means = np.convolve(run.y, np.full(window, 1 / window), "valid")
             x, place = np.unique(run.x[window - 1:], return_inverse=True)
             curves.append((x, np.bincount(place, means) / np.bincount(place)))
-        x = np.linspace(max(x[0] for x, _ in curves), min(run.end for run in runs), 100)
+        start = max(x[0] for x, _ in curves)
+        x = np.linspace(start, max(start, min(run.end for run in runs)), 100)
         y = np.stack([np.interp(x, *curve) for curve in curves], -1)        # [points, seeds]
-        statistic, colour = STATISTICS[plot.aggregate], looks[line]["color"]
-        centre = statistic(y, axis=-1)
+        colour, centre = looks[line]["color"], STATISTICS[plot.aggregate](y, axis=-1)
         ax.plot(x, centre, **looks[line], linewidth=1.8)
         if len(runs) > 1:
-            ends = (centre + np.outer([-1, 1], y.std(-1, ddof=1)) if plot.aggregate == "mean" else
-                    interval([y], statistic))
+            ends = centre + np.outer([-1, 1], y.std(-1, ddof=1))
             ax.fill_between(x, *ends, color=colour, alpha=0.15, linewidth=0)
-            if len(lines) <= CROWDED:
-                ax.plot(x, y, color=colour, linewidth=0.6, alpha=0.4)
         if plot.anchors and plot.y == "ep_ret":
             for mean, *_ in published(runs[0].env, runs[0].algo, runs[0].total_steps, True):
-                ax.axhline(mean, color=colour, ls=":", lw=0.8, label=f"{line}, published")
+                ax.axhline(mean, color=colour, ls=":", lw=0.8, label=f"{runs[0].algo}, published")
 
 
 @matplotlib.rc_context(STYLE)
 def save(figure: Figure, out: str, command: str = "") -> None:
     """Write the figure. An SVG holds the command that made it."""
     about = {".svg": {"Date": None, "Description": command}, ".pdf": {"CreationDate": None}}
+    suffix = Path(out).suffix
     try:
-        figure.savefig(out, dpi=200, metadata=about.get(Path(out).suffix))
+        figure.savefig(out, dpi=200, format=suffix[1:], metadata=about.get(suffix))
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {out} cannot be written: {error}") from None
 
 
 def main(plot: Plot) -> None:
     """Read runs, print tables, write the figure. UsageError: there is no run, or no curve."""
-    runs = load(plot)
-    if not runs:
-        raise UsageError(f"no run to plot; folders given: {' '.join(plot.runs)}")
-    groups = group(runs, plot.by, plot.rows)
-    done = defaultdict(lambda: defaultdict(list))   # results after fewer steps are not comparable
-    for panel, line, found in flat(groups):
-        for run in found:
-            if run.steps < run.total_steps:
-                print(f"{run.path}: at step {run.steps:,} of {run.total_steps:,.0f}; in no table",
-                      file=sys.stderr)
-            else:
-                done[panel][line].append(run)
-    if done:
-        print(table(results(done, plot.aggregate)))
-    if any(len(found) < FEW for *_, found in flat(done)):
-        print(f"* fewer than {FEW} seeds: no interval, no claim")
-    if any(np.isnan(run.eval) for *_, found in flat(done) for run in found):
-        print("eval -: not evaluated at the end; python -m utils.sweep --results FOLDER does it")
+    groups = group(load(plot), plot.by, plot.rows)
+    done = {panel: {line: runs for line, runs in lines.items()
+                    if runs[0].steps >= runs[0].total_steps} for panel, lines in groups.items()}
+    if flat(done):
+        print(table(results(done, plot)), LEGEND, sep="\n")
     if any(plot.compare):
-        print("", *compare(done, *plot.compare), sep="\n")
-    for panel, line, (run, *_) in flat(done) if plot.anchors else []:
-        theirs = published(run.env, run.algo, run.total_steps, training=True)
-        print(f"\n{panel}, {line}: training returns of others after as many steps",
-              *(f"{cell(mean)} ({source}: {measure})" for mean, source, measure in theirs) if theirs
-              else ["none is known"], sep="\n    ")
+        print(f"\n{table(compare(done, *plot.compare))}\nAn interval around 0.5 shows no winner.")
     names = ["curves.svg", *(f"curves-{k}.svg" for k in range(2, 1000))]
     out = plot.out or next(name for name in names if not Path(name).exists() or
                            escape(repr(plot)) in Path(name).read_text(encoding="utf-8"))
     save(draw(groups, plot), out, repr(plot))
-    print(f"{out}: {len(runs)} run{'s' * (len(runs) > 1)}", file=sys.stderr)
+    drawn = sum(len(runs) for *_, runs in flat(groups))
+    print(f"{out}: {drawn} run{'s' * (drawn > 1)}", file=sys.stderr)
 
 
 if __name__ == "__main__":
