@@ -340,7 +340,8 @@ def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int
     """Draw all lines of a panel, smoothed alike: over at most a tenth of its shortest run."""
     window = max(1, min(smooth, *(len(run.y) // 10 for runs in lines.values() for run in runs)))
     unit = "episodes" if plot.y in ("ep_ret", "ep_len") else "rows"
-    title = panel + f": mean of {window} {unit}" * (window > 1)
+    short = ", a tenth of the shortest run" * (window < smooth)
+    title = panel + f": mean of {window} {unit}{short}" * (window > 1)
     ax.set_title(fill(title, 50, break_on_hyphens=False))       # a panel has room for 56
     for line, runs in lines.items():
         curves = []

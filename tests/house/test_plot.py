@@ -194,8 +194,9 @@ def test_a_window_is_at_most_a_tenth_of_the_shortest_run_of_its_panel():
     for k, (algo, env) in enumerate((("a", "Hopper"), ("b", "Hopper"), ("a", "Walker2d"))):
         write_run(f"runs/{k}", algo=algo, env=f"{env}-v4", returns=range(400 if k == 1 else 1000))
     fig = figure(smooth=(100,))
-    assert [ax.get_title() for ax in fig.axes] == ["Hopper-v4: mean of 40 episodes",
-                                                   "Walker2d-v4: mean of 100 episodes"]
+    assert [ax.get_title() for ax in fig.axes] == [
+        "Hopper-v4: mean of 40 episodes, a tenth of the\nshortest run",
+        "Walker2d-v4: mean of 100 episodes"]
     assert {line.get_xdata()[0] for line in thick(fig.axes[0]).values()} == {400}
 
 
