@@ -383,11 +383,12 @@ def main(plot: Plot) -> None:
     if any(plot.compare):
         print(f"\n{table(compare(done, *plot.compare))}\nAn interval around 0.5 shows no winner.")
     names = ["curves.svg", *(f"curves-{k}.svg" for k in range(2, 1000))]
-    out = plot.out or next(name for name in names if not Path(name).exists() or
-                           escape(repr(plot)) in Path(name).read_text(encoding="utf-8"))
+    out = plot.out or next(name for name in names if not Path(name).is_file() or
+                           escape(repr(plot)).encode() in Path(name).read_bytes())
     save(draw(groups, plot), out, repr(plot))
+    other = "; curves.svg holds another figure" * (out in names[1:])
     drawn = sum(len(runs) for *_, runs in flat(groups))
-    print(f"{out}: {drawn} run{'s' * (drawn > 1)}", file=sys.stderr)
+    print(f"{out}: {drawn} run{'s' * (drawn > 1)}{other}", file=sys.stderr)
 
 
 if __name__ == "__main__":

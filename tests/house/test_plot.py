@@ -441,14 +441,18 @@ def test_the_same_data_give_the_same_file(name, start):
 
 def test_no_picture_of_another_command_is_overwritten(capsys):
     write_lines(ppo=[1, 2])
-    Path("curves-2.svg").write_text("somebody's own")
+    Path("curves-2.svg").write_bytes(b"somebody's own \xff")
     shutil.copytree("runs", "mine & yours")
     for folder, x, name in (("runs", "steps", "curves.svg"), ("runs", "time", "curves-3.svg"),
                             ("mine & yours", "steps", "curves-4.svg")):
+        other = "; curves.svg holds another figure" * (name != "curves.svg")
         for _ in range(2):                          # a command knows its own picture
             cli(folder, "--x", x)
-            assert capsys.readouterr().err == f"{name}: 2 runs\n"
-    assert Path("curves-2.svg").read_text() == "somebody's own"
+            assert capsys.readouterr().err == f"{name}: 2 runs{other}\n"
+    assert Path("curves-2.svg").read_bytes() == b"somebody's own \xff"
+    Path("curves-5.svg").mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        cli("runs", "--x", "episodes")
 
 
 # ---- What is skipped, what is refused
