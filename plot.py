@@ -375,6 +375,8 @@ def save(figure: Figure, out: str, command: str = "") -> None:
 
 def main(plot: Plot) -> None:
     """Read runs, print tables, write the figure. UsageError: there is no run, or no curve."""
+    if plot.anchors and not ANCHORS.exists():
+        raise UsageError("--anchors: benchmarks/anchors.csv is only in a clone of the repository")
     groups = group(load(plot), plot.by, plot.rows)
     done = {panel: {line: runs for line, runs in lines.items()
                     if runs[0].steps >= runs[0].total_steps} for panel, lines in groups.items()}

@@ -12,6 +12,7 @@ import plot
 from algos import ppo
 from benchmarks import table
 from utils import sweep
+from utils.errors import UsageError
 from utils.run.command import program, read_command
 
 
@@ -358,7 +359,7 @@ def test_compare_says_nothing_of_two_seeds_or_of_half_a_run(capsys):
     assert "runs/cut: unfinished, at step 990 of 1,000" in err
 
 
-def test_published_results_are_in_the_table_and_drawn(capsys):
+def test_published_results_are_in_the_table_and_drawn(capsys, monkeypatch):
     for algo in ("ppo", "mine"):
         write_run(f"runs/{algo}", env="HalfCheetah-v4", algo=algo, steps=1_001_472, total_steps=1e6)
     cli("runs", "--anchors")
@@ -372,6 +373,9 @@ def test_published_results_are_in_the_table_and_drawn(capsys):
     assert {line.get_color() for line in dotted} == {thick(ax)["ppo"].get_color()}
     for steps, there in ((1_040_000, True), (940_000, False)):
         assert bool(plot.published("HalfCheetah-v4", "ppo", steps, training=False)) == there
+    monkeypatch.setattr(plot, "ANCHORS", Path("not/installed.csv"))
+    with pytest.raises(UsageError, match="--anchors: .* only in a clone of the repository"):
+        plot.main(asked(anchors=True))
 
 
 # ---- Figures
