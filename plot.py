@@ -7,7 +7,7 @@
     python -m plot runs --compare my_ppo ppo   does my_ppo beat ppo?
     python -m plot runs --anchors              beside published results
 
-Each environment has its own panel; so have runs over three times as long. A line is named
+Each environment and each number of total_steps has its own panel. A line is named
 after the settings that differ, except for values that two thirds of the runs have.
 Unfinished runs are in no table, and in a line only while none of it has finished.
 --compare follows Agarwal et al. (2021); its interval needs five seeds of each line.
@@ -158,7 +158,7 @@ def group(runs: list[RunData], by: str = "", rows: str = "") -> dict[str, dict[s
         alike[run.env, run.algo].append(run)        # of a seed, finished runs first
     for (env, algo), found in alike.items():
         totals = [run.total_steps for run in runs if run.env == env]
-        uneven = max(totals) > 3 * min(totals)
+        uneven = max(totals) > 1.05 * min(totals)       # some libraries round them up a little
         apart = ({rows, "total_steps"} - {by} if uneven else {rows}) - {""}
         leave = (PLACE | apart) - {by}
         differ = differing(found, [run for run in runs if run.algo == algo], leave)
