@@ -68,7 +68,7 @@ def weights(net):
 
 def gradient_in(net, loss_fn, *args):
     """Return a loss, its metrics, and its gradient in the weights of `net` as one vector."""
-    loss, metrics = loss_fn(*args)
+    loss, metrics, *_ = loss_fn(*args)
     grads = torch.autograd.grad(loss, weights(net))
     return loss.detach(), metrics, torch.cat([grad.flatten() for grad in grads])
 

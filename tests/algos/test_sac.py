@@ -99,7 +99,8 @@ def test_value_of_a_state_by_hand(algo):
                                   (2.0, 0.0, -0.6312565, 2.5 + 1.262513),
                                   (3.0, 1.0, far, -act - 2 * far)):
         with noise_is(column(eps)):
-            loss, metrics = algo.actor_loss(agent, batch_of(algo, column(state)))
+            loss, metrics, got = algo.actor_loss(agent, batch_of(algo, column(state)))
+        close(got, [logp])
         close(metrics["logp"], [logp])
         close(loss.detach(), -val)
 
@@ -176,8 +177,8 @@ def test_a_fixed_temperature_may_be_0(algo):
         agent, batch = make_agent(algo, alpha=alpha, learn_alpha=False), make_batch(algo)
         assert agent.alpha() == alpha and agent.log_alpha.isfinite()
         torch.manual_seed(1)
-        loss, metrics = algo.actor_loss(agent, batch)
-        losses.append(loss.detach()), logps.append(metrics["logp"].mean())
+        loss, _, logp = algo.actor_loss(agent, batch)
+        losses.append(loss.detach()), logps.append(logp.mean())
     close(losses[0], losses[1] - 0.5 * logps[1])
     for settings, bound in (({"alpha": 0.0}, "above 0"),
                             ({"alpha": -0.1, "learn_alpha": False}, "at least 0")):
