@@ -207,7 +207,7 @@ def a2c_loss(agent: Agent, batch: Batch) -> tuple[Scalar, dict]:
 
         L_pi   makes good actions more likely: see `policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
+        H      the entropy of pi, keeps it exploring: see `Agent.policy`
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
@@ -282,7 +282,7 @@ class Agent(Policy):  # which adds predict(obs)
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         Continuous actions are those before tanh. What tanh would add to log pi(a|s)
-        depends on a alone, so its gradient is 0. The entropy is that after tanh.
+        depends on a alone, so its gradient is 0. The entropy is that of tanh(a).
         """
         out = self.actor(features)  # [B, k]
         if not self.discrete:

@@ -116,8 +116,9 @@ def collect(agent: Agent, envs: gym.vector.VectorEnv,
             playing[i] = next(queue, idle)
             last_end = len(seen)
         if len(seen) - last_end > 100_000:
-            raise UsageError("no episode has ended in 100,000 steps; ARS needs whole ones: "
-                             """--env-kwargs '{"max_episode_steps": N}' limits them""")
+            raise UsageError(
+                "ARS needs whole episodes; none has ended in 100,000 steps: limit them "
+                """by --env-kwargs '{"max_episode_steps": N}'""")
     num_steps = len(seen) * envs.num_envs
     plus, minus = returns[:num_directions], returns[num_directions:idle]
     told = mpi.gather((plus, minus, num_steps))

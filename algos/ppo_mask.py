@@ -229,7 +229,7 @@ def ppo_loss(agent: Agent, batch: Minibatch) -> tuple[Scalar, dict]:
 
         L_pi   makes good actions more likely: see `clipped_policy_loss`
         L_V    = mean (V(s) - R)^2
-        H      = -E[log pi(a|s)], the entropy of pi, keeps it exploring
+        H      the entropy of pi, keeps it exploring: see `Agent.policy`
     """
     cfg = agent.cfg
     features = agent.encoder(batch.obs)
