@@ -24,7 +24,7 @@ of 256 units (paper: 400, 300), batches of 256 (100), no updates during the rand
 actions at the start. Ours: Q takes actions in [-1, 1], the unit of all noise.
 
 Healthy values. `q1` and `q2` stay close together. With --eval-every, `eval_q` is near
-`eval_discounted`, the discounted return that then followed; DDPG's is far above.
+`eval_discounted`, the return that followed where no time limit cut it; DDPG's is above.
 
 Run   python -m algos.td3 --env Pendulum-v1 --total-steps 1e4
 Diff  diff algos/ddpg.py algos/td3.py    (next: algos/sac.py)
