@@ -67,16 +67,32 @@ def kl_of_gaussians(old: SquashedGaussian, new: SquashedGaussian) -> Tensor:
     return (0.5 * (var_ratio + z.square() - 1) + new.log_std - old.log_std).sum(-1)
 
 
+def image_layout(shape: tuple[int, ...]) -> tuple[int, bool] | None:
+    """Return (axis of an image's channels, whether that is clear), or None if it is no image.
+
+    The shape alone decides, and only here. An image is [H, W, C] or [C, H, W], with sides of at
+    least 5 pixels. If both are possible, channels are last, as usual in Gymnasium, unless H / W is
+    twice as near to 1 in [C, H, W]. If it is 1 there, 1.5 times will do: there is [12, 8, 8].
+    """
+    if len(shape) != 3:
+        return None
+    last, first = (max(sides) / min(sides) if min(sides) >= 5 else math.inf
+                   for sides in (shape[:2], shape[1:]))
+    if last == first == math.inf:
+        return None
+    axis = 0 if last >= (1.5 if first == 1 else 2) * first else 2
+    return axis, max(last, first) >= 2 * min(last, first) or last == 1 < first
+
+
 def is_image(space: gym.Space) -> bool:
     """Return whether observations are images: uint8, at least 5 pixels a side."""
-    shape = space.shape or ()
-    box = isinstance(space, gym.spaces.Box) and space.dtype == np.uint8 and len(shape) == 3
-    return box and sorted(shape)[1] >= 5  # the least of the three numbers is that of the colours
+    return (isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
+            and image_layout(space.shape) is not None)
 
 
 def cnn_out(space: gym.Space) -> tuple[int]:
     """Return the shape of what `nature_cnn` makes of an image of this space: (512,) or (128,)."""
-    return (128,) if sorted(space.shape)[1] < 36 else (512,)
+    return (128,) if min(np.delete(space.shape, image_layout(space.shape)[0])) < 36 else (512,)
 
 
 def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
@@ -86,9 +102,8 @@ def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
     36 pixels, that of Young & Tian 2019 (arXiv:1903.03176) for MinAtar, to [B, 128].
     `bf16`: compute in bfloat16. Weights and outputs are float32 all the same.
     """
-    shape = space.shape
-    last = shape[2] <= shape[0]  # there are hardly more channels than rows of pixels
-    channels, height, width = (shape[2], *shape[:2]) if last else shape
+    axis, _ = image_layout(space.shape)
+    channels, (height, width) = space.shape[axis], np.delete(space.shape, axis).tolist()
     if cnn_out(space) == (128,):
         conv = nn.Sequential(nn.Conv2d(channels, 16, kernel_size=3), nn.ReLU(), nn.Flatten())
     else:
@@ -98,7 +113,7 @@ def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
             nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
     num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
     linear = nn.Linear(num_features, *cnn_out(space))
-    encoder = ImageEncoder(ImageToFloat(), *conv, linear, nn.ReLU())
+    encoder = ImageEncoder(ImageToFloat(axis), *conv, linear, nn.ReLU())
     encoder.bf16 = bf16
     return encoder
 
@@ -115,11 +130,17 @@ class ImageEncoder(nn.Sequential):
 class ImageToFloat(nn.Module):
     """Images, uint8 [B, C, H, W] or [B, H, W, C] -> floats in [0, 1], [B, C, H, W].
 
+    axis    that of an image's channels, from `image_layout`
+
     The colours of a pixel lie side by side in memory: a gradient then takes 0.8 of the time.
     """
 
+    def __init__(self, axis: int):
+        super().__init__()
+        self.axis = axis
+
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        if images.shape[3] <= images.shape[1]:  # the channels are last, as in `nature_cnn`
+        if self.axis == 2:  # of [H, W, C]
             images = images.movedim(-1, 1)
         images = images.contiguous(memory_format=torch.channels_last)
         bf16 = torch.is_autocast_enabled(images.device.type)  # which would convert float32 again
