@@ -19,7 +19,7 @@ KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
          "mask": "action masks (Dict of observation and action_mask, one number per action)",
          "discrete": "Discrete from 0",
          "image": "images (Box of uint8, HWC or CHW, at least 5 pixels a side)",
-         "box": "Box of floats with finite bounds",
+         "box": "Box of floats with finite bounds (and high - low finite and not 0)",
          "tokens": "texts (Box of whole numbers, one dimension)"}
 
 
@@ -44,8 +44,27 @@ def act_kind(space):
         return "discrete" if space.start == 0 else "other"
     if isinstance(space, gym.spaces.Box) and space.dtype == np.int64 and len(space.shape) == 1:
         return "tokens"
-    floats = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    return "box" if floats and space.is_bounded() else "other"
+    if not isinstance(space, gym.spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+        return "other"
+    with np.errstate(over="ignore", invalid="ignore"):  # ranges in its own type and in ours
+        ranges = [space.high - space.low, np.float32(space.high) - np.float32(space.low)]
+    # [-1, 1] is rescaled to the bounds. Those at the limits of a type have an infinite range.
+    return "box" if np.isfinite(ranges).all() and np.any(ranges[0]) else "other"
+
+
+def numeric(space: gym.Space) -> gym.Space | None:
+    """Return a space without the parts of Dicts that are no numbers; None if nothing is left."""
+    if isinstance(space, gym.spaces.Dict):
+        parts = [(name, numeric(part)) for name, part in space.items()]
+        parts = [(name, part) for name, part in parts if part is not None]
+        return gym.spaces.Dict(parts) if parts else None
+    if isinstance(space, gym.spaces.Tuple):  # whose parts have no names
+        return space if all(part == numeric(part) for part in space) else None
+    try:
+        return space if space.is_np_flattenable and not isinstance(
+            space, gym.spaces.Text) else None
+    except NotImplementedError:  # a kind that is not Gymnasium's
+        return None
 
 
 class FlatBox(gym.spaces.Box):
@@ -108,6 +127,9 @@ def belongs(value, space: gym.Space) -> bool:
     if isinstance(space, gym.spaces.Dict):
         return isinstance(value, dict) and all(
             name in value and belongs(value[name], part) for name, part in space.items())
+    if isinstance(space, gym.spaces.Tuple):
+        return isinstance(value, tuple | list) and len(value) == len(space) and all(
+            map(belongs, value, space))
     if not isinstance(space, gym.spaces.Box):
         return space.contains(value)
     array = as_array(value)

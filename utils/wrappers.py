@@ -1,13 +1,16 @@
 """Wrappers around each environment: vectors as observations, numbers as actions, copies."""
 
+import inspect
 import warnings
 
 import gymnasium as gym
 import numpy as np
 
+from utils.errors import UsageError
 from utils.mpi import say_once
+from utils.nets import image_layout, is_image
 from utils.spaces import (
-    MOST_ACTS, FlatBox, Numbered, act_kind, as_array, num_acts, one_line)
+    MOST_ACTS, FlatBox, Numbered, act_kind, as_array, num_acts, numeric, one_line)
 
 
 MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
@@ -16,24 +19,30 @@ MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
 def flat_obs(env: gym.Env) -> gym.Env:
     """Turn observations that are neither vectors nor images into vectors, if Gymnasium can.
 
-    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined. Images of
-    bools become bytes. Others stay what they are: flattened, they would be learned from badly.
+    Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined, but for
+    texts and the like, which a Dict loses. Images of bools become bytes. Others stay what they are:
+    flattened, they would be learned from badly.
     """
     space = env.observation_space
     box = isinstance(space, gym.spaces.Box)
-    if box and space.dtype == bool and len(space.shape) == 3:
-        images = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
-        return gym.wrappers.TransformObservation(
-            env, lambda bools: np.multiply(bools, np.uint8(255)), images)
-    stays = len(space.shape) == 1 if box else not space.is_np_flattenable
-    if box and len(space.shape) > 1:  # a picture, of whatever type: bytes, or two long sides
-        long = 36 if len(space.shape) == 2 else 5  # a matrix of 5 by 5 is none
-        stays = space.dtype == np.uint8 or sorted(space.shape)[-2] >= long
-    if stays or gym.spaces.flatdim(space) > MOST_NUMBERS:
+    if box and space.dtype == bool and image_layout(space.shape):
+        space = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
+        env = gym.wrappers.TransformObservation(env, lambda bools: bools * np.uint8(255), space)
+    if is_image(space) and not (layout := image_layout(space.shape))[1]:
+        say_once(f"images: {list(space.shape)} may be [H, W, C] or [C, H, W]; we take it to have "
+                 f"{space.shape[layout[0]]} channels (docs/howto.md, Images)")
+    stays = box and len(space.shape) == 1
+    if box and len(space.shape) > 1:  # a picture has two long sides; a board of 5 by 5 is none
+        stays = sorted(space.shape)[-2] >= (36 if len(space.shape) == 2 else 5)
+    own = None if stays else numeric(space)
+    if own is None or gym.spaces.flatdim(own) > MOST_NUMBERS:
         return env
-    flat = FlatBox(space)
+    if own != space:
+        say_once("observations: what is no number is left out; docs/howto.md (Images) shows how to "
+                 "take one part alone, as by minigrid's ImgObsWrapper")
+    flat = FlatBox(own)
     size = flat.shape[0]
-    say_once(f"observations: {one_line(space)}, flattened to {size} number{'s' * (size != 1)}")
+    say_once(f"observations: {one_line(own)}, flattened to {size} number{'s' * (size != 1)}")
     return gym.wrappers.TransformObservation(env, flat.flatten, flat)
 
 
@@ -55,6 +64,19 @@ class OwnStep(gym.Wrapper):
     step, which takes time and fails if arrays differ in size or a number is sometimes None.
     """
 
+    def __init__(self, env):
+        super().__init__(env)
+        while isinstance(env, gym.Wrapper) and type(env).__module__.startswith("gymnasium."):
+            env = env.env
+        try:
+            inspect.signature(env.reset).bind(seed=1, options=None)
+        except TypeError:
+            raise gym.error.Error("its reset takes no seed, or no options: it is made for Gym, and "
+                                  "plainrl needs one for Gymnasium 1") from None
+        if hasattr(self.unwrapped, "reward_space"):  # of MO-Gymnasium
+            self.reset(seed=1)
+            self.step(self.action_space.sample())
+
     def reset(self, *, seed=None, options=None):
         if seed is not None:  # an environment may draw by `self.action_space.sample()`
             self.unwrapped.action_space.seed(seed)
@@ -65,7 +87,10 @@ class OwnStep(gym.Wrapper):
         action = action.copy() if isinstance(action, np.ndarray) else action
         obs, rew, terminated, truncated, info = self.env.step(action)
         told = success(info) if terminated or truncated else {}
-        return np.copy(obs), rew, terminated, truncated, told
+        if (rew := as_array(rew)).size != 1 or rew.dtype.kind not in "buif":
+            raise UsageError(f"--env gave the reward {one_line(rew)[:80]}, not one number; "
+                             "docs/howto.md (Rewards of several numbers) shows a wrapper")
+        return np.copy(obs), rew.item(), terminated, truncated, told
 
     def close(self):
         try:
