@@ -1,13 +1,16 @@
 """Names of environments: importing what registers them, and what can be wrong with them."""
 
 import contextlib
-import importlib
+import importlib.util
 import io
 import json
 import re
 import sys
+import traceback
 import warnings
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium as gym
 from gymnasium.envs.registration import find_highest_version, parse_env_id
@@ -27,12 +30,8 @@ def is_game(env: str, names: str | tuple[str, ...] = ("ALE/", "MinAtar/")) -> bo
 
 def with_version(cfg):
     """Return `cfg` with the newest version, if --env names none. UsageError: it is unknown."""
-    package, _, name = cfg.env.rpartition(":")
     with refusing_bad_env(cfg):
-        if package.startswith("."):  # which `import_module` takes for a part of a package
-            raise ImportError(f"No module named {package!r}")
-        if package:
-            importlib.import_module(package)
+        name = cfg.env.rpartition(":")[2]
         namespace, base, version = parse_env_id(name)
         newest = find_highest_version(namespace, base) if version is None else None
         spec = gym.spec(name if newest is None else f"{name}-v{newest}")
@@ -46,83 +45,113 @@ def with_version(cfg):
 
 @contextlib.contextmanager
 def refusing_bad_env(cfg):
-    """Yield --env-kwargs as a dict; turn what goes wrong with it or --env into a UsageError.
+    """Yield --env-kwargs as a dict; turn all that goes wrong with it or --env into a UsageError.
 
     Silences only the deprecation notices of -v4 environments, which the published figures use.
     """
-    wrong = f"--env-kwargs is {cfg.env_kwargs}; it takes a JSON object of what {cfg.env} takes"
-    robotics = cfg.env.removeprefix("gymnasium_robotics:").startswith(ROBOTICS)
-    extra = ("atari" if is_game(cfg.env, "ALE/") else "minatar" if is_game(cfg.env, "MinAtar/")
-             else "robotics" * robotics)
+    package, _, name = cfg.env.rpartition(":")
     try:
         env_kwargs = json.loads(cfg.env_kwargs)
         if not isinstance(env_kwargs, dict):
-            raise UsageError(wrong)
-        if extra == "atari":
+            raise json.JSONDecodeError("this is another value", cfg.env_kwargs, 0)
+        if package.startswith("."):  # which `import_module` takes for a part of a package
+            raise ImportError(f"No module named {package!r}")
+        if is_game(name, "ALE/"):
             gym.register_envs(importlib.import_module("ale_py"))
-        if extra == "robotics":
+        if is_game(name, "MinAtar/") and "MinAtar/Breakout-v1" not in gym.registry:
+            importlib.import_module("minatar.gym").register_envs()
+        # Other packages may build on it, and `mujoco_of_today` mends it.
+        if name.startswith(ROBOTICS) or package and importlib.util.find_spec("gymnasium_robotics"):
             with contextlib.redirect_stderr(io.StringIO()):  # it prints notes
                 importlib.import_module("gymnasium_robotics")
-        if extra == "minatar" and "MinAtar/Breakout-v1" not in gym.registry:
-            importlib.import_module("minatar.gym").register_envs()
-        with warnings.catch_warnings():
+        if package:
+            importlib.import_module(package)
+        with warnings.catch_warnings(), mujoco_of_today():
             warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)
             yield env_kwargs
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{wrong}: {error}") from None
-    except (gym.error.DependencyNotInstalled, ImportError) as error:
-        extra = extra or "box2d" * ("ox2" in str(error))
-        how = f"pip install -e '.[{extra}]'" if extra else error
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"--env is {cfg.env}{what_is_wrong(cfg, error)}") from error
+
+
+def what_is_wrong(cfg, error: Exception) -> str:
+    """Return what follows "--env is ..." in the message about an environment that is not made."""
+    said = " ".join(str(error).partition(" was raised from the environment creator")[0].split())
+    package, _, name = cfg.env.rpartition(":")
+    given = f"; --env-kwargs is {cfg.env_kwargs}" * (cfg.env_kwargs != "{}")
+    if isinstance(error, json.JSONDecodeError):
+        return f"{given}; it takes a JSON object of what the environment takes: {said}"
+    if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
+        for extra, begins in {"atari": "ALE/", "minatar": "MinAtar/", "robotics": ROBOTICS,
+                              "box2d": name if "ox2" in said else ()}.items():
+            if name.startswith(begins):
+                return f", which is not installed: pip install -e '.[{extra}]'"
         new = f"{cfg.env[:-1]}4"
-        if re.search("have been moved|mujoco_py", str(error)) and new in gym.registry:
-            how = f"{new} is the same robot with the MuJoCo of today"
-        raise UsageError(f"--env is {cfg.env}, which is not installed: {how}") from None
-    except gym.error.Error as error:
+        if re.search("have been moved|mujoco_py", said) and new in gym.registry:
+            return f", which is not installed: {new} is the same robot with the MuJoCo of today"
+        other = "; it is made for another version of Gymnasium" * ("'gymnasium." in said)
+        return f", which cannot be imported: {said}{other or advice(package)}"
+    if isinstance(error, gym.error.Error):
         with contextlib.suppress(ImportError):
             importlib.import_module("ale_py")  # registers its games
-        game = re.sub("(?i)^(.*:)?(ALE/)?|(NoFrameskip|Deterministic|-ram|-v[0-9]).*", "", cfg.env)
-        known = {name.lower(): name for name in gym.registry}
-        if name := known.get(f"ale/{game}-v5".lower()):
-            raise UsageError(f"--env is {cfg.env}: this game is called {name} here; "
-                             """--env-kwargs '{"repeat_action_probability": 0}' plays it without """
-                             "sticky actions. MinAtar's are MinAtar/Breakout-v1, ...") from None
-        raise UsageError(f"--env is {cfg.env}: {error} (games are called ALE/Pong-v5 or "
-                         "MinAtar/Breakout-v1, your own my_module:MyEnv-v0)") from None
-    except (TypeError, ValueError, AssertionError) as error:
-        if cfg.env_kwargs == "{}" or isinstance(error, UsageError):  # the environment's own
-            raise
-        fact = str(error).partition(" was raised from the environment creator")[0]
-        raise UsageError(f"{wrong}; it raised {type(error).__name__}: {fact}") from error
+        game = re.sub("(?i)^(ALE/)?|(NoFrameskip|Deterministic|-ram|-v[0-9]).*", "", name)
+        known = {each.lower(): each for each in gym.registry}
+        if game := known.get(f"ale/{game}-v5".lower()):
+            return (f": this game is called {game} here; --env-kwargs "
+                    """'{"repeat_action_probability": 0}' plays it without sticky actions. """
+                    "MinAtar's are MinAtar/Breakout-v1, ...")
+        unknown = isinstance(error, gym.error.NameNotFound | gym.error.NamespaceNotFound)
+        return f": {said}{advice(package) if unknown else ''}"
+    if needs := re.search("missing .* required .*argument.*?: (.*)", said):
+        return (f", which needs {needs[1]}: say it in --env-kwargs, or, if it is no JSON, in an id "
+                "of your own (docs/howto.md, Environments of other packages)")
+    at = traceback.extract_tb((error.__cause__ or error).__traceback__)[-1]
+    other = "; it may need another version of MuJoCo" * ("'Mj" in said)
+    return (f"{given}; making it raised {type(error).__name__}: {said or at.line} ({at.filename}, "
+            f"line {at.lineno}){other}")
 
 
-BEFORE = []  # what `mujoco_of_today` has replaced, once for each context that is open
+def advice(package: str) -> str:
+    """Return what may help if the module `package` of an id does not do what it should, or ""."""
+    top = package.partition(".")[0]
+    if not package:
+        return ("; an id of another package needs its module, as in minigrid:MiniGrid-Empty-5x5-v0 "
+                "or my_module:MyEnv-v0; games are called ALE/Pong-v5 or MinAtar/Breakout-v1")
+    if "-" in top:
+        return f"; a module has underscores: {top.replace('-', '_')}"
+    spec = importlib.util.find_spec(top) if top else None
+    folder = Path(*(spec and spec.submodule_search_locations or ["/nowhere"])[:1])
+    texts = {path.relative_to(folder): path.read_text(errors="replace")
+             for path in folder.rglob("*.py")}
+    code = "\n".join(texts.values())
+    if "gymnasium" not in code and re.search(r"^\s*(import|from) gym\b", code, re.M):
+        return "; this package is made for Gym, and plainrl needs one for Gymnasium 1"
+    modules = {".".join((top, *path.with_suffix("").parts)).removesuffix(".__init__")
+               for path, text in texts.items() if re.search(r"\bregister\(\s*(id|f?['\"])", text)}
+    modules = ", ".join(sorted(modules - {package})[:3])
+    unknown = package in sys.modules and modules  # the package is there, the name is not
+    return f"; these modules register environments: {modules}" if unknown else ""
 
 
 @contextlib.contextmanager
 def mujoco_of_today():
-    """Change two things of MuJoCo until the last of these contexts ends, in any order.
+    """Hide MuJoCo's notices of what is deprecated, for which it would write a file, MUJOCO_LOG.TXT.
 
-    It prints a warning instead of writing a file, MUJOCO_LOG.TXT. And a joint's type equals the
-    number of it in a model, which the Fetch and Hand environments compare it with, as it did until
-    MuJoCo 3.14.
+    And let gymnasium-robotics, which asks whether a number is `in` types of joints, see these as
+    numbers, too: since MuJoCo 3.14 they are not.
     """
     try:
         import mujoco  # takes a tenth of a second
     except RuntimeError as error:  # it does not know the MUJOCO_GL that is set
         raise UsageError(f"MuJoCo: {error}") from None
-    joint = mujoco.mjtJoint
-    BEFORE.append(BEFORE[0] if BEFORE else (mujoco.get_mju_user_warning(), joint.__eq__))
-    mujoco.set_mju_user_warning(print_mujoco_warning)
-    joint.__eq__ = lambda one, other: int(one) == other
+    if robotics := sys.modules.get("gymnasium_robotics.utils.mujoco_utils"):
+        joints = {name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()}
+        robotics.mujoco = SimpleNamespace(**vars(mujoco) | {"mjtJoint": SimpleNamespace(**joints)})
+    before = mujoco.get_mju_user_warning()
+    mujoco.set_mju_user_warning(
+        lambda text: "deprecated" in text or print(f"MuJoCo: {text}", file=sys.stderr))
     try:
         yield
     finally:
-        warn, equal = BEFORE.pop()
-        if not BEFORE:
-            mujoco.set_mju_user_warning(warn)
-            joint.__eq__ = equal
-
-
-def print_mujoco_warning(text):
-    if "deprecated" not in text:
-        print(f"MuJoCo: {text}", file=sys.stderr)
+        mujoco.set_mju_user_warning(before)

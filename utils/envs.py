@@ -4,21 +4,20 @@ An environment restarts in the step that ends its episode ("same-step autoreset"
 is then the first one of the next episode, and `infos["final_obs"]` has the old one's last.
 """
 
-import contextlib
-import weakref
-
 import gymnasium as gym
 import numpy as np
 import torch
 
 from utils.atari import AtariRules, check_sticky
-from utils.env_ids import is_game, mujoco_of_today, refusing_bad_env
+from utils.env_ids import is_game, refusing_bad_env
 from utils.errors import NotFinite
 from utils.wrappers import OwnStep, flat_obs, numbered_acts
 
 
-def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
+def make_envs(cfg, num_envs: int, **more) -> gym.vector.VectorEnv:
     """Return `num_envs` copies of `cfg.env`, stepped together in this process.
+
+    They are made with --env-kwargs and `more` keyword arguments, such as `render_mode`.
 
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     and by the rules of `AtariRules`. Other environments are wrapped: see `flat_obs`,
@@ -30,13 +29,13 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
     atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         kwargs = same_step | {"reward_clipping": False}
-    with contextlib.ExitStack() as stack, refusing_bad_env(cfg) as env_kwargs:
-        stack.enter_context(mujoco_of_today())
+    with refusing_bad_env(cfg) as env_kwargs:
+        env_kwargs |= more
         if is_game(cfg.env, "MinAtar/"):  # where one may wait forever; ALE's games have this limit
             env_kwargs.setdefault("max_episode_steps", 27_000)
         lives_end = atari and env_kwargs.pop("episodic_life", False)
         envs = gym.make_vec(cfg.env, num_envs, **kwargs, **env_kwargs)
-        envs = EpisodeRecorder(envs, stack.pop_all())
+        envs = EpisodeRecorder(envs)
     if atari:
         check_sticky(env_kwargs.get("repeat_action_probability", 0.25), lives_end)
         envs = AtariRules(envs, lives_end)
@@ -46,12 +45,13 @@ def make_envs(cfg, num_envs: int) -> gym.vector.VectorEnv:
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
     """Keep return, length and success of every episode that ends, until `pop_episodes` takes them.
 
-    undo    an ExitStack to close with the environments
+    success_ends    whether the last episode that ended with a success was terminated by it
     """
 
-    def __init__(self, env: gym.vector.VectorEnv, undo: contextlib.ExitStack | None = None):
+    success_ends = False
+
+    def __init__(self, env: gym.vector.VectorEnv):
         super().__init__(env)
-        self.undo = weakref.finalize(self, (undo or contextlib.ExitStack()).close)
         self.vector_steps = 0
         self.ended = []
 
@@ -70,12 +70,10 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
             ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
             told = infos.get("final_info", {})
             end = [float(told["success"][i])] if "success" in told and told["_success"][i] else []
+            if end == [1]:
+                self.success_ends = bool(terminated[i])
             self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *end))
         return obs, rew, terminated, truncated, infos
-
-    def close(self, **kwargs):
-        super().close(**kwargs)
-        self.undo()
 
     def check_finite(self, values: np.ndarray, what: str) -> None:
         if not all_finite(values):
