@@ -2,14 +2,12 @@
 
 import ctypes
 import importlib
-import json
 import math
 import os
 import sys
 import tempfile
 import warnings
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -23,12 +21,6 @@ from utils.evaluate import evaluate
 from utils.spaces import one_line
 
 
-def make_with(cfg, **more) -> gym.vector.VectorEnv:
-    """Return one environment, made with more keyword arguments."""
-    kwargs = json.loads(cfg.env_kwargs) | more
-    return make_envs(replace(cfg, env_kwargs=json.dumps(kwargs)), 1)
-
-
 def has_display() -> bool:
     return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
@@ -38,7 +30,7 @@ def make_window(cfg) -> gym.vector.VectorEnv:
     if not has_display():
         raise UsageError("--render needs a display; --video FILE.mp4 draws an episode into a file")
     with refusing_bad_env(cfg):
-        envs = make_with(cfg, render_mode="human")
+        envs = make_envs(cfg, 1, render_mode="human")
         envs.reset(seed=cfg.seed)
     return envs
 
@@ -54,8 +46,8 @@ def make_drawn(cfg) -> gym.vector.VectorEnv:
         for package in ("imageio", "imageio_ffmpeg"):
             importlib.import_module(package)
         if is_game(cfg.env, "ALE/"):  # it has no `render`, but may observe its screen
-            return make_with(cfg, grayscale=False, img_height=210, img_width=160, stack_num=1)
-        envs = make_with(cfg, render_mode="rgb_array")
+            return make_envs(cfg, 1, grayscale=False, img_height=210, img_width=160, stack_num=1)
+        envs = make_envs(cfg, 1, render_mode="rgb_array")
         follow_robot(envs.unwrapped.envs[0].unwrapped)
         envs.reset(seed=cfg.seed)
         draw(envs)
@@ -74,21 +66,21 @@ def follow_robot(env: gym.Env) -> None:
 
 
 def draw(envs: gym.vector.VectorEnv) -> np.ndarray:
-    """Return the picture of one environment, uint8 [H, W, 3]."""
+    """Return the picture of one environment, uint8 [H, W, 3], or [H, W] if it is grey."""
     with warnings.catch_warnings(action="ignore"):  # Gymnasium's about MinAtar's picture
         frame = np.asarray(envs.render()[0])
     if frame.shape == (10, 10, 3):  # MinAtar's, floats from 0 to 1
         frame = np.uint8(255 * frame).repeat(16, 0).repeat(16, 1)
-    if frame.dtype != np.uint8 or frame.shape[2:] != (3,):
+    if frame.dtype != np.uint8 or frame.ndim != 2 and frame.shape[2:] not in ((3,), (4,)):
         raise UsageError(f"render() returned {frame.dtype} {list(frame.shape)}, no RGB image")
-    return frame
+    return frame if frame.ndim == 2 else frame[..., :3]  # without RGBA's opacity
 
 
 def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
-                deterministic: bool = True, max_steps: int = 100_000) -> tuple[float, int]:
+                deterministic: bool = True, max_steps: int = 10_000) -> tuple[float, int]:
     """Draw an episode in `envs`, from `make_drawn`, and write it to `file`, whole or not at all.
 
-    Return (return, number of steps) of the episode.
+    Return (return, number of steps) of the episode, or (0, 0) if the film ends after `max_steps`.
     """
     import imageio.v2 as imageio  # an extra
 
@@ -102,6 +94,8 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
 
     def film():
         """Draw the state before each step. Beside an Atari game, a second one is played alike."""
+        if len(steps) == max_steps:
+            return True  # ends the episode here
         if game and steps:
             shown, *_ = envs.step(agent.env_act(steps[-1][1]))
         elif game:

@@ -29,12 +29,15 @@ from utils.run.command import program, read_command
 from utils.run.settings import check_range
 
 
+MOST_FILMED = 10_000  # steps: 5 minutes at 30 frames per second
+
+
 @dataclass(frozen=True)
 class Play:
     run: str  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
     render: bool = False  # play the episodes one by one in a window
-    video: str = ""  # also draw one episode into this file, an .mp4 or a small .gif
+    video: str = ""  # first draw one episode into this file, an .mp4 or a small .gif
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
     overwrite: bool = False  # --record replaces a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
@@ -75,16 +78,24 @@ def main(play: Play) -> np.ndarray:
                               envs=window) for k in range(play.episodes)]
         returns, lengths = np.concatenate(shown, axis=1)
     else:
+        if play.video and not film(play, cfg, agent, drawn, seed):
+            return np.empty(0)
         returns, lengths = evaluate(agent, cfg, play.episodes, seed, deterministic,
                                     max_steps=play.max_steps)
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
-    if play.video:
-        print(f"drawing an episode of about {lengths[0]:,} steps", flush=True)
-        ret, length = write_video(agent, cfg, drawn, play.video, seed, deterministic,
-                                  play.max_steps)
-        print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
     return returns
+
+
+def film(play: Play, cfg, agent, envs, seed: int) -> bool:
+    """Draw the first episode that is evaluated. Return whether it ended."""
+    most = min(play.max_steps, MOST_FILMED)
+    print(f"drawing an episode, or its first {most:,} steps", flush=True)
+    with torch.random.fork_rng(devices=[]):  # so that it changes nothing for the evaluation
+        ret, length = write_video(agent, cfg, envs, play.video, seed, not play.stochastic, most)
+    print(f"{play.video}: " + (f"an episode with return {ret:.2f} in {length} steps" if length else
+                               f"{most:,} steps; the episode goes on, so none is evaluated"))
+    return length > 0
 
 
 if __name__ == "__main__":

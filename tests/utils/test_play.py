@@ -188,8 +188,7 @@ class Odd(Ends):
 gym.register("OddFrames-v0", Odd, disable_env_checker=True)
 
 
-@pytest.mark.parametrize("frame", [None, np.zeros((8, 8), np.uint8), np.full((8, 8, 3), 2.0),
-                                   np.zeros((8, 8, 4), np.uint8)])
+@pytest.mark.parametrize("frame", [None, np.full((8, 8, 3), 2.0), np.zeros((8, 8, 2), np.uint8)])
 def test_what_cannot_be_drawn_is_refused_before_it_is_played(trained, monkeypatch, frame):
     monkeypatch.setattr(Odd, "frame", frame)
     monkeypatch.setattr(play, "evaluate", lambda *args: pytest.fail("it was played"))
@@ -198,7 +197,7 @@ def test_what_cannot_be_drawn_is_refused_before_it_is_played(trained, monkeypatc
     assert not os.listdir()
 
 
-@pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3)])
+@pytest.mark.parametrize("shape", [(16, 12, 3), (33, 57, 3), (16, 12, 4), (16, 12)])  # RGBA, grey
 def test_frames_of_any_size_are_written(trained, monkeypatch, shape, capfd):
     _, agent, cfg = trained["OddFrames-v0"]
     monkeypatch.setattr(Odd, "frame", np.full(shape, 200, np.uint8))
@@ -228,12 +227,17 @@ def test_minatar_is_drawn_as_bytes_and_large():
     assert picture.shape == (160, 160, 3) and picture.dtype == np.uint8 and picture.max() > 100
 
 
-def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
-    """A disk without space, an episode that is too long, a package that is not installed."""
+def test_a_film_of_an_endless_episode_is_cut(trained, capsys):
+    """And not evaluated: what a good policy does in ten endless episodes nobody would see."""
     run = str(trained["Pendulum-v1"][0])
-    with pytest.raises(UsageError, match="1 of 1 evaluated episodes .* within 39 steps"):
-        film.write_video(play.load_agent(run), cfg := trained["Pendulum-v1"][2],
-                         film.make_drawn(cfg), "run.mp4", 1, max_steps=39)
+    for most, said in (39, "39 steps; the episode goes on"), (40, "in 40 steps\n1 episodes: return"):
+        play.main(play.Play(run, 1, video="run.mp4", max_steps=most))
+        assert said in capsys.readouterr().out and len(frames("run.mp4")) == most
+
+
+def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
+    """A disk without space, a package that is not installed."""
+    run = str(trained["Pendulum-v1"][0])
     monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", shutil.which("false"))
     with pytest.raises(UsageError, match="--video run.mp4 cannot be written"):
         play.main(play.Play(run, 1, video="run.mp4"))
