@@ -17,7 +17,7 @@ learn carries over to other goals. One step of `train`:
 
 In a stochastic environment, the new goal is chosen after the outcome is known, so the
 actions look more reliable than they are. The environment needs compute_reward, which
-takes batches of goals, and compute_terminated. No wrapper may change the reward.
+takes batches of goals. utils/goals.py derives compute_terminated if it is missing.
 
 Departures from the paper. SAC replaces DDPG. Each batch draws new goals, from running
 episodes too (paper: the buffer stores k copies, after the episode). Observations are
@@ -404,7 +404,8 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
             g'            = m(s'_{t+j}), the goal achieved j steps later
             j             uniform in {0, ..., later}; if it is 0, s'_t itself reaches g'
             r             = compute_reward(m(s'_t), g')
-            terminated    = compute_terminated(m(s'_t), g')
+            terminated    = compute_terminated(m(s'_t), g'), or 1 if it was: an end that
+                            the old goal did not cause, as by a crash, stays one
         """
         rows = torch.randint(self.num_stored, (batch_size,)).numpy()
         batch = {name: column.take(rows, axis=0)  # column[rows], but faster
@@ -419,8 +420,8 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
         assert np.shape(rew) == (num,), "compute_reward does not accept batches"
         batch["rew"][:num] = rew
         # In gymnasium-robotics, compute_terminated does not take batches.
-        batch["terminated"][:num] = [
-            self.env.compute_terminated(*pair, NO_INFO) for pair in zip(achieved, goal)]
+        ends = [self.env.compute_terminated(*pair, NO_INFO) for pair in zip(achieved, goal)]
+        np.maximum(batch["terminated"][:num], ends, out=batch["terminated"][:num])
         for name in ("obs", "next_obs"):
             batch[name][:num, self.parts["desired_goal"]] = goal
             batch[name] = with_goal(torch.from_numpy(batch[name]), self.parts)

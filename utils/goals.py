@@ -2,11 +2,13 @@
 them, and an `info` that nobody may read."""
 
 import contextlib
+from inspect import signature
 
 import gymnasium as gym
 import numpy as np
 
 from utils.errors import UsageError
+from utils.mpi import say_once
 from utils.spaces import FlatBox
 
 
@@ -16,6 +18,9 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     That is the environment without its wrappers, or the outermost wrapper that has one. Give these
     functions NO_INFO. UsageError: there is none, it does not take batches, or a wrapper around it
     may change what it computes.
+
+    If it has no `compute_terminated`, one is derived: an episode ends where `is_success` of the
+    environment, or of its task, holds, if the last success in `envs` has ended one.
     """
     env = envs.unwrapped.envs[0]
     wrong = f"--env is {env.spec.id}, "
@@ -30,17 +35,30 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
                              "goals; hindsight needs a compute_reward that returns the rewards of "
                              "the wrapped environment: define it in the wrapper")
         env = env.env
-    for name in ("compute_reward", "compute_terminated"):
-        if not hasattr(env, name):
-            raise UsageError(f"{wrong}which has no {name}(achieved_goal, desired_goal, info); "
-                             "hindsight needs it")
+    if not hasattr(env, "compute_reward"):
+        raise UsageError(f"{wrong}which has no compute_reward(achieved_goal, desired_goal, info); "
+                         "hindsight needs it")
+    goals = np.stack([env.observation_space["desired_goal"].sample() for _ in range(2)])
+    if not hasattr(env, "compute_terminated"):
+        env.compute_terminated = derived_ends(env, envs)
     with contextlib.suppress(AttributeError):  # perhaps of what the first reset makes
-        goals = np.stack([env.observation_space["desired_goal"].sample() for _ in range(2)])
         env.compute_terminated(goals[0], goals[1], NO_INFO)
         if (shape := np.shape(env.compute_reward(goals, goals, NO_INFO))) != (2,):
             raise UsageError(f"{wrong}whose compute_reward returns {list(shape)} for 2 pairs of "
                              "goals; hindsight needs one that takes batches and returns [2]")
     return env
+
+
+def derived_ends(env: gym.Env, envs: gym.vector.VectorEnv):
+    """Return a `compute_terminated` for an environment that has none: see `goal_env`."""
+    owners = env.unwrapped, getattr(env.unwrapped, "task", None)  # panda-gym's
+    named = [getattr(owner, name, 0) for owner in owners for name in ("is_success", "_is_success")]
+    found = [each for each in named if callable(each) and len(signature(each).parameters) >= 2]
+    say_once(f"hindsight: {env.unwrapped.spec.id} has no compute_terminated, so a new goal " + (
+        f"ends an episode by {found[0].__name__}, if successes end them in training" if found else
+        "ends no episode: they end by time alone, or as they did"))
+    return lambda achieved_goal, desired_goal, info: bool(
+        found and envs.success_ends and found[0](achieved_goal, desired_goal))
 
 
 class NoInfo(dict):

@@ -1,0 +1,246 @@
+"""Environments of other packages: what is refused with advice, and what becomes of the others."""
+import os
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box, Dict, Discrete, Space, Text, Tuple
+
+from algos import ppo, sac, sac_her
+from tests.envs import Ends, GoalEnds, Uneven
+from tests.helpers import agent_for, quick
+from tests.toy import Config
+from utils.envs import make_envs
+from utils.errors import UsageError
+from utils.goals import NO_INFO, goal_env
+from utils.mpi import say_once
+from utils.nets import image_layout, is_image, nature_cnn
+from utils.run.settings import with_version
+from utils.spaces import act_kind, numeric
+
+
+# ---- What is refused, before anything is written
+
+class Old(Ends):
+    """Made for Gym: its reset takes nothing."""
+
+    def reset(self):
+        return np.zeros(2, np.float32)
+
+
+class Needs(Ends):
+    def __init__(self, df):
+        super().__init__()
+
+
+class Breaks(Ends):
+    def __init__(self):
+        raise KeyError("SIM_HOME")
+
+
+class Vectors(Ends):
+    """Its rewards have two parts, as in MO-Gymnasium, unless a test says something else."""
+
+    rew, reward_space = np.array([1.0, -1.0]), Box(-1, 1, (2,))
+
+    def step(self, act):
+        obs, _, *rest = super().step(act)
+        return obs, self.rew, *rest
+
+
+for kind in (Old, Needs, Breaks, Vectors):
+    gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
+
+
+@pytest.mark.parametrize("env,says", [
+    ("Old-v0", "its reset takes no seed, or no options: it is made for Gym"),
+    ("Needs-v0", "which needs 'df': say it in --env-kwargs, or, if it is no JSON, in an id"),
+    ("Breaks-v0", r"; making it raised KeyError: 'SIM_HOME' \(.*test_packages.py, line \d+\)$"),
+    ("Vectors-v0", r"the reward \[ 1. -1.\], not one number; docs/howto.md"),
+    ("MiniGrid-Empty-5x5-v0", "needs its module, as in minigrid:MiniGrid-Empty-5x5-v0"),
+    ("Space/Ship-v0", "needs its module, as in minigrid"), ("CartPole-v7", "^((?!module).)*$"),
+    ("my-games:Ship-v0", "a module has underscores: my_games"),
+    ("my_games:Ship-v0", "these modules register environments: my_games.envs$"),
+    ("my_games.envs:Boat-v0", "Environment `Boat` doesn't exist.$"),
+    ("old_games:Ship-v0", "doesn't exist.; this package is made for Gym, and plainrl needs one "),
+    ("older_games:Ship-v0", "imported: No module named 'gym'; this package is made for Gym"),
+    ("past_games:Ship-v0", "another version of Gymnasium$"),
+])
+def test_what_cannot_be_made_is_refused_with_advice(env, says, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    for name, text in {
+            "my_games/__init__.py": "", "my_games/envs/__init__.py": "import gymnasium\n"
+            "gymnasium.register(\n    id='Ship-v0', entry_point='tests.envs:Ends')\n",
+            "old_games/__init__.py": "try:\n    import gym\nexcept ImportError:\n    pass\n",
+            "older_games/__init__.py": "from gym.envs import register\nregister(id='Ship-v0')\n",
+            "past_games/__init__.py": "import gymnasium.wrappers.compatibility\n"}.items():
+        Path("site", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("site", name).write_text(text)
+    with pytest.raises(UsageError, match=says) as error:
+        ppo.train(with_version(ppo.Config(env=env)))
+    assert "\n" not in str(error.value) and os.listdir() == ["site"]
+    gym.registry.pop("Ship-v0", None)
+    for name in [name for name in sys.modules if "_games" in name]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("rew", [None, "1", np.ones(2)])
+def test_a_reward_is_one_number(rew, monkeypatch):
+    monkeypatch.delattr(Vectors, "reward_space")
+    monkeypatch.setattr(Vectors, "rew", np.float32([0.5]))
+    vector = make_envs(Config(env="Vectors-v0"), 1)
+    vector.reset(seed=1)
+    assert vector.step(vector.action_space.sample())[1].tolist() == [0.5]
+    monkeypatch.setattr(Vectors, "rew", rew)
+    with pytest.raises(UsageError, match="not one number"):
+        vector.step(vector.action_space.sample())
+
+
+# ---- Observations of parts that are no numbers
+
+class Mission(Space):
+    """A kind that Gymnasium does not know, as minigrid's."""
+
+    def sample(self, mask=None, probability=None):
+        return "get a key"
+
+    def contains(self, x):
+        return isinstance(x, str)
+
+
+MISSION, TWO = Mission(None, str), Box(-1, 1, (2,))
+
+
+@pytest.mark.parametrize("space,left", [
+    (Dict(mission=MISSION, at=TWO), Dict(at=TWO)), (MISSION, None), (Text(5), None),
+    (Dict([("z", TWO), ("a", Dict(b=Text(5), c=TWO))]), [("z", TWO), ("a", Dict(c=TWO))]),
+    (Dict(a=Text(5)), None), (Tuple((TWO, MISSION)), None), (Tuple((TWO, Discrete(2))), ...),
+])
+def test_what_is_no_number_is_left_out_of_a_dict(space, left):
+    left = Dict(left) if isinstance(left, list) else space if left is ... else left
+    assert numeric(space) == left and (left is None or list(numeric(space)) == list(left))
+
+
+def test_a_dict_with_a_text_is_played_without_it(capsys):
+    say_once.cache_clear()
+    gym.register("Mission-v0", Uneven, kwargs={"obs": Dict(mission=MISSION, at=TWO), "act": TWO})
+    cfg = ppo.Config(env="Mission-v0", hidden=(4,))
+    vector = make_envs(cfg, 2)
+    assert vector.single_observation_space.shape == (2,)
+    assert "what is no number is left out" in capsys.readouterr().out
+    vector.reset(seed=1)
+    assert vector.step(vector.action_space.sample())[0].shape == (2, 2)
+    raw = {"mission": "get a key", "at": np.zeros(2, np.float32)}
+    assert agent_for(ppo, cfg).predict(raw).shape == (2,)
+    gym.spec("Mission-v0").kwargs["obs"] = MISSION
+    with pytest.raises(UsageError, match="observation space"):
+        agent_for(ppo, cfg)
+
+
+# ---- Boxes of actions
+
+MOST, HALF = np.finfo(np.float32).max, np.finfo(np.float16).max
+
+
+@pytest.mark.parametrize("box,fits", [
+    (TWO, True), (Box(-1e30, 1e30, (2,), np.float64), True), (Box(-MOST, MOST, (2,)), False),
+    (Box(-1e300, 1e300, (2,), np.float64), False), (Box(-HALF, HALF, (2,), np.float16), False),
+    (Box(0, np.inf, (2,)), False), (Box(0, 0, (2,)), False),
+    (Box(np.float32([0, 2]), np.float32([1, 2])), True)])
+def test_actions_are_rescaled_to_bounds_only_if_these_have_a_finite_range(box, fits):
+    assert act_kind(box) == ("box" if fits else "other")
+    if fits:
+        for algo in (ppo, sac):
+            agent = algo.Agent(TWO, box, algo.Config(hidden=(4,)))
+            acts = agent.env_act(torch.tensor([[-1.0, 1.0], [-0.5, 0.5]]))
+            assert np.isfinite(acts).all() and all(act in box for act in acts)
+
+
+# ---- Images: which axis is that of the channels
+
+@pytest.mark.parametrize("shape,axis,clear", [
+    ((8, 8, 19), 2, True), ((8, 8, 111), 2, True), ((9, 9, 17), 2, True), ((6, 7, 2), 2, True),
+    ((5, 5, 9), 2, True), ((7, 6, 119), 2, True), ((84, 84, 4), 2, True), ((210, 160, 3), 2, True),
+    ((120, 160, 12), 2, True), ((4, 84, 84), 0, True), ((3, 210, 160), 0, True),
+    ((12, 120, 160), 0, True), ((19, 8, 8), 0, True), ((12, 8, 8), 0, False),
+    ((10, 9, 14), 2, False), ((20, 10, 8), 2, False), ((6, 7, 7), 2, False), ((8, 8, 8), 2, False)])
+def test_the_shape_tells_which_axis_has_the_channels(shape, axis, clear, capsys):
+    assert image_layout(shape) == (axis, clear)
+    space = Box(0, 255, shape, np.uint8)
+    image = torch.randint(256, (2, *shape), dtype=torch.uint8)
+    net = nature_cnn(space)
+    conv = next(layer for layer in net if isinstance(layer, torch.nn.Conv2d))
+    assert conv.in_channels == shape[axis] and net(image).shape[0] == 2
+    first = image if axis == 0 else image.permute(0, 3, 1, 2)
+    assert torch.allclose(net[0](image), first / 255)
+    say_once.cache_clear()
+    gym.spec("Uneven-v0").kwargs.update(obs=space, act=TWO)
+    make_envs(Config(env="tests.envs:Uneven-v0"), 1)
+    assert ("may be [H, W, C] or [C, H, W]" in capsys.readouterr().out) != clear
+
+
+@pytest.mark.parametrize("shape", [(4, 40, 3), (84, 3, 84), (4, 4, 16), (84, 84), (4, 64, 64, 3)])
+def test_what_has_no_two_sides_of_five_pixels_is_no_image(shape):
+    assert not is_image(Box(0, 255, shape, np.uint8))
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 16), (8, 8), (3, 3, 2)])
+def test_a_small_board_of_bytes_is_a_vector(shape):
+    gym.spec("Uneven-v0").kwargs.update(obs=Box(0, 1, shape, np.uint8), act=TWO)
+    vector = make_envs(Config(env="tests.envs:Uneven-v0"), 1)
+    assert vector.single_observation_space.shape == (np.prod(shape),)
+
+
+# ---- Goals without compute_terminated
+
+class Parking(Ends):
+    """As in highway-env: an episode ends by success, or, at its step 5, by a crash."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = GoalEnds().observation_space
+
+    observe, compute_reward, joined = GoalEnds.observe, GoalEnds.compute_reward, False
+
+    def step(self, act):
+        obs, _, _, truncated, _ = super().step(act)
+        goals = obs["achieved_goal"], obs["desired_goal"]
+        success, rew = self._is_success(*goals), float(self.compute_reward(*goals, {}))
+        return obs, rew, success or self.time == 5, truncated, {"is_success": success}
+
+    def _is_success(self, achieved_goal, desired_goal):
+        return bool(abs(achieved_goal - desired_goal) < 0.1)
+
+
+def test_ends_by_new_goals_are_derived_from_success(capsys):
+    say_once.cache_clear()
+    gym.register("Parking-v0", Parking, disable_env_checker=True)
+    envs = make_envs(cfg := quick(sac_her, "Parking-v0"), 1)
+    env, goal = goal_env(envs), np.float32([0.7])
+    assert "a new goal ends an episode by _is_success, if" in capsys.readouterr().out
+    envs.reset(seed=1)
+    assert not env.compute_terminated(goal, goal, NO_INFO)      # no success has ended one so far
+    envs.step(np.float32([[0.0]]))
+    envs.step(np.float32([[0.2]]))
+    assert envs.pop_episodes()[0][-1] == 1
+    assert env.compute_terminated(goal, goal, NO_INFO)
+    assert not env.compute_terminated(goal, 0 * goal, NO_INFO)
+    sac_her.train(cfg)
+
+
+def test_a_crash_stays_an_end_whatever_the_goal(monkeypatch):
+    """And without any is_success, no other step becomes one."""
+    monkeypatch.setattr(Parking, "_is_success", property())
+    gym.register("Crash-v0", Parking, disable_env_checker=True)
+    envs = make_envs(cfg := quick(sac_her, "Crash-v0", her_k=1000), 1)
+    space = envs.single_observation_space
+    agent = sac_her.Agent(space, envs.single_action_space, cfg)
+    buffer = sac_her.HindsightBuffer(50, space, 1, torch.device("cpu"), 1, goal_env(envs), 1000)
+    monkeypatch.setattr(Parking, "_is_success", lambda *goals: False)
+    obs, _ = envs.reset(seed=1)
+    for _ in range(25):
+        obs = sac_her.interact(agent, envs, buffer, obs, agent.act(obs))
+    assert 0.1 < buffer.sample(2000).terminated.mean() < 0.3    # one of five
