@@ -54,8 +54,6 @@ def refusing_bad_env(cfg):
         env_kwargs = json.loads(cfg.env_kwargs)
         if not isinstance(env_kwargs, dict):
             raise json.JSONDecodeError("this is another value", cfg.env_kwargs, 0)
-        if package.startswith("."):  # which `import_module` takes for a part of a package
-            raise ImportError(f"No module named {package!r}")
         if is_game(name, "ALE/"):
             gym.register_envs(importlib.import_module("ale_py"))
         if is_game(name, "MinAtar/") and "MinAtar/Breakout-v1" not in gym.registry:
@@ -148,10 +146,8 @@ def mujoco_of_today():
     if robotics := sys.modules.get("gymnasium_robotics.utils.mujoco_utils"):
         joints = {name: int(kind) for name, kind in mujoco.mjtJoint.__members__.items()}
         robotics.mujoco = SimpleNamespace(**vars(mujoco) | {"mjtJoint": SimpleNamespace(**joints)})
-    before = mujoco.get_mju_user_warning()
-    mujoco.set_mju_user_warning(
-        lambda text: "deprecated" in text or print(f"MuJoCo: {text}", file=sys.stderr))
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(mujoco.set_mju_user_warning, mujoco.get_mju_user_warning())
+        mujoco.set_mju_user_warning(
+            lambda text: "deprecated" in text or print(f"MuJoCo: {text}", file=sys.stderr))
         yield
-    finally:
-        mujoco.set_mju_user_warning(before)

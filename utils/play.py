@@ -78,24 +78,20 @@ def main(play: Play) -> np.ndarray:
                               envs=window) for k in range(play.episodes)]
         returns, lengths = np.concatenate(shown, axis=1)
     else:
-        if play.video and not film(play, cfg, agent, drawn, seed):
-            return np.empty(0)
+        if play.video:
+            most = min(play.max_steps, MOST_FILMED)
+            print(f"drawing an episode, or its first {most:,} steps", flush=True)
+            with torch.random.fork_rng(devices=[]):  # so that it does not change the evaluation
+                ret, length = write_video(agent, cfg, drawn, play.video, seed, deterministic, most)
+            if not length:
+                print(f"{play.video}: {most:,} steps; the episode goes on, so none is evaluated")
+                return np.empty(0)
+            print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
         returns, lengths = evaluate(agent, cfg, play.episodes, seed, deterministic,
                                     max_steps=play.max_steps)
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
     return returns
-
-
-def film(play: Play, cfg, agent, envs, seed: int) -> bool:
-    """Draw the first episode that is evaluated. Return whether it ended."""
-    most = min(play.max_steps, MOST_FILMED)
-    print(f"drawing an episode, or its first {most:,} steps", flush=True)
-    with torch.random.fork_rng(devices=[]):  # so that it changes nothing for the evaluation
-        ret, length = write_video(agent, cfg, envs, play.video, seed, not play.stochastic, most)
-    print(f"{play.video}: " + (f"an episode with return {ret:.2f} in {length} steps" if length else
-                               f"{most:,} steps; the episode goes on, so none is evaluated"))
-    return length > 0
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 That episodes are recorded and evaluated as they are is in tests/algos/test_contract.py.
 """
-import gc
 import importlib.util
 import json
 import math
@@ -210,6 +209,7 @@ def uneven(obs, act):
     (Box(-1, 1, (1, 3)), 3, Discrete(3)),
     (Box(0, 9, (2, 3), np.int64), 6, MultiDiscrete([3, 2])),
     (Box(0, 1, (3, 3, 3)), 27, MultiDiscrete([[2, 2], [1, 3]])),
+    (Box(0, 1, (4, 4, 16), np.uint8), 256, Discrete(3)), (Box(0, 9, (8, 8), np.uint8), 64, BOX_2),
     (MultiDiscrete([3, 2]), 5, MultiDiscrete([2, 2], start=[1, -1])),
     (gym.spaces.Tuple((Discrete(3), SQUARE)), 28, Discrete(3)),
     (MultiBinary([2, 3]), 6, MultiBinary(3)), (Discrete(3, start=2), 3, MultiBinary((2, 2))),

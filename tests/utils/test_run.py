@@ -525,7 +525,7 @@ def test_train_takes_a_config():
     ("ale/pong-v5", "game is called ALE/Pong-v5"),
     ("PongNoFrameskip-v4", "game is called ALE/Pong-v5"), ("ale_py:Pong", "is called ALE/Pong-v5"),
     ("Breakout-ramDeterministic-v4", "called ALE/Breakout-v5 here; --env-kwargs .*sticky"),
-    ("..:X", "No module named"), (":X", "doesn't exist"), ("a:b:c", "No module named 'a:b'")])
+    ("..:X", "relative import"), (":X", "doesn't exist"), ("a:b:c", "No module named 'a:b'")])
 def test_a_wrong_name_is_refused_before_anything_is_said(env, said, capsys):
     with pytest.raises(UsageError, match=f"^--env is {env}.*{said}"):
         ppo.train(ppo.Config(env=env, total_steps=8, num_envs=1, rollout_steps=8, minibatch_size=8))
