@@ -420,7 +420,8 @@ class HindsightBuffer(SavedRows):  # which adds its state dict
         assert np.shape(rew) == (num,), "compute_reward does not accept batches"
         batch["rew"][:num] = rew
         # In gymnasium-robotics, compute_terminated does not take batches.
-        ends = [self.env.compute_terminated(*pair, NO_INFO) for pair in zip(achieved, goal)]
+        ends = [self.env.compute_terminated(*pair, NO_INFO)
+                for pair in zip(achieved, goal)]
         np.maximum(batch["terminated"][:num], ends, out=batch["terminated"][:num])
         for name in ("obs", "next_obs"):
             batch[name][:num, self.parts["desired_goal"]] = goal

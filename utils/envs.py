@@ -17,8 +17,7 @@ from utils.wrappers import OwnStep, flat_obs, numbered_acts
 def make_envs(cfg, num_envs: int, **more) -> gym.vector.VectorEnv:
     """Return `num_envs` copies of `cfg.env`, stepped together in this process.
 
-    They are made with --env-kwargs and `more` keyword arguments, such as `render_mode`.
-
+    `more` are keyword arguments beside --env-kwargs, such as `render_mode`.
     Atari games come preprocessed: 4 stacked grey frames of 84 x 84, each action held for 4 frames,
     and by the rules of `AtariRules`. Other environments are wrapped: see `flat_obs`,
     `numbered_acts` and `OwnStep`.
@@ -43,16 +42,12 @@ def make_envs(cfg, num_envs: int, **more) -> gym.vector.VectorEnv:
 
 
 class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
-    """Keep return, length and success of every episode that ends, until `pop_episodes` takes them.
-
-    success_ends    whether the last episode that ended with a success was terminated by it
-    """
-
-    success_ends = False
+    """Keep return, length and success of an episode that ends, until `pop_episodes` takes it."""
 
     def __init__(self, env: gym.vector.VectorEnv):
         super().__init__(env)
         self.vector_steps = 0
+        self.success_ends = False  # whether the last success has terminated its episode
         self.ended = []
 
     def reset(self, **kwargs):
@@ -81,10 +76,8 @@ class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
                             f"step {self.vector_steps} since this process started")
 
     def pop_episodes(self) -> list[tuple]:
-        """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode.
-
-        A fifth number, 1 or 0, tells success or failure if the environment does.
-        """
+        """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode, and
+        success, 1 or 0, if the environment tells it."""
         episodes = [(self.vector_steps - at, *rest) for at, *rest in self.ended]
         self.ended = []
         return episodes
@@ -98,8 +91,8 @@ def all_finite(values: np.ndarray) -> bool:
 def stack_steps(steps: list[dict], device: torch.device) -> dict[str, torch.Tensor]:
     """T dicts of arrays [N, ...] -> one dict of tensors [T, N, ...].
 
-    Numbers become float32; images stay uint8 and discrete actions int64. Observations in float64
-    stay so until their mean is subtracted: 1.7e9 and 1.7e9 + 60 are equal in float32.
+    Numbers become float32. Observations keep their type: some are equal in float32 and differ in
+    float64, such as 1.7e9 and 1.7e9 + 60. Discrete actions stay int64.
     """
     columns = {}
     for name in steps[0]:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.distributions.kl import register_kl
 
+from utils.spaces import image_layout, is_image  # noqa: F401  (algorithm files take both here)
+
 
 def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
     """Return linear layers of these sizes, with the activation between them, not after the last."""
@@ -21,10 +23,8 @@ def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
 class SquashedGaussian(Distribution):
     """Of tanh(a), where a ~ N(loc, sigma^2) has [..., k] independent dimensions.
 
-    log_std is [k] or [..., k]. Samples, `mode` and `log_prob` are of a. What tanh adds to the log
-    probability depends on a alone, so neither its gradient nor a ratio of two policies has it. The
-    entropy is that of tanh(a): that of a has no maximum, so a bonus on it would let sigma grow
-    until all actions lie at the ends of their range.
+    log_std is [k] or [..., k]. Samples, `mode` and `log_prob` are of a; the entropy is that of
+    tanh(a). That of a has no maximum: a bonus on it drives all actions to the ends of their range.
     """
 
     arg_constraints = {}  # printing needs it
@@ -52,42 +52,17 @@ class SquashedGaussian(Distribution):
 
         log(1 - tanh(a)^2) = 2 (log 2 - a - softplus(-2a)), and the mean of a is loc.
         """
-        points, weights = self.points.to(self.loc.device), self.weights.to(self.loc.device)
-        acts = self.loc[..., None] + self.log_std.exp()[..., None] * points
-        softplus = nn.functional.softplus(-2 * acts) @ weights  # its mean
+        acts = self.loc[..., None] + self.log_std.exp()[..., None] * self.points.to(self.loc)
+        softplus = nn.functional.softplus(-2 * acts) @ self.weights.to(self.loc)  # its mean
         gaussian = self.log_std + 0.5 * math.log(2 * math.pi * math.e)
         return (gaussian + 2 * (math.log(2) - self.loc - softplus)).sum(-1)
 
 
 @register_kl(SquashedGaussian, SquashedGaussian)
 def kl_of_gaussians(old: SquashedGaussian, new: SquashedGaussian) -> Tensor:
-    """With or without tanh, which both have."""
     var_ratio = (2 * (old.log_std - new.log_std)).exp()
     z = (old.loc - new.loc) / new.log_std.exp()
     return (0.5 * (var_ratio + z.square() - 1) + new.log_std - old.log_std).sum(-1)
-
-
-def image_layout(shape: tuple[int, ...]) -> tuple[int, bool] | None:
-    """Return (axis of an image's channels, whether that is clear), or None if it is no image.
-
-    The shape alone decides, and only here. An image is [H, W, C] or [C, H, W], with sides of at
-    least 5 pixels. If both are possible, channels are last, as usual in Gymnasium, unless H / W is
-    twice as near to 1 in [C, H, W]. If it is 1 there, 1.5 times will do: there is [12, 8, 8].
-    """
-    if len(shape) != 3:
-        return None
-    last, first = (max(sides) / min(sides) if min(sides) >= 5 else math.inf
-                   for sides in (shape[:2], shape[1:]))
-    if last == first == math.inf:
-        return None
-    axis = 0 if last >= (1.5 if first == 1 else 2) * first else 2
-    return axis, max(last, first) >= 2 * min(last, first) or last == 1 < first
-
-
-def is_image(space: gym.Space) -> bool:
-    """Return whether observations are images: uint8, at least 5 pixels a side."""
-    return (isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
-            and image_layout(space.shape) is not None)
 
 
 def cnn_out(space: gym.Space) -> tuple[int]:
@@ -130,9 +105,8 @@ class ImageEncoder(nn.Sequential):
 class ImageToFloat(nn.Module):
     """Images, uint8 [B, C, H, W] or [B, H, W, C] -> floats in [0, 1], [B, C, H, W].
 
-    axis    that of an image's channels, from `image_layout`
-
-    The colours of a pixel lie side by side in memory: a gradient then takes 0.8 of the time.
+    `axis` is that of an image's channels. The colours of a pixel lie side by side in memory, so
+    a gradient takes 0.8 of the time.
     """
 
     def __init__(self, axis: int):

@@ -10,7 +10,6 @@ import gymnasium as gym
 import numpy as np
 
 from utils.errors import UsageError
-from utils.nets import is_image
 
 MOST_ACTS = 4096  # that `numbered_acts` numbers
 
@@ -26,6 +25,29 @@ KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
 def fits(kind, takes):
     """Return whether `kind` is one of those in the text `takes`. Goals and masks are vectors."""
     return kind in takes.split() or (kind in ("goal", "mask") and "vector" in takes.split())
+
+
+def image_layout(shape: tuple[int, ...]) -> tuple[int, bool] | None:
+    """Return (axis of an image's channels, whether that is clear), or None if it is no image.
+
+    The shape alone decides, and only here. An image is [H, W, C] or [C, H, W], with sides of at
+    least 5 pixels. If both are possible, channels are last, as usual in Gymnasium, unless H / W is
+    twice as near to 1 in [C, H, W]. If it is 1 there, 1.5 times will do: there is [12, 8, 8].
+    """
+    if len(shape) != 3:
+        return None
+    last, first = (max(sides) / min(sides) if min(sides) >= 5 else math.inf
+                   for sides in (shape[:2], shape[1:]))
+    if last == first == math.inf:
+        return None
+    axis = 0 if last >= (1.5 if first == 1 else 2) * first else 2
+    return axis, max(last, first) >= 2 * min(last, first) or last == 1 < first
+
+
+def is_image(space: gym.Space) -> bool:
+    """Return whether observations are images: uint8, at least 5 pixels a side."""
+    return (isinstance(space, gym.spaces.Box) and space.dtype == np.uint8
+            and image_layout(space.shape) is not None)
 
 
 def obs_kind(space):

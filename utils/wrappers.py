@@ -8,9 +8,9 @@ import numpy as np
 
 from utils.errors import UsageError
 from utils.mpi import say_once
-from utils.nets import image_layout, is_image
 from utils.spaces import (
-    MOST_ACTS, FlatBox, Numbered, act_kind, as_array, num_acts, numeric, one_line)
+    MOST_ACTS, FlatBox, Numbered, act_kind, as_array, image_layout, is_image, num_acts, numeric,
+    one_line)
 
 
 MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation

@@ -18,9 +18,9 @@ from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.goals import NO_INFO, goal_env
 from utils.mpi import say_once
-from utils.nets import image_layout, nature_cnn
+from utils.nets import nature_cnn
 from utils.run.settings import with_version
-from utils.spaces import act_kind, numeric
+from utils.spaces import act_kind, image_layout, numeric
 
 
 # ---- What is refused, before anything is written
