@@ -222,9 +222,10 @@ def interval(samples: list[np.ndarray], statistic, least: int = 2):
     Seeds lie along the last axis. NaN if a sample has fewer than `least` seeds or lacks a value.
     """
     if not all(sample.shape[-1] >= least and np.isfinite(sample).all() for sample in samples):
-        return np.nan, np.nan
+        return np.full((2, *samples[0].shape[:-1]), np.nan)
     ends = bootstrap(samples, statistic, vectorized=True, axis=-1, method="percentile",
-                     n_resamples=10_000, batch=200, rng=np.random.default_rng(0))    # saves memory
+                     n_resamples=2000 if samples[0].ndim > 1 else 10_000,   # fewer for many samples
+                     batch=200, rng=np.random.default_rng(0))       # 200 at once, to save memory
     return ends.confidence_interval.low, ends.confidence_interval.high
 
 
@@ -365,10 +366,10 @@ def draw_panel(ax, panel: str, lines: dict, looks: dict, plot: Plot, smooth: int
 @matplotlib.rc_context(STYLE)
 def save(figure: Figure, out: str, command: str = "") -> None:
     """Write the figure. An SVG holds the command that made it."""
-    about = {".svg": {"Date": None, "Description": command}, ".pdf": {"CreationDate": None}}
-    suffix = Path(out).suffix
+    kind = Path(out).suffix[1:]
+    about = {"svg": {"Date": None, "Description": command}, "pdf": {"CreationDate": None}}
     try:
-        figure.savefig(out, dpi=200, format=suffix[1:], metadata=about.get(suffix))
+        figure.savefig(out, dpi=200, format=kind, metadata=about.get(kind))
     except (OSError, ValueError) as error:
         raise UsageError(f"--out {out} cannot be written: {error}") from None
 
@@ -389,8 +390,7 @@ def main(plot: Plot) -> None:
                            escape(repr(plot)).encode() in Path(name).read_bytes())
     save(draw(groups, plot), out, repr(plot))
     other = "; curves.svg holds another figure" * (out in names[1:])
-    drawn = sum(len(runs) for *_, runs in flat(groups))
-    print(f"{out}: {drawn} run{'s' * (drawn > 1)}{other}", file=sys.stderr)
+    print(f"{out} (runs: {sum(len(runs) for *_, runs in flat(groups))}){other}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def test_real_runs_of_this_project(capsys):
     capsys.readouterr()
     cli("runs", "--smooth", "1", "10")
     out, err = capsys.readouterr()
-    assert err == "curves.svg: 2 runs\n"
+    assert err == "curves.svg (runs: 2)\n"
     (row,) = rows_of(out)
     assert (row["panel"], row["line"], row["seeds"]) == ("CartPole-v1", "ppo", "2*")
     results = [json.loads(Path(f"runs/{k}/result.json").read_text()) for k in (1, 2)]
@@ -452,7 +452,7 @@ def test_no_picture_of_another_command_is_overwritten(capsys):
         other = "; curves.svg holds another figure" * (name != "curves.svg")
         for _ in range(2):                          # a command knows its own picture
             cli(folder, "--x", x)
-            assert capsys.readouterr().err == f"{name}: 2 runs{other}\n"
+            assert capsys.readouterr().err == f"{name} (runs: 2){other}\n"
     assert Path("curves-2.svg").read_bytes() == b"somebody's own \xff"
     Path("curves-5.svg").mkdir()
     with pytest.raises(SystemExit, match="2"):
