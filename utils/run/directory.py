@@ -23,7 +23,7 @@ from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
 from utils.run.launch import cores
-from utils.run.command import flag
+from utils.run.command import as_text, flag
 
 try:
     import fcntl
@@ -105,10 +105,17 @@ def as_folder(text):
     return re.sub(r"[^\w.,=+-]+", "-", text)
 
 
-def default_dir(config_class, env: str, seed: int) -> Path:
-    """Return runs/<env>/<algo>/seed<k>."""
-    algo = module_of(config_class).rpartition(".")[2]
-    return Path("runs", as_folder(env), algo, f"seed{seed}")
+def default_dir(cfg) -> Path:
+    """Return runs/<env>/<algo>/seed<k>, or runs/<env>/<algo>/bits=6/seed<k> for {"bits": 6}.
+
+    So runs by other rules lie apart. A long name is cut, and ends with a hash of all of it.
+    """
+    algo = module_of(type(cfg)).rpartition(".")[2]
+    given = sorted(json.loads(cfg.env_kwargs).items())
+    rules = as_folder(",".join(f"{name}={as_text(value, '-')}" for name, value in given))
+    if len(rules) > 60:  # file systems take 255 bytes, up to 4 per character
+        rules = f"{rules[:50]}-{hashlib.sha256(rules.encode()).hexdigest()[:8]}"
+    return Path("runs", as_folder(cfg.env), algo, rules, f"seed{cfg.seed}")
 
 
 def find_run_dir(cfg):
@@ -117,8 +124,7 @@ def find_run_dir(cfg):
     Every rank calls it; it writes nothing. UsageError: something is not there, or would be lost.
     """
     cfg = with_version(cfg)
-    run_dir = cfg.run_dir or default_dir(type(cfg), cfg.env, cfg.seed)
-    cfg = replace(cfg, run_dir=str(run_dir))
+    cfg = replace(cfg, run_dir=str(cfg.run_dir or default_dir(cfg)))
     if cfg.resume:
         check_resume(cfg)
     else:

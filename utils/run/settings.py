@@ -48,7 +48,7 @@ class RunConfig:
     env: str = "HalfCheetah-v4"  # Gymnasium id; my_package:MyEnv-v0 imports my_package first
     env_kwargs: str = "{}"  # keyword arguments of the environment, a JSON object
     seed: int = 1  # seed of everything random in the run
-    run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>/seed<k>)
+    run_dir: str = ""  # where the run is kept (default: runs/<env>/<algo>[/<env_kwargs>]/seed<k>)
     resume: bool = False  # continue from the last checkpoint in the run directory
     overwrite: bool = False  # replace the run that is in the run directory
     init_from: str = ""  # load weights and statistics from this run; the rest starts fresh
@@ -163,8 +163,8 @@ def parse(config_class, doc: str, args: list[str] | None = None):
     command = config_class, doc, f"python -m {module_of(config_class)}", args, HINTS.get
     first = read_settings(*command)
     if first["resume"]:
-        env = with_version(config_class(env=first["env"])).env
-        run_dir = first["run_dir"] or default_dir(config_class, env, first["seed"])
+        named = {name: first[name] for name in ("env", "env_kwargs", "seed")}
+        run_dir = first["run_dir"] or default_dir(with_version(config_class(**named)))
         default = config_class.of_run(run_dir, resume=True)
     else:
         suits = config_class.suited_to(first["env"])
