@@ -3,7 +3,9 @@ import ast
 import csv
 import gc
 import json
+import math
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -33,7 +35,7 @@ from utils import env_ids, mpi, play, results
 from utils.errors import UsageError
 from utils.evaluate import q_and_return
 from utils.run import Run, directory, run as run_module, settings
-from utils.run.directory import find_run_dir, read_config
+from utils.run.directory import default_dir, find_run_dir, read_config
 from utils.run.launch import cores
 from utils.run.run import Stopped, choose_device
 from utils.run.settings import parse
@@ -127,7 +129,7 @@ def test_the_environment_is_recorded():
     """Sticky actions belong to the task, and are no setting of ours."""
     train(env="ALE/Pong-v5", env_kwargs='{"noop_max": 3}', rollout_steps=16, minibatch_size=16,
           epochs=1, total_steps=16)
-    config = json.loads(Path("runs/ALE-Pong-v5/ppo/seed1/config.json").read_text())
+    config = json.loads(Path("runs/ALE-Pong-v5/ppo/noop_max=3/seed1/config.json").read_text())
     assert config["env_spec_kwargs"]["repeat_action_probability"] == 0.25
 
 
@@ -322,6 +324,30 @@ def test_two_processes():
 
 # ---- The run directory
 
+@pytest.mark.parametrize("kwargs,folder", [
+    ('{"max_episode_steps": 9, "a": 1.0}', r"a=1,max_episode_steps=9"),
+    ('{"a":1, "max_episode_steps":9}', r"a=1,max_episode_steps=9"),         # typed in another way
+    ('{"a": [2, 3], "b": {"c/d": "e f\\"*"}, "g": true}', r"a=2-3,b=-c-d-e-f-,g=True"),
+    (json.dumps({"a": "\u00e9" * 300}), "a=\u00e9{48}-[0-9a-f]{8}"), ("{ }", "")])
+def test_runs_by_other_rules_lie_apart(kwargs, folder):
+    """By default, in a folder that tells the rules and that every file system can hold."""
+    run_dir = default_dir(Config(env_kwargs=kwargs))
+    middle = run_dir.relative_to("runs/CartPole-v1/toy").parent
+    assert re.fullmatch(folder or r"\.", str(middle)) and run_dir.name == "seed1"
+    assert len(middle.name.encode()) <= 255
+
+
+def test_a_run_by_other_rules_resumes():
+    rules = {"run_dir": "", "env_kwargs": '{"max_episode_steps": 9}'}
+    toy_train(Config(run_dir="", total_steps=100))
+    toy_train(Config(**rules, total_steps=100))     # it is not refused for the run before
+    typed = parse(Config, "", ["--run-dir=", "--env-kwargs", rules["env_kwargs"], "--resume",
+                               "--total-steps", "200"])
+    toy_train(typed)
+    folder = Path("runs/CartPole-v1/toy")
+    assert [len(rows(folder / name)) for name in ("seed1", "max_episode_steps=9/seed1")] == [1, 2]
+
+
 @pytest.mark.parametrize("env,folder", [("CartPole", "CartPole-v1"), ("ALE/Pong", "ALE-Pong-v5"),
                                         ("tests.envs:Ends", "tests.envs-Ends-v0")])
 def test_an_environment_without_version_is_its_newest(env, folder, capsys, monkeypatch):
@@ -403,16 +429,19 @@ def said(out):
 
 
 def test_figures_of_the_summary():
-    """The mean return of the last 100 episodes, the last and the best evaluation."""
+    """The mean return at the end of training, the last and the best evaluation. The end is the
+    last tenth of the steps: the last 100 episodes may be half of the run."""
     toy_train(Config(run_dir="a run"))
-    for count in (0, 1, 99, 250):
-        lines = [f"{k},0.5,0,{k * k / 7},9" for k in range(count)]
+    for count in (0, 40, 50, 59, 999, 2500):
+        lines = [f"{math.ceil(100 * k / count)},0.5,0,{k * k / 7},9" for k in range(1, count + 1)]
         text = "\n".join(["step,time,env,ep_ret,ep_len", *lines, ""])
         Path("a run/episodes.csv").write_text(text)
         found = said(summary(Config(run_dir="a run"), 100, 7200.0))
-        last = [k * k / 7 for k in range(count)][-100:]
-        assert found["train100"].startswith(f"{rounded(np.mean(last))}, mean return of the last "
-                                            f"{len(last)} " if count else "no episode has ended")
+        last = [k * k / 7 for k in range(1, count + 1) if k > 0.9 * count][-100:]
+        assert len(last) == {0: 0, 40: 4, 50: 5, 59: 6, 999: 99, 2500: 100}[count]
+        mean = f"{rounded(np.mean(last))}, mean return of the last " if len(last) > 4 else ""
+        assert found["train"].startswith(f"{mean}{len(last)} training episodes")
+        assert ("acts without" in found.get("", "")) == (len(last) > 4)
         assert (" --y " in found["plot"]) == (count == 0)
     Path("a run/episodes.csv").write_text("step,time,env,ep_ret,ep_len\n")
     Path("a run/progress.csv").write_text("step,time,steps_per_second,loss,acc\n100,1,1,0.5,0.9\n")
@@ -441,7 +470,7 @@ def test_a_run_that_was_stopped_or_failed_or_is_done(capsys):
     assert "resume  " not in capsys.readouterr().out
     toy_train(Config(run_dir="third"))
     found = said(capsys.readouterr().out)
-    assert list(found) == ["done", "train100", "files", "play", "plot", "resume"]
+    assert list(found) == ["done", "train", "files", "play", "plot", "resume"]
     assert found["done"].startswith("800 of 800 steps in ")
     assert "840 of 800 steps (whole iterations) in " in summary(Config(run_dir="third"), 840, 5.0)
     assert found["resume"].endswith("--run-dir third --resume --total-steps 1600")
@@ -460,7 +489,7 @@ def test_every_command_works():
     flags = ("--env CartPole-v1 --num-envs 2 --rollout-steps 512 --minibatch-size 256 --epochs 1 "
              "--hidden 8 --eval-every 2048 --run-dir run --total-steps 4096").split()
     found = said(run(command(*flags)).stdout)
-    assert list(found) == ["done", "train100", "eval", "files", "play", "plot", "resume"]
+    assert list(found) == ["done", "train", "", "eval", "files", "play", "plot", "resume"]
     assert "best" in found["eval"] and os.path.exists("run/best.pt")
     scores = [float(row["eval_ret_mean"]) for row in rows("run") if row["eval_ret_mean"]]
     assert found["eval"].startswith(f"{scores[-1]:.1f} at step 4,096, without noise; best "
@@ -573,11 +602,11 @@ def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
     ([9, 11], [9.6, 11.6], {}, True), ([9, 11], [9, 11], {"total_steps": 900}, True),
     ([9, 11], [9, 11], {"init_from": "other"}, True), ([9, 11], [9, 11] * 49 + [9], {}, True)])
 def test_a_run_that_has_learned_nothing_says_so(first, later, more, silent):
-    """The last 100 episodes against the first 20. Not if it was stopped, is short or a child."""
+    """The last episodes against the first 20. Not if it was stopped, is short or a child."""
     toy_train(Config())
     returns = 10 * first + (50 * later if len(later) == 2 else later)
-    lines = [f"{k},0.5,0,{ret},9" for k, ret in enumerate(returns)]
+    lines = [f"{k},0.5,0,{ret},9" for k, ret in enumerate(returns, 800 - len(returns))]
     Path("run/episodes.csv").write_text("\n".join(["step,time,env,ep_ret,ep_len", *lines, ""]))
-    told = said(summary(Config(**more), 800, 5.0))["train100"]
+    told = said(summary(Config(**more), 800, 5.0))["train"]
     assert silent == ("debugging.md" not in told)
     assert silent or f"better than the first 20 ({rounded(np.mean(first))}): train" in told

@@ -13,8 +13,9 @@ from utils.run.directory import module_of
 def summary(cfg, step: int, seconds: float) -> str:
     """Return what a run says when it has ended or was stopped: how it went, how to go on."""
     total, run = cfg.total_steps, shlex.quote(cfg.run_dir)
-    episodes = [float(row["ep_ret"]) for row in read_table(cfg.run_dir, "episodes.csv")]
-    first, returns = episodes[:20], episodes[-100:]
+    episodes = read_table(cfg.run_dir, "episodes.csv")
+    returns = [float(row["ep_ret"]) for row in episodes]
+    late = [float(row["ep_ret"]) for row in episodes if int(row["step"]) > 0.9 * step][-100:]
     reports = read_table(cfg.run_dir, "progress.csv")
     evals = [(float(row["eval_ret_mean"]), int(row["step"]))
              for row in reports if row.get("eval_ret_mean")]
@@ -23,14 +24,19 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps" + " (whole iterations)" * (step > total) +
              f" in {timedelta(seconds=round(seconds))}"}
-    lines["train100"] = (f"{rounded(sum(returns) / len(returns))}, mean return of the last "
-                         f"{len(returns)} training episodes, which act with noise" if returns else
-                         "no episode has ended in training; `play` below plays ten")
-    if step >= total and len(episodes) >= 120 and not cfg.init_from:
-        error = math.sqrt(np.var(returns) / 100 + np.var(first) / 20)
-        if np.mean(returns) - np.mean(first) <= 1.5 * error:
-            lines["train100"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
-                                  "train for longer, or see docs/debugging.md")
+    enough = len(late) >= 5
+    lines["train"] = (f"{rounded(np.mean(late))}, mean return of the last {len(late)} training "
+                      "episodes, all in the last tenth of the steps" if enough else
+                      f"{len(late)} training episodes ended in the last tenth of the steps, too few "
+                      "for a mean; `play` below plays ten")
+    if enough and step >= total and len(returns) >= 120 and not cfg.init_from:
+        first = returns[:20]
+        error = math.sqrt(np.var(late) / len(late) + np.var(first) / 20)
+        if np.mean(late) - np.mean(first) <= 1.5 * error:
+            lines["train"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
+                               "train for longer, or see docs/debugging.md")
+    if enough:
+        lines[""] = "they act with exploration noise; `play` acts without it and may return far more"
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
         lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
