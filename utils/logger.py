@@ -21,6 +21,8 @@ from utils.files import write_text
 EPISODE = ["step", "time", "env", "ep_ret", "ep_len"]
 PROGRESS = ["step", "time", "steps_per_second", "ep_ret_mean", "ep_ret_std", "ep_ret_min",
             "ep_ret_max", "ep_len_mean", "ep_len_std", "ep_len_min", "ep_len_max"]
+EVALUATED = ["eval_ret_mean", "eval_ret_std", "eval_ret_min", "eval_ret_max"]  # --eval-every
+LINES = 50  # on the console, in a run
 
 
 class Logger:
@@ -28,18 +30,21 @@ class Logger:
 
     def __init__(self):
         self.values = {}  # name -> what this rank has stored since the last report
+        self.unseen = []  # the rows since the last line on the console
         self.shown = None  # the names on the console, above their columns
-        self.reports = 0
+        self.reports = self.lines = 0
 
-    def open(self, run_dir, step, total_steps, stack):
+    def open(self, cfg, step, stack):
         """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them."""
         from torch.utils.tensorboard import SummaryWriter  # takes a fifth of a second
 
-        self.progress = Table(run_dir / "progress.csv", PROGRESS, step)
+        run_dir, self.total_steps, self.printed = Path(cfg.run_dir), int(cfg.total_steps), step
+        columns = PROGRESS + EVALUATED * (cfg.eval_every > 0)  # from the first row on
+        self.progress = Table(run_dir / "progress.csv", columns, step)
         self.episodes = Table(run_dir / "episodes.csv", EPISODE, step)
         # TensorBoard hides older events after this step: a kill left them behind.
         self.board = SummaryWriter(run_dir, purge_step=step + 1, flush_secs=30)
-        self.bar = tqdm(total=int(total_steps), initial=step, unit=" steps", disable=None)
+        self.bar = tqdm(total=self.total_steps, initial=step, unit=" steps", disable=None)
         stack.callback(self.board.close)
         stack.callback(self.bar.close)
 
@@ -67,25 +72,36 @@ class Logger:
         self.progress.write([row])
         for name in row.keys() - {"step"}:
             self.board.add_scalar(name, row[name], row["step"])
-        self.print(row)
+        self.reports += 1
+        self.unseen.append(row)
+        part, printed = (at * LINES // self.total_steps for at in (row["step"], self.printed))
+        if part > printed or self.reports == 1:
+            self.print()
         self.bar.update(row["step"] - self.bar.n)
 
-    def print(self, row):
-        """One line on the console, under titles that are repeated every 20 lines."""
+    def print(self):
+        """One line on the console: means of the reports since the last line.
+
+        The titles are repeated every 20 lines, and where a new column comes.
+        """
         names = [name for name in self.progress.columns[3:]
                  if not name.endswith(("_std", "_min", "_max"))]
         first = ("ep_ret_mean", "ep_len_mean", "eval_ret_mean", "success")
         names = sorted(names, key=lambda name: name not in first)[:9]
-        if names != self.shown or self.reports % 20 == 0:
+        if names != self.shown or self.lines % 20 == 0:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
             self.widths = [max(9, len(title)) for title in titles]
             tqdm.write(" ".join(map(str.rjust, titles, self.widths)))
-        self.shown = names
-        self.reports += 1
-        cells = [f"{row['step']:,}", f"{row['steps_per_second']:,.0f}",
-                 *(f"{row[name]:.4g}" if name in row else "" for name in names)]
+        self.shown, self.printed = names, self.unseen[-1]["step"]
+        values = [[row[name] for row in self.unseen if name in row]
+                  for name in ("steps_per_second", *names)]
+        speed, *means = [np.mean(each) if each else None for each in values]
+        cells = [f"{self.printed:,}", f"{speed:,.0f}",
+                 *("" if mean is None else f"{mean:.4g}" for mean in means)]
         tqdm.write(" ".join(map(str.rjust, cells, self.widths)))
         sys.stdout.flush()
+        self.lines += 1
+        self.unseen = []
 
 
 def summarize(values):

@@ -18,7 +18,7 @@ from utils.run.settings import parse
 
 @pytest.fixture
 def log():
-    with start(Config(total_steps=1e6)) as run:
+    with start(Config(total_steps=5000)) as run:
         yield run
 
 
@@ -142,16 +142,31 @@ def test_table_on_standard_output(capsys):
     assert err == ""
 
 
-def test_the_table_shows_returns_first_and_leaves_cells_empty(log, capsys):
-    log.advance(100, loss=1.0)
-    log.advance(100, (0, 0, 5.0, 9), eval_ret=np.array([7.0]))
-    table = capsys.readouterr().out.splitlines()
-    assert table[0].split() == ["step", "steps/s", "ep_ret", "ep_len", "loss"]
-    assert len(table[1]) == len(table[0]) and table[1].split()[2:] == ["1"]
-    assert table[2].split() == ["step", "steps/s", "ep_ret", "ep_len", "eval_ret", "loss"]
-    assert table[3].split()[2:] == ["5", "9", "7"]
-    log.advance(100, **dict.fromkeys("abcdefgh", 1.0))
-    assert capsys.readouterr().out.splitlines()[-2].endswith(" e")  # the others: progress.csv
+def test_the_table_shows_returns_first_and_leaves_cells_empty(capsys):
+    with start(Config(eval_every=200)) as log:
+        log.evaluate = lambda step: log.store(eval_ret=np.array([7.0])) if step == 200 else None
+        log.advance(100, loss=1.0)
+        log.advance(100, (0, 0, 5.0, 9))
+        table = capsys.readouterr().out.splitlines()[-3:]
+        assert table[0].split() == ["step", "steps/s", "ep_ret", "ep_len", "eval_ret", "loss"]
+        assert len(table[1]) == len(table[0]) and table[1].split()[2:] == ["1"]
+        assert table[2].split()[2:] == ["5", "9", "7"]  # no column has moved
+        log.advance(100, **dict.fromkeys("abcdefgh", 1.0))
+        assert capsys.readouterr().out.splitlines()[-2].endswith(" e")  # the others: progress.csv
+
+
+def test_a_long_run_has_fifty_lines_with_means(capsys):
+    """progress.csv has all rows. The first line comes at once, the last at the end."""
+    with start(Config(total_steps=40_000)) as log:
+        for k in range(1, 401):
+            log.advance(100, *[(0, 0, float(k), 9)] * (k % 8 == 5), loss=k)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    first, *table = [line for line in lines if line[0].replace(",", "").isdecimal()]
+    assert first[0] == "100"
+    assert [line[0] for line in table] == [f"{800 * k:,}" for k in range(1, 51)]
+    assert lines.count(["step", "steps/s", "ep_ret", "ep_len", "loss"]) == 3
+    assert [line[2:] for line in table[:2]] == [["5", "9", "5"], ["13", "9", "12.5"]]
+    assert len(rows()) == 400
 
 
 def test_bar_on_a_terminal(monkeypatch, capsys):

@@ -155,7 +155,7 @@ class Run:
                 mpi.say(f"learning starts at step {cfg.start_steps:,}" + (
                     "; steps take longer from there" if cfg.start_steps <= cfg.total_steps else
                     ", after --total-steps, so this run learns nothing"))
-            self.logger.open(self.run_dir, self.reported_step, cfg.total_steps, self.stack)
+            self.logger.open(cfg, self.reported_step, self.stack)
         self.reported = time.perf_counter()
         self.started = self.reported - self.seconds
         if self.saved_step is None:
