@@ -12,6 +12,7 @@ interrupted ones. On several machines, give each its own --first-seed.
 """
 
 import itertools
+import json
 import shlex
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.load import find_module, make_agent
@@ -28,6 +31,7 @@ from utils.results import OURS, has_result, headline, make_results
 from utils.run.command import as_flags, as_text, program, read_command
 from utils.run.directory import as_folder
 from utils.run.settings import check_range, parse
+from utils.run.summary import rounded
 
 HINT = "--set {}=... gives a setting to the runs".format  # about a flag that a sweep does not have
 
@@ -124,9 +128,13 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
     return status
 
 
-def run(job: Job, running: set[subprocess.Popen]) -> str:
-    """Do a job, write and print its result, and return "" or what went wrong."""
+def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
+    """Do a job, write and print its result, and return "" or what went wrong.
+
+    left    number of jobs that start after this one
+    """
     start = time.perf_counter()
+    print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{job.run_dir}.log", "a" if "--resume" in job.command else "w") as log:
         collect = [sys.executable, "-m", "utils.sweep", "--results", str(job.run_dir)]
@@ -145,7 +153,8 @@ def run_all(jobs: list[Job], workers: int) -> int:
     running = set()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            troubles = list(pool.map(run, todo, itertools.repeat(running)))
+            left = range(len(todo) - 1, -1, -1)
+            troubles = list(pool.map(run, todo, left, itertools.repeat(running)))
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM: see `program`
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
@@ -159,6 +168,25 @@ def run_all(jobs: list[Job], workers: int) -> int:
     return int(any(troubles))
 
 
+def print_results(jobs: list[Job]) -> None:
+    """Print the mean result of each algorithm, environment and settings over its finished seeds."""
+    groups = {}
+    for job in jobs:
+        if has_result(job.run_dir, job.total_steps):
+            env, algo, settings = job.run_dir.parts[-4:-1]
+            result = json.loads((job.run_dir / "result.json").read_text())
+            groups.setdefault((algo, env, settings), []).append(result)
+    lines = [["algorithm", "environment", "settings", "seeds", "train100", "eval"]]
+    for names, results in groups.items():
+        train = [result["train100"] for result in results if result["train100"] is not None]
+        final = np.mean([np.mean(result["eval"]) for result in results])
+        lines.append([*names, str(len(results)), rounded(np.mean(train)) if train else "-",
+                      rounded(final)])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line in lines if groups else []:
+        print("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
 # ---- the command
 
 
@@ -168,7 +196,10 @@ def main(sweep: Sweep) -> int:
         return make_results(Path(sweep.results))
     jobs = plan(sweep)
     if not sweep.dry_run:
-        return run_all(jobs, sweep.jobs)
+        status = run_all(jobs, sweep.jobs)
+        print_results(jobs)
+        print(f"curves, and intervals over seeds: python -m plot {shlex.quote(sweep.out)}")
+        return status
     for job in jobs:
         done = "# finished: " * has_result(job.run_dir, job.total_steps)
         print(done + shlex.join(job.command))
