@@ -37,7 +37,8 @@ def check_memory(setting: str, count: int, num_bytes: int) -> None:
     """
     need, have = num_bytes * mpi.size(), memory()
     total = count * mpi.size()
-    mpi.say(f"replay buffer: {total:,} transitions, {need / 1e9:.2f} GB when full")
+    size = f"{need / 1e9:.2f} GB" if need > 1e8 else f"{need / 1e6:.3g} MB"
+    mpi.say(f"replay buffer: {total:,} transitions, {size} when full")
     if need > have:
         raise UsageError(f"{setting} is {total}, which takes {need / 1e9:.2f} GB; "
                          f"there are {have / 1e9:.2f} GB of memory")

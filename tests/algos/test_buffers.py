@@ -122,7 +122,8 @@ def test_ring_tells_its_memory_and_refuses_what_cannot_fit(algo, kind, capsys):
     need = 2 * obs + (8 if "dqn" in name_of(algo) else 2 * 4) + 4 + 4
     buffer = make(algo, 1_000_000, kind)
     assert sum(column.nbytes for column in buffer.columns.values()) == need * 1_000_000
-    said = f"replay buffer: 1,000,000 transitions, {need / 1e3:.2f} GB when full\n"
+    size = f"{need / 1e3:.2f} GB" if kind == "image" else f"{need} MB"
+    said = f"replay buffer: 1,000,000 transitions, {size} when full\n"
     assert capsys.readouterr().out == said
     said = f"--buffer-size is {10**12}, which takes {need * 1e3:.2f} GB"
     with pytest.raises(UsageError, match=said):
