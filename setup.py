@@ -29,8 +29,8 @@ ATARI = ["ale-py"]                      # Atari games with preprocessing in C++
 MINATAR = ["minatar"]                   # five Atari games in 10 x 10 pixels
 BOX2D = ["gymnasium[box2d]>=1.4,<2"]    # LunarLander, BipedalWalker, CarRacing
 # imageio writes .mp4 files by an FFmpeg that it brings, and .gif files, so no pipe of ours has to.
-# pygame draws classic control.
-VIDEO = ["imageio[ffmpeg]", "pygame"]
+# pygame-ce draws classic control. Gymnasium's extras need it too; pygame has the same files.
+VIDEO = ["imageio[ffmpeg]", "pygame-ce"]
 ROBOTICS = ["gymnasium-robotics"]       # FetchReach, PointMaze and other environments with goals
 # The reading site: python -m docs
 DOCS = [
