@@ -248,6 +248,17 @@ function showAlgorithm(root) {
 
 // ---- The explorer
 
+function usualBudget(lines) {
+  // Return the number of steps of most of the main results, or else of most lines; the larger of
+  // two such numbers.
+  const main = lines.filter((line) => line.folder === "results");
+  const count = new Map();
+  for (const line of main.length ? main : lines) {
+    count.set(line.budget, (count.get(line.budget) ?? 0) + 1);
+  }
+  return [...count].sort(([a, n], [b, m]) => m - n || b - a)[0][0];
+}
+
 function showExplorer(root) {
   const lines = Object.entries(window.CURVES ?? {}).flatMap(([algo, found]) =>
     found.map((line) => ({ ...line, algo, budget: Number(line.steps.toPrecision(2)) })))
@@ -275,7 +286,7 @@ function showExplorer(root) {
   function show() {
     const here = lines.filter((line) => line.env === state.env);
     const budgets = [...new Set(here.map((line) => line.budget))].sort((a, b) => b - a);
-    if (!budgets.includes(Number(state.budget))) state.budget = budgets[0];
+    if (!budgets.includes(Number(state.budget))) state.budget = usualBudget(here);
     const found = here.filter((line) => line.budget === Number(state.budget));
     const asked = state.lines.split("|");
     let chosen = found.filter((line) => asked.includes(nameOf(line)));

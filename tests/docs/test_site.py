@@ -1,6 +1,8 @@
 """The reading site: its links, equations and new lines."""
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
@@ -14,6 +16,7 @@ for package in command.NEEDED:
 
 from benchmarks.suite import read_suite  # noqa: E402
 from docs.algorithm import ROOT, algorithms  # noqa: E402
+from docs import results  # noqa: E402
 from docs.build import build  # noqa: E402
 from utils.errors import UsageError  # noqa: E402
 
@@ -140,6 +143,25 @@ def test_curves_are_the_stored_ones(whole):
     sticky = next(line for line in lines if (line["env"], line["settings"]) == (
         "ALE/Breakout-v5", "default"))
     assert not sticky["anchors"]                                # others had no sticky actions
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="it needs Node.js")
+def test_the_explorer_opens_on_many_lines():
+    """On the number of steps with most of the main results, not on the largest."""
+    def usual(lines):
+        script = ["globalThis.document = {addEventListener() {}};",
+                  (ROOT / "docs/assets/curves.js").read_text(encoding="utf-8"),
+                  f"console.log(usualBudget({json.dumps(lines)}))"]
+        return float(subprocess.run(["node"], input="\n".join(script), capture_output=True,
+                                    text=True, check=True).stdout)
+
+    lines = [{"folder": folder, "budget": budget} for folder, budget in (
+        ("results", 2e6), ("results", 1e6), ("results", 1e6), *[("ablation", 3e5)] * 5)]
+    assert usual(lines) == 1e6 and usual(lines[:2]) == 2e6 and usual(lines[3:]) == 3e5
+    here = [{"folder": folder, "budget": float(f"{found[0]['total_steps']:.2g}"), "algo": algo}
+            for (folder, env, library, algo, _), found in results.groups().items()
+            if env == "HalfCheetah-v4"]
+    assert {"ppo", "sac"} <= {line["algo"] for line in here if line["budget"] == usual(here)}
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
