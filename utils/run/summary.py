@@ -26,8 +26,8 @@ def summary(cfg, step: int, seconds: float) -> str:
              f" in {timedelta(seconds=round(seconds))}"}
     enough = len(late) >= 5
     lines["train"] = (f"{rounded(np.mean(late))}, mean return of the last {len(late)} training "
-                      "episodes, all in the last tenth of the steps" if enough else
-                      f"{len(late)} training episodes ended in the last tenth of the steps, too few "
+                      "episodes, all of the last tenth of the steps" if enough else
+                      f"{len(late)} training episodes ended in the last tenth of the run, too few "
                       "for a mean; `play` below plays ten")
     if enough and step >= total and len(returns) >= 120 and not cfg.init_from:
         first = returns[:20]
@@ -36,7 +36,7 @@ def summary(cfg, step: int, seconds: float) -> str:
             lines["train"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
                                "train for longer, or see docs/debugging.md")
     if enough:
-        lines[""] = "they act with exploration noise; `play` acts without it and may return far more"
+        lines[""] = "they explore; `play` acts without noise and may return far more"
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
         lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
