@@ -1,0 +1,119 @@
+"""Ask which published rows are of this code: those of algorithm/environment/settings, or all.
+
+    python benchmarks/agree.py ['ppo/Hopper-v4/*' ...]
+
+A row of results.jsonl is of this code if its commit and HEAD have the same syntax trees where
+learning is computed (benchmarks/suite.py). It is, too, if runs of both agree: same settings and
+seed, three reports with learning in them, and 1e-4 in every number of progress.csv but times,
+relative to the largest of its column. One pair of runs stands for all seeds.
+
+Verdicts go to verdicts.jsonl. When the code has changed: commit it, ask again, and run table.py.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
+
+from benchmarks.suite import HERE, ROOT, code_of, flags, read_lines, settings_of, verdict
+from plot import read_columns
+
+
+@cache
+def checkout(commit: str) -> tempfile.TemporaryDirectory:
+    """Return a folder with the code of a commit. It is deleted when the program ends."""
+    folder = tempfile.TemporaryDirectory()
+    files = subprocess.check_output(["git", "archive", commit, "algos", "utils"], cwd=ROOT)
+    subprocess.run(["tar", "-x", "-C", folder.name], input=files, check=True)
+    return folder
+
+
+def start(commit: str, algo: str, *words: str, **files) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-m", f"algos.{algo}", *words], **files,
+                            cwd=checkout(commit).name, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+@cache
+def usage(commit: str, algo: str) -> str:
+    return start(commit, algo, "--help", stdout=subprocess.PIPE).communicate()[0].decode()
+
+
+def reports(path: Path) -> dict[str, np.ndarray]:
+    """Return the columns of progress.csv up to the third report with learning in it, or {}."""
+    columns = read_columns(path) if path.exists() else {}
+    learning = [~np.isnan(x) for name, x in columns.items() if "norm" in name or "loss" in name]
+    ends = np.flatnonzero(np.any(learning, axis=0))[:3]
+    return {name: x[:ends[-1] + 1] for name, x in columns.items()} if len(ends) == 3 else {}
+
+
+@cache
+def run(commit: str, algo: str, *words: str) -> dict[str, np.ndarray]:
+    """Return the `reports` of a run. RuntimeError: it ended before."""
+    plain = [word for word in ("--no-compile", "--no-bf16") if word in usage(commit, algo)]
+    with tempfile.TemporaryDirectory() as folder, open(f"{folder}/said", "w") as said:
+        path = Path(folder, "run", "progress.csv")
+        with start(commit, algo, *words, *plain, "--torch-threads", "1", "--run-dir", path.parent,
+                   stdout=said, stderr=said) as process:
+            while process.poll() is None and not reports(path):
+                time.sleep(0.2)
+            process.kill()
+        if not (found := reports(path)):
+            raise RuntimeError(Path(said.name).read_text().strip().rpartition("\n")[2])
+        settings = json.loads((path.parent / "config.json").read_text())["settings"]
+    return found | {"total_steps": np.array([settings["total_steps"]])}
+
+
+def difference(old: dict, new: dict) -> tuple[float, str]:
+    """Return the largest difference, relative to its column, and the column."""
+    worst = 0.0, "all"
+    for name in (old.keys() & new.keys()) - {"time", "steps_per_second"}:
+        a, b = old[name], new[name]
+        if a.shape != b.shape or (np.isnan(a) != np.isnan(b)).any():
+            return 1.0, name
+        size = np.nanmax(np.abs([a, b]), initial=0) or 1
+        worst = max(worst, (float(np.nanmax(abs(a - b), initial=0) / size), name))
+    return worst
+
+
+def ask(row: dict) -> dict:
+    """Return the verdict on a row. RuntimeError: a run cannot be made."""
+    algo, commit, (largest, where) = row["algo"], row["git_commit"], (0.0, "same syntax trees")
+    old, new = (code_of(algo, Path(checkout(name).name)) for name in (commit, "HEAD"))
+    if old != new:
+        words = ["--env", row["env"], "--seed", str(row["seed"]), *flags(row["changed"])]
+        words += ["--report-every", "200"] * ("--start-steps" in usage("HEAD", algo))   # soon
+        largest, where = difference(*(run(name, algo, *words) for name in (commit, "HEAD")))
+    return {"algo": algo, "env": row["env"], "settings": settings_of(row), "commit": commit,
+            "code": new, "agrees": largest <= 1e-4, "largest": largest, "where": where}
+
+
+def main(patterns: list[str]) -> None:
+    todo = {(f"{row['algo']}/{row['env']}/{settings_of(row)}", row["git_commit"]): row
+            for row in read_lines(HERE / "results.jsonl")
+            if "library" not in row and verdict(row) is None}
+    todo = {key: todo[key] for key in todo if any(fnmatch(key[0], one) for one in patterns)}
+    for (name, commit), row in todo.items():
+        try:
+            told = ask(row)
+            print(name, commit[:8], told["agrees"], told["largest"], told["where"], flush=True)
+        except RuntimeError as error:
+            print(name, commit[:8], "no verdict:", error, flush=True)
+            continue
+        with open(HERE / "verdicts.jsonl", "a") as file:
+            file.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python benchmarks/agree.py", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", default=["*"])
+    main(parser.parse_args().patterns)
