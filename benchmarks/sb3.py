@@ -2,34 +2,20 @@
 
     python benchmarks/sb3.py --algo ppo --env HalfCheetah-v4 --seed 1 --out DIR
 
-Environments, protocol and sizes equal ours. The on-policy peers normalise
-observations and rewards (VecNormalize). The off-policy peers normalise nothing.
+Environments, protocol and sizes equal ours, and so do the settings that both have: `as_theirs`
+takes them from the Config of our file. Where a peer lacks a setting of ours, it has its default:
+PPO's value loss has twice the weight of ours, and DQN is neither double nor dueling. OWN names the
+settings that differ on purpose, because the peer's own suit it. The on-policy peers normalise
+observations and rewards (VecNormalize), as ours do; the off-policy peers normalise nothing.
 
-    ppo    8 environments x 256 steps, minibatches of 64, 10 epochs, learning
-           rate 3e-4 -> 0; other settings as in CleanRL, except that the value
-           loss is not clipped and has twice the weight
-    a2c    16 environments x 5 steps, lam 0.95, learning rate 7e-4 -> 0,
-           otherwise its defaults
-    trpo   8 environments x 256 steps, otherwise RL Zoo's tuned settings for
-           MuJoCo (20 epochs of the value function)
-    ppo_lstm    sb3-contrib's RecurrentPPO with one LSTM of 128 for actor and
-           critic, 8 environments x 64 steps, minibatches of 128 samples, 10
-           epochs, learning rate 1e-3 -> 0; it has no layer before the LSTM
-    ddpg, td3, sac    our sizes and update rates; learning rate 1e-3
-    dqn    our settings, without Double DQN and the dueling network, which the
-           peer lacks
-
-On Atari, ppo, a2c and dqn_atari have our settings for it; from Python,
-`library` may be sbx for ppo and dqn_atari.
-
-It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json
-(train100, eval, ...).
+It writes DIR/episodes.csv (step,time,env,ep_ret,ep_len) and DIR/result.json (train100, eval, ...).
 """
 import argparse
 import csv
 import json
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 
 import gymnasium as gym
@@ -43,10 +29,14 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.noise import NormalActionNoise
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-NUM_ENVS = {"ppo": 8, "ppo_lstm": 8, "trpo": 8, "a2c": 16}     # the others have one
-NORMALIZED = tuple(NUM_ENVS)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
+
+ON_POLICY = "a2c", "ppo", "ppo_lstm", "trpo"
 CONTRIB = {"trpo": sb3_contrib.TRPO, "ppo_lstm": sb3_contrib.RecurrentPPO}
-SCALED_KL = {"HalfCheetah-v4": 0.04}                # RL Zoo's target_kl; 0.01 for the others
+# On MuJoCo, A2C has its default batch and rate, TRPO the settings of RL Zoo.
+OWN = {"a2c": {"n_steps": 5, "learning_rate": lambda left: 7e-4 * left},
+       "trpo": {"n_critic_updates": 20, "batch_size": 128, "cg_max_steps": 25, "cg_damping": 0.1}}
+OWN_KL = {"HalfCheetah-v4": 0.04}                   # RL Zoo's target_kl; ours for the others
 
 
 class Episodes(BaseCallback):
@@ -98,76 +88,81 @@ class Games(VecEnv):
     set_attr = env_method = None  # nobody calls them
 
 
-def make_game_peer(algo, env, num_envs, library=stable_baselines3):
-    """Return the peer's PPO, A2C or DQN for an Atari game, with our settings."""
-    envs, common = Games(env, num_envs), {"seed": 1, "device": "cpu"}
-    if algo == "ppo":
-        return library.PPO(
-            "CnnPolicy", envs, n_steps=1024 // num_envs, batch_size=256, n_epochs=4,
-            learning_rate=lambda left: 2.5e-4 * left, clip_range=0.1, ent_coef=0.01, **common)
-    if algo == "a2c":
-        return stable_baselines3.A2C(
-            "CnnPolicy", envs, n_steps=80 // num_envs, gae_lambda=0.95, ent_coef=0.01,
-            learning_rate=lambda left: 7e-4 * left, **common)
-    return library.DQN(
-        "CnnPolicy", envs, learning_rate=lambda left: 1e-4 * left, buffer_size=20_000,
-        learning_starts=500, batch_size=32, train_freq=4, target_update_interval=1000,
-        exploration_fraction=0.1, exploration_final_eps=0.01, **common)
+def as_theirs(algo, cfg, num_acts=1):
+    """Return our settings of an algorithm by the names that the peer has for them.
+
+    num_acts    dimensions of a continuous action
+    """
+    rate = cfg.v_lr if algo == "trpo" else cfg.lr
+    annealed = getattr(cfg, "anneal_lr", False)
+    named = {"learning_rate": (lambda left: rate * left) if annealed else rate, "gamma": cfg.gamma}
+    if algo in ON_POLICY:
+        per_env = cfg.rollout_steps // cfg.num_envs
+        named |= {"n_steps": per_env, "gae_lambda": cfg.lam}
+    else:
+        named |= {"buffer_size": cfg.buffer_size, "batch_size": cfg.batch_size,
+                  "learning_starts": cfg.start_steps,
+                  "train_freq": max(1, cfg.update_every // cfg.num_envs),
+                  "gradient_steps": max(1, cfg.num_envs // cfg.update_every)}
+    if algo in ("a2c", "ppo", "ppo_lstm"):
+        named |= {"ent_coef": cfg.ent_coef, "max_grad_norm": cfg.max_grad_norm}
+    match algo:
+        case "a2c":
+            named |= {"rms_prop_eps": cfg.rmsprop_eps}
+        case "ppo":
+            named |= {"batch_size": cfg.minibatch_size, "n_epochs": cfg.epochs,
+                      "clip_range": cfg.clip_ratio}
+        case "ppo_lstm":    # one LSTM for actor and critic, without a layer before it
+            named |= {"batch_size": cfg.minibatch_envs * per_env, "n_epochs": cfg.epochs,
+                      "clip_range": cfg.clip_ratio, "policy_kwargs": {
+                          "lstm_hidden_size": cfg.lstm_size, "net_arch": [*cfg.hidden],
+                          "shared_lstm": True, "enable_critic_lstm": False}}
+        case "trpo":        # its KL is a mean over dimensions, the KL of our damping is a sum
+            named |= {"n_critic_updates": cfg.v_steps * cfg.minibatch_size // cfg.rollout_steps,
+                      "batch_size": cfg.minibatch_size, "cg_max_steps": cfg.cg_steps,
+                      "cg_damping": cfg.damping / num_acts, "target_kl": cfg.max_kl,
+                      "line_search_max_iter": cfg.backtracks}
+        case "dqn" | "dqn_atari":
+            named |= {"target_update_interval": cfg.target_every,
+                      "exploration_fraction": min(1, cfg.eps_steps / cfg.total_steps),
+                      "exploration_final_eps": cfg.eps_end}
+        case _:
+            named |= {"tau": cfg.tau}
+    if algo in ("ddpg", "td3"):     # SAC explores by its stochastic policy
+        named["action_noise"] = NormalActionNoise(
+            np.zeros(num_acts), cfg.act_noise * np.ones(num_acts))
+    if algo in ("dqn", "ddpg", "td3", "sac"):
+        named["policy_kwargs"] = {"net_arch": [*cfg.hidden]}
+    return named
 
 
-def make_peer(algo, env, seed, num_envs=None, library=stable_baselines3, **given):
-    """Return the peer with the settings of the comparison; `given` overrides them.
+def make_peer(algo, cfg, library=stable_baselines3, own=True):
+    """Return the peer of a run with our settings `cfg`; with `own`, it has OWN where that differs.
 
     library    stable_baselines3, or sbx for ppo, dqn, ddpg, td3 and sac
     """
-    num_envs = num_envs or NUM_ENVS.get(algo, 1)
-    if env.startswith("ALE/"):
-        if algo not in ("ppo", "a2c", "dqn_atari") or (
-                algo == "a2c" and library is not stable_baselines3):
-            raise SystemExit(f"there is no such peer of {algo} on {env}")
-        return make_game_peer(algo, env, num_envs, library)
-    envs = make_vec_env(env, n_envs=num_envs, seed=seed)
-    common = {"seed": seed, "device": "cpu", "gamma": 0.99}
-    if algo in NORMALIZED:
-        envs = VecNormalize(envs, gamma=0.99)
-    if algo == "ppo":
-        own = dict(n_steps=2048 // num_envs, batch_size=64, n_epochs=10, clip_range=0.2,
-                   learning_rate=lambda left: 3e-4 * left, gae_lambda=0.95, ent_coef=0.0,
-                   vf_coef=0.5, max_grad_norm=0.5)
-    elif algo == "ppo_lstm":
-        own = dict(n_steps=512 // num_envs, batch_size=128, n_epochs=10, clip_range=0.2,
-                   learning_rate=lambda left: 1e-3 * left, gae_lambda=0.95, ent_coef=0.0,
-                   vf_coef=0.5, max_grad_norm=0.5,
-                   policy_kwargs=dict(lstm_hidden_size=128, net_arch=[64], shared_lstm=True,
-                                      enable_critic_lstm=False))
-    elif algo == "a2c":
-        own = dict(n_steps=80 // num_envs, gae_lambda=0.95, learning_rate=lambda left: 7e-4 * left)
-    elif algo == "trpo":
-        own = dict(n_steps=2048 // num_envs, batch_size=128, cg_max_steps=25, cg_damping=0.1,
-                   n_critic_updates=20, learning_rate=1e-3, gae_lambda=0.95,
-                   target_kl=SCALED_KL.get(env, 0.01))
-    elif algo == "dqn":
-        own = dict(learning_rate=lambda left: 1e-3 * left, buffer_size=50_000, batch_size=128,
-                   learning_starts=1000, train_freq=max(1, 2 // num_envs),
-                   gradient_steps=max(1, num_envs // 2),
-                   target_update_interval=250, exploration_fraction=8000 / 5e4,
-                   exploration_final_eps=0.04, policy_kwargs={"net_arch": [128, 128]})
-    else:
-        own = dict(learning_rate=1e-3, buffer_size=1_000_000, batch_size=256,
-                   learning_starts=10_000, tau=0.005, train_freq=1, gradient_steps=1,
-                   policy_kwargs={"net_arch": [256, 256]})
-    if algo in ("ddpg", "td3"):     # SAC explores by its stochastic policy
-        num_acts = envs.action_space.shape[0]
-        own["action_noise"] = NormalActionNoise(np.zeros(num_acts), 0.1 * np.ones(num_acts))
-    peer = CONTRIB.get(algo) or getattr(library, algo.upper())
-    policy = "MlpLstmPolicy" if algo == "ppo_lstm" else "MlpPolicy"
-    return peer(policy, envs, **common | own | given)
+    game = cfg.env.startswith("ALE/")
+    if game and (algo not in ("ppo", "a2c", "dqn_atari")
+                 or (algo == "a2c" and library is not stable_baselines3)):
+        raise SystemExit(f"there is no such peer of {algo} on {cfg.env}")
+    envs = (Games(cfg.env, cfg.num_envs) if game
+            else make_vec_env(cfg.env, n_envs=cfg.num_envs, seed=cfg.seed))
+    if algo in ON_POLICY and not game:
+        envs = VecNormalize(envs, gamma=cfg.gamma)
+    named = as_theirs(algo, cfg, (envs.action_space.shape or (1,))[0])
+    if own and not game:
+        named |= OWN.get(algo, {})
+        if algo == "trpo":
+            named["target_kl"] = OWN_KL.get(cfg.env, cfg.max_kl)
+    peer = CONTRIB.get(algo) or getattr(library, algo.removesuffix("_atari").upper())
+    policy = "CnnPolicy" if game else "MlpLstmPolicy" if algo == "ppo_lstm" else "MlpPolicy"
+    return peer(policy, envs, seed=cfg.seed, device="cpu", **named)
 
 
 def evaluate(model, algo, env, seed, episodes):
     """Return the deterministic policy's returns, with the final statistics frozen."""
     test = make_vec_env(env, n_envs=1, seed=seed + 10_000)
-    if algo in NORMALIZED:
+    if algo in ON_POLICY:
         test = VecNormalize(test, training=False, norm_reward=False)
         test.obs_rms = model.get_vec_normalize_env().obs_rms
     returns, _ = evaluate_policy(model, test, n_eval_episodes=episodes, deterministic=True,
@@ -194,12 +189,14 @@ def main():
     parser.add_argument("--env", required=True, help="Gymnasium id")
     parser.add_argument("--seed", type=int, default=1, help="seed (default: 1)")
     parser.add_argument("--total-steps", type=float, default=1e6, help="environment steps")
-    parser.add_argument("--num-envs", type=int, help="environments (default: as listed above)")
+    parser.add_argument("--num-envs", type=int, help="environments (default: ours)")
     parser.add_argument("--episodes", type=int, default=10, help="episodes of the evaluation")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    model = make_peer(args.algo, args.env, args.seed, args.num_envs)
+    changed = {"num_envs": args.num_envs} if args.num_envs else {}
+    model = make_peer(args.algo, import_module(f"algos.{args.algo}").Config.for_env(
+        args.env, seed=args.seed, total_steps=args.total_steps, **changed))
     log = Episodes()
     model.learn(int(args.total_steps), callback=log)
     seconds = time.time() - log.start
@@ -207,7 +204,6 @@ def main():
     with open(args.out / "episodes.csv", "w", newline="") as file:
         csv.writer(file).writerows([["step", "time", "env", "ep_ret", "ep_len"], *log.rows])
     library = sb3_contrib if args.algo in CONTRIB else stable_baselines3
-    changed = {"num_envs": args.num_envs} if args.num_envs else {}
     result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
                   settings=changed, changed=changed,

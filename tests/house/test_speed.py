@@ -1,6 +1,5 @@
 """benchmarks/speed.py: the work is equal, and the shares of a run's time add up."""
 import argparse
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -21,16 +20,14 @@ def test_a_real_run_is_counted_and_its_parts_are_the_whole(env, num_procs, steps
     assert sum(parts.values()) == pytest.approx(took)
 
 
-@pytest.mark.parametrize("command", [speed.compare, speed.table])
-def test_a_comparison_of_unequal_work_is_refused(monkeypatch, command):
+def test_a_comparison_of_unequal_work_is_refused(monkeypatch):
     counts = {"plainrl": {"env": 8, "optimizer": 4}, "sb3": {"env": 8, "optimizer": 5}}
     parts = dict.fromkeys(speed.PARTS, 0.2)
     monkeypatch.setattr(speed, "timed", lambda library, *_: (1.0, counts[library], parts))
-    monkeypatch.setattr(speed, "CASES", {"ppo": ("Pendulum-v1", 1, 2048)})
-    args = argparse.Namespace(algo="ppo", num_envs=1, threads=1, pairs=1, steps=8, quick=True,
-                              bf16=False, num_procs=1, peer="sb3")
+    args = argparse.Namespace(algo="ppo", num_envs=1, threads=1, pairs=1, steps=8, bf16=False,
+                              num_procs=1, peer="sb3")
     with pytest.raises(SystemExit, match="ppo: numbers of steps differ: .*4.*5"):
-        command(args)
+        speed.compare(args)
 
 
 def test_a_flag_of_ours_reaches_it_and_no_peer(monkeypatch):
@@ -47,34 +44,72 @@ def test_a_flag_of_ours_reaches_it_and_no_peer(monkeypatch):
     assert ["--bf16" in command for command in commands] == [True, False]
 
 
-def test_the_peer_of_a_game_has_our_settings():
-    for name in ("ale_py", "stable_baselines3"):
-        pytest.importorskip(name)
-    from benchmarks.sb3 import make_game_peer, make_peer
+SAME = {"gamma": 0.9, "num_envs": 2}
+ON_POLICY = SAME | {"rollout_steps": 128, "lam": 0.8}
+PPO = ON_POLICY | {"lr": 0.1, "epochs": 3, "clip_ratio": 0.3, "ent_coef": 0.4, "max_grad_norm": 0.6}
+OFF_POLICY = SAME | {"lr": 0.1, "buffer_size": 50, "start_steps": 9, "batch_size": 7,
+                     "update_every": 4, "total_steps": 90}
+DQN = OFF_POLICY | {"target_every": 30, "eps_steps": 45, "eps_end": 0.2, "anneal_lr": False}
+THEIRS = {"num_envs": "n_envs", "lam": "gae_lambda", "minibatch_size": "batch_size", "tau": "tau",
+          "epochs": "n_epochs", "clip_ratio": "clip_range", "start_steps": "learning_starts",
+          "target_every": "target_update_interval", "eps_end": "exploration_final_eps",
+          "v_lr": "learning_rate", "lr": "learning_rate", "cg_steps": "cg_max_steps",
+          "max_kl": "target_kl", "backtracks": "line_search_max_iter"}
 
-    peer, own = make_game_peer("ppo", "ALE/Pong-v5", 8), module("ppo").Config
-    assert own.for_games | own.for_atari == {
-        "lr": peer.learning_rate(1.0), "minibatch_size": peer.batch_size, "epochs": peer.n_epochs,
-        "clip_ratio": peer.clip_range(1.0), "ent_coef": peer.ent_coef,
-        "rollout_steps": 8 * peer.n_steps, "scale_rew": False, "recompute_adv": False}
-    peer, own = make_game_peer("a2c", "ALE/Pong-v5", 16), module("a2c").Config
-    assert own.for_atari == {"total_steps": 3e6, "rollout_steps": 16 * peer.n_steps,
-                             "lr": peer.learning_rate(1.0), "ent_coef": peer.ent_coef}
-    assert (own.lam, own.gamma) == (peer.gae_lambda, peer.gamma)
-    assert speed.OURS["dqn_atari"] == {"double": False, "dueling": False}  # which the peer is not
+
+@pytest.mark.parametrize("algo,env,ours,more", [
+    ("a2c", "Pendulum-v1", ON_POLICY | {"lr": 0.1, "ent_coef": 0.4, "max_grad_norm": 0.6},
+     {"n_steps": 64}),
+    ("ppo", "Pendulum-v1", PPO | {"minibatch_size": 32}, {"n_steps": 64}),
+    ("ppo_lstm", "CartPole-v1", PPO | {"minibatch_envs": 1}, {"n_steps": 64, "batch_size": 64}),
+    ("trpo", "Reacher-v4", ON_POLICY | {
+        "v_lr": 0.1, "minibatch_size": 32, "cg_steps": 4, "max_kl": 0.5, "damping": 0.6,
+        "backtracks": 3, "v_steps": 8}, {"n_steps": 64, "n_critic_updates": 2, "cg_damping": 0.3}),
+    ("dqn", "CartPole-v1", DQN, {"exploration_fraction": 0.5, "gradient_steps": 1}),
+    ("ddpg", "Pendulum-v1", OFF_POLICY | {"tau": 0.3}, {"gradient_steps": 1}),
+    ("td3", "Pendulum-v1", OFF_POLICY | {"tau": 0.3}, {"gradient_steps": 1}),
+    ("sac", "Pendulum-v1", OFF_POLICY | {"tau": 0.3, "update_every": 3, "num_envs": 6},
+     {"gradient_steps": 2}),
+    ("ppo", "ALE/Pong-v5", PPO | {"minibatch_size": 32}, {"n_steps": 64}),
+    ("dqn_atari", "ALE/Pong-v5", DQN | {"update_every": 8, "anneal_lr": True},
+     {"exploration_fraction": 0.5})])
+def test_the_peer_has_our_settings(algo, env, ours, more):
+    """Every number differs from the default, so that it has to come from our Config."""
+    for name in ("ale_py", "sb3_contrib"):
+        pytest.importorskip(name)
+    from benchmarks.sb3 import make_peer
+
+    cfg, default = module(algo).Config.for_env(env, **ours), module(algo).Config.for_env(env)
+    assert not [name for name, x in ours.items() if getattr(default, name) == x]
+    peer = make_peer(algo, cfg, own=False)
+    expected = {THEIRS.get(name, name): x for name, x in ours.items() if name in THEIRS or (
+        name in ("gamma", "ent_coef", "max_grad_norm", "batch_size", "buffer_size"))} | more
+    for name, x in expected.items():
+        had = getattr(peer, name)
+        assert (had(0.5) if callable(had) else had) == (
+            x / 2 if name == "learning_rate" and getattr(cfg, "anneal_lr", False) else x), name
+
+
+def test_peers_keep_their_own_settings_for_returns_where_these_suit_them():
+    pytest.importorskip("sb3_contrib")
+    from benchmarks.sb3 import OWN, make_peer
+
+    for algo, own in OWN.items():
+        peer = make_peer(algo, module(algo).Config.for_env("HalfCheetah-v4"))
+        assert {name: getattr(peer, name) for name in own} == own
+    assert peer.target_kl == 0.04               # TRPO's in RL Zoo; the others have ours
+    assert make_peer("trpo", module("trpo").Config.for_env("Hopper-v4")).target_kl == 0.01
+    assert speed.SETTINGS["dqn_atari"]["double"] is False       # which the peer is not
+
+
+def test_a_peer_may_be_of_another_library():
+    for name in ("ale_py", "sb3_contrib"):
+        pytest.importorskip(name)
+    from benchmarks.sb3 import make_peer
+
     other = SimpleNamespace(PPO=lambda *_, **given: "its PPO", DQN=lambda *_, **given: "its DQN")
-    assert make_peer("ppo", "ALE/Pong-v5", 1, 8, library=other) == "its PPO"
-    assert make_peer("dqn_atari", "ALE/Pong-v5", 1, 1, library=other) == "its DQN"
+    for algo, name in ("ppo", "its PPO"), ("dqn_atari", "its DQN"):
+        assert make_peer(algo, module(algo).Config.for_env("ALE/Pong-v5"), other) == name
     for algo, more in ("a2c", {"library": "sbx"}), ("trpo", {}):  # its own would be another's time
         with pytest.raises(SystemExit, match=f"no such peer of {algo} on ALE/Pong-v5"):
-            make_peer(algo, "ALE/Pong-v5", 1, **more)
-
-
-def test_a_rate_leaves_out_what_precedes_the_first_report(monkeypatch):
-    def run(command, **_):
-        folder = Path(command[command.index("--run-dir") + 1])
-        folder.mkdir()
-        (folder / "progress.csv").write_text("step,time\n1000,30\n2000,31\n3000,32\n")
-
-    monkeypatch.setattr(speed.subprocess, "run", run)
-    assert speed.rate_of("ppo", "Hopper-v4") == 1000
+            make_peer(algo, module(algo).Config.for_env("ALE/Pong-v5"), **more)
