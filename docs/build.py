@@ -18,9 +18,9 @@ HERE = Path(__file__).resolve().parent
 FONT = Path(ziamath.__file__).parent / "fonts/STIXTwoMath-Regular.ttf"
 # What the site has at its place in the repository, so links between them hold.
 DOCUMENTS = ("README.md", "docs/games.md", "docs/howto.md", "docs/debugging.md",
-             "docs/settings.md", "benchmarks/README.md", "benchmarks/decisions.md",
-             "benchmarks/tried.csv", "notebooks/README.md", "CONTRIBUTING.md", "CHANGELOG.md",
-             "CITATION.cff")
+             "docs/settings.md", "benchmarks/README.md", "benchmarks/all.md",
+             "benchmarks/decisions.md", "benchmarks/tried.csv", "notebooks/README.md",
+             "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")
 SETTINGS = {
     "project": "plainrl", "html_title": "plainrl", "html_theme": "furo",
     "extensions": ["myst_nb", "docs.mathml"], "html_math_renderer": "latex2mathml",
@@ -126,7 +126,7 @@ Each file adds its idea, and so many lines, to the one that it stands under.
                     for k, (title, name, _) in enumerate(tutorials(), 1)])}
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in algorithms()])}
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/README>",
-                     "benchmarks/decisions"])}
+                     "benchmarks/all", "benchmarks/decisions"])}
 {toctree("Use", ["The README <README>", "docs/games", "docs/settings", "docs/howto",
                  "docs/debugging", "CONTRIBUTING", "CHANGELOG", "notebooks/README"])}
 """

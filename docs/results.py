@@ -24,17 +24,6 @@ def short(number: float) -> float:
     return int(rounded) if rounded.is_integer() else rounded
 
 
-def command(key: tuple, results: list[dict]) -> str:
-    """Return the command that trains the first seed of a line."""
-    _, env, library, algo, _ = key
-    seed = results[0]["seed"]
-    if library == "plainrl":
-        return f"{table.command(env, algo, results[0]['changed'])} --seed {seed}"
-    steps = f"{results[0]['total_steps']:.2g}".replace("+0", "")
-    flags = f"--algo {algo} --env {env} --seed {seed} --total-steps {steps} --out DIR/sb3"
-    return f"python benchmarks/sb3.py {results[0].get('command', flags)}".replace("DIR", "runs")
-
-
 def anchors(key: tuple, results: list[dict]) -> list[list]:
     """Return [mean, source, what was measured, whether in training] of others' results, best first.
     """
@@ -54,7 +43,8 @@ def line(key: tuple, results: list[dict]) -> dict:
              for result in results]
     return {"env": env.rpartition(":")[2], "library": library, "settings": settings or "default",
             "folder": folder, "steps": results[0].get("steps", results[0]["total_steps"]),
-            "code": table.commits(results), "command": command(key, results),
+            "code": table.code(results),
+            "command": f"{table.command(results[0])} --seed {results[0]['seed']}",
             "anchors": anchors(key, results), "seeds": seeds}
 
 
@@ -74,5 +64,5 @@ def markdown(algo: str) -> str:
         found = {key[1:]: results for key, results in groups().items()
                  if key[0] == folder and key[3] == algo}
         if found:
-            parts.append(f"Runs in `benchmarks/{folder}.jsonl`:\n\n{table.table(found)}")
+            parts.append(f"Runs in `benchmarks/{folder}.jsonl`:\n\n{table.settings(found)}")
     return "\n\n".join(parts) or "No run of this algorithm has been published yet."

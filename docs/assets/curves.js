@@ -231,7 +231,8 @@ function showAlgorithm(root) {
     });
     const command = element("div", { class: "command" }, element("code", {}, line.command));
     addCopyButton(command);
-    const made = line.code === "-" ? "" : ` The commit that made them: ${line.code}.`;
+    const made = { "-": "", this: " Made by today's code." }[line.code] ??
+      ` The older commit that made them: ${line.code}.`;
     below.replaceChildren(
       element("p", { class: "note" }, "Thick: the mean over the chosen seeds, with its standard " +
         "deviation. A seed's number is train100, its mean return over the last 100 episodes."),

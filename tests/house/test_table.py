@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import table
+from benchmarks import suite, table
 from tests.house.test_plot import rows_of as cells
 from tests.house.tree import ROOT
 from utils.run.settings import parse
 
+OF_CODE = {"source", "size"}            # parts that come from the code, not from results
+
 
 def result(seed, train100, *, env="Hopper-v4", library=None, total_steps=1e6, **changed):
     made = {"algo": "ppo", "env": env, "seed": seed, "changed": changed, "train100": train100,
-            "eval": [train100, train100 + 2], "total_steps": total_steps,
+            "eval": [train100, train100 + 2], "total_steps": total_steps, "seconds": 60 * seed,
             "git_commit": f"{seed}0123456789" + "-dirty" * (seed == 2), "id": 0}
     return made | ({"library": library} if library else {})
 
@@ -29,37 +31,80 @@ def made(order, found, old="old"):
     return cells(table.rewrite(f"<!-- made: {order} -->\n{old}\n<!-- end -->\n", found))
 
 
+def judge(monkeypatch, agrees):
+    """Give rows of these seeds a verdict."""
+    told = {("ppo", "Hopper-v4", "", f"{seed}0123456789", suite.code("ppo")): fine
+            for seed, fine in agrees.items()}
+    monkeypatch.setattr(suite, "verdicts", lambda: told)
+
+
 def test_few_seeds_are_marked_and_have_no_interval():
     two = [result(seed, 10.0 * seed) for seed in (1, 2)]
-    (row,) = made("defaults", groups(*two, result(1, 50.0, gamma=0.9)))
-    assert (row["seeds"], row["train100"], row["eval"]) == ("2*", "15.0", "16.0")
-    assert row["commit"] == "10123456 20123456-dirty"
-    (row,) = made("defaults", groups(*two, result(3, 30.0)))
+    (row,) = made("beside", groups(*two, result(1, 50.0, gamma=0.9)))
+    assert (row["seeds"], row["train100"]) == ("2*", "15.0")
+    (row,) = made("evals", groups(*two))
+    assert (row["seeds"], row["eval"]) == ("2*", "16.0")
+    (row,) = made("beside", groups(*two, result(3, 30.0)))
     assert row["seeds"] == "3" and row["train100"].startswith("20.0 [")
 
 
 def test_a_table_may_leave_results_out():
     found = groups(result(1, 1.0), result(1, 2.0, env="MinAtar/Breakout-v1"))
     for patterns, kept in ("* !*/MinAtar/*", ["1.00"]), ("*/MinAtar/*", ["2.00"]):
-        assert [row["train100"] for row in made(f"defaults {patterns}", found)] == kept
+        assert [row["train100"] for row in made(f"beside {patterns}", found)] == kept
 
 
 def test_the_best_published_figure_has_the_same_measure_and_number_of_steps():
     """In anchors.csv Reacher's best training return is Vel's, its best evaluation Tianshou's."""
-    (row,) = made("defaults", groups(result(1, -4.0, env="Reacher-v4")))
-    assert row["best published, training"] == "-6.60 (Vel)"
-    assert row["best published, evaluation"] == "-4.96 (Tianshou benchmark json)"
-    (row,) = made("defaults", groups(result(1, -4.0, env="Reacher-v4", total_steps=9e5)))
-    assert not [name for name in row if "published" in name]
+    found = groups(result(1, -4.0, env="Reacher-v4"))
+    for kind, told in ("beside", "-6.60 (Vel)"), ("evals", "-4.96 (Tianshou benchmark json)"):
+        assert made(kind, found)[0]["best published"] == told
+    (row,) = made("beside", groups(result(1, -4.0, env="Reacher-v4", total_steps=9e5)))
+    assert row["best published"] == "-"
 
 
-def test_peers_are_compared_at_equal_seeds():
-    ours = [result(seed, 10.0 * seed) for seed in (1, 2, 3, 4)]
-    theirs = [result(seed, 1.0, library="sb3", total_steps=1_001_472) for seed in (1, 2, 3)]
-    (row,) = made("peers", groups(*ours, *theirs))
-    assert (row["peer"], row["seeds"], row["train100"], row["peer's train100"]) == (
-        "sb3", "3", "20.0", "1.00")
-    assert row["difference of train100"].startswith("19.0 [9.00, ")
+@pytest.mark.parametrize("theirs,clear", [
+    ([1.0, 2.0, 3.0], "ours"), ([41.0, 42.0, 43.0], "theirs"), ([1.0, 2.0, 13.0], ""),
+    ([1.0, 2.0, 3.0, 4.0], ""), ([1.0, 2.0], "")])      # other numbers of seeds
+def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
+    found = groups(*(result(seed, 9.0 + seed) for seed in (1, 2, 3)), *(
+        result(seed, end, library="sb3", total_steps=1_001_472)
+        for seed, end in enumerate(theirs)))
+    (row,) = made("beside", found)
+    assert row["peer's seeds"].strip("*") == str(len(theirs))
+    assert row["train100"].startswith("**") == (clear == "ours")
+    assert row["peer"].startswith("**") == (clear == "theirs")
+    if len(theirs) == 3:
+        assert (f"Of 1 comparisons with sb3, 1 have equal numbers of seeds (3 to 3). Of these, "
+                f"{int(clear == 'ours')} are clear wins and {int(clear == 'theirs')} clear losses"
+                ) in table.wins(found).replace("\n ", "")
+
+
+def test_of_equal_settings_only_rows_of_this_code_are_shown(monkeypatch):
+    rows = [result(seed, 10.0 * seed) for seed in (1, 2, 3, 4)]
+    judge(monkeypatch, {2: True, 3: True, 4: False})    # 2 is dirty; nobody has asked for 1
+    (row,) = made("beside", groups(*rows))
+    assert (row["train100"], row["seeds"], row["code"]) == ("30.0", "1*", "this")
+    (row,) = made("beside", groups(rows[0], rows[1], rows[3]))
+    assert row["code"] == "10123456 20123456-dirty 40123456"
+    monkeypatch.setattr(suite, "code", lambda algo: "another")      # the code has changed
+    assert made("beside", groups(*rows))[0]["code"].startswith("10123456 ")
+
+
+def test_every_kind_names_older_commits(monkeypatch):
+    curve = {"curve": [[1e4 * k, 1.0] for k in range(100)], "settings": {}, "id": "one"}
+    rows = [result(seed, 10.0) | curve for seed in (1, 3, 4)]
+    peers = [result(seed, 9.0, library="sb3") | curve for seed in (1, 3, 4)]
+    page = "<!-- made: {} -->\n|command|ends at|\n|-|-|\n|`python -m algos.ppo --env Hopper-v4`||"
+    for agrees in False, True:
+        judge(monkeypatch, dict.fromkeys((1, 3, 4), agrees))
+        found = groups(*rows, *peers)
+        monkeypatch.setattr(table, "drawn", lambda figure: ["*"])
+        for kind in ("beside *", "evals *", "settings *", "runs", "caption x.svg", "verdict",
+                     "x.svg *"):
+            text = table.rewrite(page.format(kind) + "\n<!-- end -->", found, save=False)
+            named = "10123456 30123456 40123456" in text.replace("\n", " ")
+            assert named == (not agrees), kind
 
 
 OLD = {"repeat_action_probability": 0, "episodic_life": True, "num_threads": 1}
@@ -71,42 +116,13 @@ def game(seed, train100, kwargs=OLD, backend=None, **changed):
         "changed": changed, "backend": backend or {}, "seconds": 3600 * seed}
 
 
-def test_a_row_of_a_game_has_all_seeds_with_the_same_flags():
-    """Which machine it was, or bfloat16, is no flag."""
-    both = game(3, 24.0, backend={"bf16": True}) | {"machine": "both"}
-    three, flagged = made("games", groups(
-        game(2, 19.0, bf16=True), game(1, 18.0) | {"machine": "CPU"}, both,
-        *(game(seed, 16.0, anneal_lr=False) for seed in (1, 2))))
-    assert (three["seed"], three["train100"], three["eval"]) == ("1 2 3", "18 19 24", "19 20 25")
-    assert three["hours of a core"] == "1.0 float32 2.0 GPU"
-    assert (three["game"], three["flags"]) == ("Breakout-v5", "")
-    assert (flagged["flags"], flagged["commit"]) == ("`--no-anneal-lr`", "10123456 20123456-dirty")
-
-
-def test_a_game_is_as_in_the_old_tables_or_its_name_says_what_differs():
-    rows = made("games", groups(
-        game(1, 20.0), game(1, 20.0, {}), game(1, 20.0, {"num_threads": 1}, lr=1.0),
-        game(1, 20.0, OLD | {"episodic_life": False, "frameskip": 2}),
-        game(1, 20.0, total_steps=3e6)))
-    typed = "Breakout-v5, sticky 0.25, whole games"
-    assert [(row["game"], row["steps"]) for row in rows] == [
-        ("Breakout-v5", "1,000,000"), ("Breakout-v5", "3,000,000"), (typed, "1,000,000"),
-        (typed, "1,000,000"), ("Breakout-v5, whole games, frameskip 2", "1,000,000")]
-
-
-def test_where_games_stand_beside_baselines():
-    """By the old rules alone, after as many steps, with the mean of our seeds."""
-    found = groups(*(game(seed, 20.0 + seed) for seed in (1, 2, 3)), game(1, 90.0, {}),
-                   game(4, 98.0, total_steps=3e6), game(1, 50.0, total_steps=2e6),
-                   game(1, 2.6) | {"algo": "a2c"},
-                   game(1, 0.0) | {"algo": "a2c", "env": "ALE/Enduro-v5"})
-    assert made("standing", found) == [
-        {"game": "Breakout", "random play": "1.1", "a2c": "**2.6** / 3", "ppo": "**22** / 22",
-         "a person": "31.8"},
-        {"game": "Enduro", "random play": "0", "a2c": "0 / 0", "ppo": "- / 121",
-         "a person": "309.6"},                  # no better than random play
-        {"game": "Breakout, 3,000,000", "random play": "1.1", "a2c": "- / 50", "ppo": "98 / 99",
-         "a person": "31.8"}]
+def test_games_stand_beside_published_figures_by_the_same_rules_alone():
+    found = groups(game(1, 20.0), game(2, 22.0), game(1, 20.0, {}),
+                   game(1, 20.0, OLD | {"episodic_life": False}), game(1, 5.0, lr=1.0))
+    rows = made("beside", found)
+    assert [row["best published"] for row in rows].count("-") == 2
+    assert {row["best published"] for row in rows if row["seeds"] == "2*"} == {
+        "22.0 (OpenAI Baselines' Atari page)"}
 
 
 def test_figures_of_games_have_the_published_ends_and_sticky_rows_have_none():
@@ -114,22 +130,22 @@ def test_figures_of_games_have_the_published_ends_and_sticky_rows_have_none():
     run = game(1, 20.0) | {"id": "one", "curve": curve, "settings": {}}
     table.curves(groups(run), Path("games.svg"))
     assert "ppo, published" in Path("games.svg").read_text()
-    typed = table.defaults(groups(game(1, 20.0, {})))
-    assert "published" not in typed and "22" not in typed
 
 
 def test_commands_of_the_settings_that_a_marker_names():
     settings = {"gamma": 0.9, "norm_adv": False, "hidden": [64, 32]}
     found = groups(result(1, 1.0, **settings), result(2, 3.0, **settings),
-                   result(1, 2.0, gamma=0.8), result(1, 3.0, library="sb3", gamma=0.9))
-    for run in sum(found.values(), []):
-        run["seconds"] = 60 * run["seed"]
+                   result(1, 2.0, gamma=0.8), result(1, 3.0, library="sb3", num_envs=4))
     (row,) = made("settings ppo/Hopper*/gamma=0.9*", found)
     assert row["command"] == (
         "`python -m algos.ppo --env Hopper-v4 --gamma 0.9 --no-norm-adv --hidden 64 32`")
     assert (row["minutes"], row["seeds"], row["train100"], row["eval"]) == (
         "1.5", "2*", "2.00", "3.00")
-    told = table.command("ALE/Pong-v5", "ppo", {"env_kwargs": '{"a": "it is"}'})
+    (row,) = made("settings sb3*", found)
+    assert row["command"] == ("`python benchmarks/sb3.py --algo ppo --env Hopper-v4 --num-envs 4 "
+                              "--total-steps 1e6 --out runs/sb3`")
+    told = table.command({"env": "ALE/Pong-v5", "algo": "ppo",
+                          "changed": {"env_kwargs": '{"a": "it is"}'}})
     assert shlex.split(told)[-2:] == ["--env-kwargs", '{"a": "it is"}']
     for stale in ("ppo/Walker2d*", "* ppo/Walker2d*", "* !ppo/Walker2d*"):  # also beside others
         with pytest.raises(ValueError, match="no result matches !?ppo/Walker2d"):
@@ -146,38 +162,32 @@ def test_a_typed_command_gets_the_results_of_its_settings():
     found["Hopper-v4", "plainrl", "ppo", "gamma=0.9"][1]["machine"] = "GPU"
     start = "typed | `python -m algos.ppo --env Hopper-v4"
     old = "\n".join(["algorithm | command|minutes| ends at", "---|---|---|---", "**a group** |||",
-                     f"{start} --gamma .9`|old|old", f"{start}`||"])
+                     f"{start} --gamma .9 --lr 1e-3`|old|old", f"{start}`||"])
     text = table.rewrite(f"<!-- made: runs -->\n{old}\n<!-- end -->", found)
-    assert text.splitlines()[3:6] == ["**a group** |||", f"{start} --gamma .9`|1.0| 2.00*",
-                                      f"{start}`|-| -"]
+    assert text.splitlines()[3:6] == [
+        "**a group** |||", f"{start} --gamma .9 --lr 1e-3`|1.0| 2.00*, 10123456 20123456-dirty",
+        f"{start}`|-| -"]
 
 
-def test_a_command_on_a_game_names_the_rules_by_a_variable():
+def test_a_command_on_a_game_names_the_rules_by_a_variable(monkeypatch):
+    monkeypatch.setattr(table, "older", lambda results: "")
     found = groups(game(1, 20.0, backend={"bf16": True}), game(2, 22.0), game(3, 24.0, {}))
     for run in sum(found.values(), []):
         run["settings"] = run["changed"]
     old = json.dumps({name: x for name, x in OLD.items() if name != "num_threads"})
-    text = f"OLD='{old}'\n<!-- made: runs -->\n|command|minutes|random play|ends at|\n|-|-|-|-|\n"
-    for flags, ends in {' --env-kwargs "$OLD" --bf16': "60|1.1|21.0*",
-                        ' --env-kwargs "$OLD" --run-dir runs/mine': "120|1.1|21.0*",
-                        "": "180|1.1|24.0*", " --no-anneal-lr": "-|1.1|-"}.items():
+    text = f"OLD='{old}'\n<!-- made: runs -->\n|command|minutes|ends at|\n|-|-|-|\n"
+    for flags, ends in {' --env-kwargs "$OLD" --bf16': "60|21.0*",
+                        ' --env-kwargs "$OLD" --run-dir runs/mine': "120|21.0*",
+                        "": "180|24.0*", " --no-anneal-lr": "-|-"}.items():
         start = f"|`python -m algos.ppo --env ALE/Breakout-v5{flags}`|"
-        page = table.rewrite(f"{text}{start}|||\n<!-- end -->", found)
+        page = table.rewrite(f"{text}{start}||\n<!-- end -->", found)
         assert f"{start}{ends}|" in page.splitlines()
 
 
-def test_milestones_are_means_of_50_000_steps():
-    curve = [[1e4 * k, float(k)] for k in range(1, 101)]     # up to 1e4 k, the return was k
-    one, two = game(1, 0.0), game(2, 0.0)
-    one["curve"], two["curve"] = curve, [[x, y + 10] for x, y in curve]
-    (row,) = made("milestones", groups(one, two))
-    assert (row["algorithm"], row["game"], row["seeds"]) == ("ppo", "ALE/Breakout-v5", "2")
-    assert (row["100,000"], row["1,000,000"], row["2,000,000"]) == ("10 to 20", "98 to 108", "")
-
-
 def test_a_caption_says_what_the_lines_of_its_figure_end_at():
-    found = groups(result(1, 10.0), result(2, 30.0), result(1, 5.0, library="sb3"))
-    assert "Hopper-v4: ppo here 20 (2 seeds: 10 to 30), sb3 5 (1" in table.caption(found)
+    found = groups(result(1, 10.0), result(3, 30.0), result(1, 5.0, library="sb3"))
+    assert ("Hopper-v4: ppo here 20 (2 seeds: 10 to 30; commits 10123456 30123456), sb3 5 (1 seed"
+            ) in table.caption(found).replace("\n", " ")
     assert table.drawn("mujoco.svg") == ["*ppo/HalfCheetah-v4/", "*ppo/Hopper-v4/",
                                          "*ppo/Walker2d-v4/"]
 
@@ -190,28 +200,44 @@ def test_functions_of_a_page_are_those_of_the_file():
 
 
 def numbers(text):
-    """Return the parts of a page that come from results, without intervals: SciPy draws samples.
-
-    Parts of the code are not compared, since rewording a line should fail no test.
-    """
-    return [(order, re.sub(r" +(\[[^]]*\])? *|-{3,}", " ", old))
-            for order, old in table.PART.findall(text)
-            if order.split()[0] not in (*table.OF_CODE, "verdict")]
+    """Return a part of a page without intervals, for which SciPy draws samples."""
+    return re.sub(r"\*\*| +(\[[^]]*\])? *|-{3,}", " ", text).strip()
 
 
 @pytest.mark.parametrize("page", table.PAGES)
-def test_pages_say_what_the_results_say(page):
-    """`python benchmarks/table.py` rewrites what is stale, `--check` names it."""
+def test_pages_say_what_the_results_say_and_of_which_code(page, monkeypatch):
+    """As `python benchmarks/table.py --check` does, but for intervals, and quotations of the code.
+
+    If only commits differ, an algorithm has changed: run benchmarks/agree.py, then table.py.
+    """
+    shown = []
+    for of in table.returns, table.steps:
+        monkeypatch.setattr(table, of.__name__, lambda results, *args, of=of: (
+            shown.extend(results), of(results, *args))[1])
     text = (ROOT / page).read_text(encoding="utf-8")
-    again = table.rewrite(text, table.read(table.HERE / "results.jsonl"), save=False)
-    assert numbers(text) == numbers(again)
+    found = table.read(table.HERE / "results.jsonl")
+    for order, old in table.PART.findall(text):
+        shown.clear()
+        if order.split()[0] not in (*OF_CODE, "verdict"):
+            again = table.made(order, old, text, found, table.HERE, save=False)
+            assert numbers(old) == numbers(again), order
+        for row in shown:
+            assert "library" in row or suite.verdict(row) or row["git_commit"][:8] in old
+
+
+def test_the_benchmarks_begin_with_one_screen():
+    text = (ROOT / "benchmarks/README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 1500
+    (kind, first), (figure, _) = [(order.split()[0], old) for order, old in
+                                  table.PART.findall(text)]
+    assert kind == "beside" and 10 <= len(cells(first)) <= 20 and figure == "mujoco.svg"
 
 
 @pytest.mark.slow
 def test_the_readme_quotes_todays_code():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     again = table.rewrite(text, table.read(table.HERE / "results.jsonl"), save=False)
-    assert not {order.split()[0] for order in table.stale(text, again)} & set(table.OF_CODE)
+    assert not {order.split()[0] for order in table.stale(text, again)} & OF_CODE
 
 
 def test_todays_algorithms_take_the_commands_of_the_pages():
