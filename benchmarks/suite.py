@@ -170,8 +170,9 @@ def add(folder: Path, suite: Path) -> None:
 
 
 def retire(suite: Path) -> None:
-    """Move rows to history.jsonl: those of code that no commit has, and those that are not of this
-    code while others with the same settings are.
+    """Move rows of code that no commit has, and rows that others replace, to history.jsonl.
+
+    A row is replaced if it is not of this code, and others with the same settings are.
     """
     found = read_suite(suite)
     ours = [row for row in found if "library" not in row]

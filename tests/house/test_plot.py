@@ -10,7 +10,7 @@ from scipy.stats import binom, mannwhitneyu
 
 import plot
 from algos import ppo
-from benchmarks import table
+from benchmarks import suite, table
 from utils import sweep
 from utils.errors import UsageError
 from utils.run.command import program, read_command
@@ -94,11 +94,11 @@ def test_real_runs_of_this_project(capsys):
     assert row["train"] == "5.00"                   # no pole falls within five steps
     cli("runs", "--y", "explained_variance", "--x", "time", "--out", "other.png")
     assert capsys.readouterr().out == out           # the table is of returns, whatever the figure
-    stored = table.read_runs(Path("runs"))
-    table.write_suite(Path("kept.jsonl"), stored[::-1])
-    assert table.read_suite(Path("kept.jsonl")) == stored
+    stored = suite.read_runs(Path("runs"))
+    suite.write_suite(Path("kept.jsonl"), stored[::-1])
+    assert suite.read_suite(Path("kept.jsonl")) == stored
     assert "curve" not in Path("kept.jsonl").read_text()    # they have a file of their own
-    (found,) = table.read(Path("kept.jsonl")).values()
+    (found,) = suite.read(Path("kept.jsonl")).values()
     assert [table.of_result(result).settings["lr"] for result in found] == [ppo.Config.lr] * 2
 
 
