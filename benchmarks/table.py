@@ -255,11 +255,11 @@ def caption(groups: dict[Key, list[dict]]) -> str:
     for (env, library, algo, _), results in groups.items():
         values = returns(results, "train100")
         ends = " to ".join(dict.fromkeys(f"{end:.0f}" for end in (values.min(), values.max())))
-        commits = f"; commits {older(results)}" if older(results) else ""
         told[env].append(f"{library if library != 'plainrl' else algo + ' here'} "
-                         f"{values.mean():.0f} ({len(values)} seeds: {ends}{commits})")
+                         f"{values.mean():.0f} ({len(values)} seeds: {ends})")
     return wrapped("*Mean return of the last 100 training episodes (seeds: lowest to highest). "
-                   + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + ".*")
+                   + ". ".join(f"{env}: {', '.join(lines)}" for env, lines in told.items()) + "."
+                   + told_older(sum(groups.values(), [])) + "*")
 
 
 def wrapped(text: str, indent: str = "") -> str:
