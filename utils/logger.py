@@ -32,7 +32,7 @@ class Logger:
         self.values = {}  # name -> what this rank has stored since the last report
         self.unseen = []  # the rows since the last line on the console
         self.shown = None  # the names on the console, above their columns
-        self.reports = self.lines = 0
+        self.lines = 0
 
     def open(self, cfg, step, stack):
         """Open the files of a run that starts at `step`. `stack`, an ExitStack, closes them."""
@@ -72,14 +72,13 @@ class Logger:
         self.progress.write([row])
         for name in row.keys() - {"step"}:
             self.board.add_scalar(name, row[name], row["step"])
-        self.reports += 1
         self.unseen.append(row)
         part, printed = (at * LINES // self.total_steps for at in (row["step"], self.printed))
-        if part > printed or self.reports == 1:
-            self.print()
+        if part > printed or self.lines == 0:
+            self.print(row["step"])
         self.bar.update(row["step"] - self.bar.n)
 
-    def print(self):
+    def print(self, step):
         """One line on the console: means of the reports since the last line.
 
         The titles are repeated every 20 lines, and where a new column comes.
@@ -92,16 +91,16 @@ class Logger:
             titles = ["step", "steps/s", *(name.removesuffix("_mean") for name in names)]
             self.widths = [max(9, len(title)) for title in titles]
             tqdm.write(" ".join(map(str.rjust, titles, self.widths)))
-        self.shown, self.printed = names, self.unseen[-1]["step"]
-        values = [[row[name] for row in self.unseen if name in row]
-                  for name in ("steps_per_second", *names)]
-        speed, *means = [np.mean(each) if each else None for each in values]
-        cells = [f"{self.printed:,}", f"{speed:,.0f}",
-                 *("" if mean is None else f"{mean:.4g}" for mean in means)]
+        cells = [f"{step:,}"]
+        for name in ("steps_per_second", *names):
+            values = [row[name] for row in self.unseen if name in row]
+            mean = np.mean(values) if values else 0.0
+            text = f"{mean:,.0f}" if 1e3 <= abs(mean) < 1e7 else f"{mean:.4g}"
+            cells.append(text if values else "")
         tqdm.write(" ".join(map(str.rjust, cells, self.widths)))
         sys.stdout.flush()
+        self.shown, self.printed, self.unseen = names, step, []
         self.lines += 1
-        self.unseen = []
 
 
 def summarize(values):

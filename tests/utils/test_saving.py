@@ -172,7 +172,7 @@ def test_a_run_that_restarts_at_0_hides_what_tensorboard_got_before():
     """Killed after its first report, while the checkpoint of step 0 was its only one."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     with start(Config()) as log:
-        log.logger.reports = 1                                  # no checkpoint at the first one
+        log.logger.lines = 1                                    # no checkpoint at the first one
         log.advance(100, loss=1.0)
         log.advance(50, loss=2.0)
     assert checkpoint.resume_folders("run").keys() == {0}

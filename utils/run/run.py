@@ -246,7 +246,7 @@ class Run:
         now = time.perf_counter()
         # A large replay buffer takes long to save. Saving gets at most 1/20 of the time.
         late = now - self.saved > max(60, 20 * self.save_seconds)
-        save_due = late or self.logger.reports == 0 or step >= self.cfg.total_steps
+        save_due = late or self.logger.lines == 0 or step >= self.cfg.total_steps
         # The only message of a report. After it, all ranks know the same and do the same.
         told = mpi.gather((self.logger.take(), ended, save_due, self.signal))
         speed = (step - self.reported_step) / max(now - self.reported, 1e-9)
