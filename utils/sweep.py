@@ -150,10 +150,9 @@ def run_all(jobs: list[Job], workers: int) -> int:
     """Run the jobs that are not finished. Return 1 if any failed; the others run all the same."""
     todo = [job for job in jobs if not has_result(job.run_dir, job.total_steps)]
     print(f"{len(jobs)} runs, {len(jobs) - len(todo)} of them finished before", flush=True)
-    running = set()
+    running, left = set(), range(len(todo) - 1, -1, -1)
     with ThreadPoolExecutor(workers) as pool:
         try:
-            left = range(len(todo) - 1, -1, -1)
             troubles = list(pool.map(run, todo, left, itertools.repeat(running)))
         except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM: see `program`
             pool.shutdown(wait=False, cancel_futures=True)
@@ -168,23 +167,21 @@ def run_all(jobs: list[Job], workers: int) -> int:
     return int(any(troubles))
 
 
-def print_results(jobs: list[Job]) -> None:
-    """Print the mean result of each algorithm, environment and settings over its finished seeds."""
+def table(jobs: list[Job]) -> str:
+    """Return the mean result of each algorithm, environment and settings over finished seeds."""
     groups = {}
     for job in jobs:
         if has_result(job.run_dir, job.total_steps):
             env, algo, settings = job.run_dir.parts[-4:-1]
             result = json.loads((job.run_dir / "result.json").read_text())
             groups.setdefault((algo, env, settings), []).append(result)
-    lines = [["algorithm", "environment", "settings", "seeds", "train100", "eval"]]
-    for names, results in groups.items():
-        train = [result["train100"] for result in results if result["train100"] is not None]
-        final = np.mean([np.mean(result["eval"]) for result in results])
-        lines.append([*names, str(len(results)), rounded(np.mean(train)) if train else "-",
-                      rounded(final)])
+    lines = [("algorithm", "environment", "settings", "seeds", "train100", "eval")]
+    for names, found in groups.items():
+        train = np.mean(np.array([result["train100"] for result in found], float))  # None: NaN
+        final = np.mean([np.mean(result["eval"]) for result in found])
+        lines.append((*names, str(len(found)), rounded(train), rounded(final)))
     widths = [max(map(len, column)) for column in zip(*lines)]
-    for line in lines if groups else []:
-        print("  ".join(map(str.ljust, line, widths)).rstrip())
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 # ---- the command
@@ -197,7 +194,7 @@ def main(sweep: Sweep) -> int:
     jobs = plan(sweep)
     if not sweep.dry_run:
         status = run_all(jobs, sweep.jobs)
-        print_results(jobs)
+        print(table(jobs))
         print(f"curves, and intervals over seeds: python -m plot {shlex.quote(sweep.out)}")
         return status
     for job in jobs:

@@ -171,18 +171,18 @@ def test_a_crash_does_not_stop_the_rest(capsys, monkeypatch):
     assert len(commands) == 15
 
 
-def test_the_table_at_the_end(capsys):
+def test_the_table_at_the_end():
     """A line per algorithm, environment and settings, over the seeds that have finished."""
     asked = sweep.Sweep(("ppo", "dqn"), ("CartPole-v1",), 3, set=("lr=1e-3",), out="my out")
     for k, job in enumerate(sweep.plan(asked)[:-1]):            # dqn's last seed has no result
         job.run_dir.mkdir(parents=True)
-        result = {"steps": job.total_steps, "train100": 10.0 * k if k else None, "eval": [k, k + 1]}
+        result = {"steps": job.total_steps, "train100": 10.0 * k, "eval": [k, k + 1]}
+        result["train100"] = None if k == 3 else result["train100"]
         (job.run_dir / "result.json").write_text(json.dumps(result))
-    sweep.print_results(sweep.plan(asked))
-    assert capsys.readouterr().out.splitlines() == [
+    assert sweep.table(sweep.plan(asked)).splitlines() == [
         "algorithm  environment  settings  seeds  train100  eval",
-        "ppo        CartPole-v1  lr=0.001  3      30.0      2.50",
-        "dqn        CartPole-v1  lr=0.001  2      20.0      2.50"]
+        "ppo        CartPole-v1  lr=0.001  3      20.0      2.50",
+        "dqn        CartPole-v1  lr=0.001  2      nan       2.50"]  # one had no training episode
 
 
 @pytest.mark.parametrize("left", [None, 999])
