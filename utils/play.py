@@ -92,8 +92,8 @@ def main(play: Play) -> np.ndarray:
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
     if play.video and returns.std() > abs(returns.mean()) / 2:
-        print(f"returns differ much; the film shows one of them: --seed {seed + 1} films another"
-              + ", --stochastic acts as in training" * deterministic)
+        print(f"the returns differ much: --seed {seed + 1} films another episode" +
+              ", --stochastic acts as in training" * deterministic)
     return returns
 
 

@@ -229,7 +229,7 @@ def test_a_signal_ends_an_evaluation_and_the_run_is_saved(number, monkeypatch):
         train(env="CliffWalking-v1", eval_every=64, run_dir="run")
     assert caught.value.status == 128 + number and acts == 30 * [10]
     assert saved("run")[0] == 64 and steps("run") == [64]
-    assert "eval_ret_mean" not in rows("run")[0]
+    assert rows("run")[0]["eval_ret_mean"] == ""
 
 
 def test_init_from_takes_weights_and_statistics_only():
@@ -432,13 +432,13 @@ def test_figures_of_the_summary():
     """The mean return at the end of training, the last and the best evaluation. The end is the
     last tenth of the steps: the last 100 episodes may be half of the run."""
     toy_train(Config(run_dir="a run"))
-    for count in (0, 40, 50, 59, 999, 2500):
+    for count in (0, 40, 50, 59, 989, 2500):
         lines = [f"{math.ceil(100 * k / count)},0.5,0,{k * k / 7},9" for k in range(1, count + 1)]
         text = "\n".join(["step,time,env,ep_ret,ep_len", *lines, ""])
         Path("a run/episodes.csv").write_text(text)
         found = said(summary(Config(run_dir="a run"), 100, 7200.0))
         last = [k * k / 7 for k in range(1, count + 1) if k > 0.9 * count][-100:]
-        assert len(last) == {0: 0, 40: 4, 50: 5, 59: 6, 999: 99, 2500: 100}[count]
+        assert len(last) == {0: 0, 40: 4, 50: 5, 59: 6, 989: 99, 2500: 100}[count]
         mean = f"{rounded(np.mean(last))}, mean return of the last " if len(last) > 4 else ""
         assert found["train"].startswith(f"{mean}{len(last)} training episodes")
         assert ("acts without" in found.get("", "")) == (len(last) > 4)

@@ -24,19 +24,18 @@ def summary(cfg, step: int, seconds: float) -> str:
     lines = {"done" if step >= total else "stopped":
              f"{step:,} of {total:,.0f} steps" + " (whole iterations)" * (step > total) +
              f" in {timedelta(seconds=round(seconds))}"}
-    enough = len(late) >= 5
-    lines["train"] = (f"{rounded(np.mean(late))}, mean return of the last {len(late)} training "
-                      "episodes, all of the last tenth of the steps" if enough else
-                      f"{len(late)} training episodes ended in the last tenth of the run, too few "
-                      "for a mean; `play` below plays ten")
-    if enough and step >= total and len(returns) >= 120 and not cfg.init_from:
+    lines["train"] = (f"{len(late)} training episodes ended in the last tenth of the steps, too "
+                      "few for a mean; `play` below plays ten")
+    if len(late) >= 5:
+        lines["train"] = (f"{rounded(np.mean(late))}, mean return of the last {len(late)} training "
+                          "episodes, all in the last tenth of the steps")
+        lines[""] = "they act with exploration noise; `play` acts without, and may return far more"
         first = returns[:20]
         error = math.sqrt(np.var(late) / len(late) + np.var(first) / 20)
-        if np.mean(late) - np.mean(first) <= 1.5 * error:
+        grown = np.mean(late) - np.mean(first) > 1.5 * error
+        if step >= total and len(returns) >= 120 and not grown and not cfg.init_from:
             lines["train"] += (f"; hardly better than the first 20 ({rounded(np.mean(first))}): "
                                "train for longer, or see docs/debugging.md")
-    if enough:
-        lines[""] = "they explore; `play` acts without noise and may return far more"
     if evals:
         (last, at), (best, best_at) = evals[-1], max(evals, key=lambda pair: pair[0])
         lines["eval"] = (f"{rounded(last)} at step {at:,}, without noise; best {rounded(best)} at "
