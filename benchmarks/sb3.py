@@ -58,13 +58,14 @@ class Episodes(BaseCallback):
 class Games(VecEnv):
     """The same preprocessed games as ours, in C++, which are faster than the peer's own."""
 
-    def __init__(self, env, num_envs):
+    def __init__(self, env, num_envs, seed):
+        self.first_seed = seed
         self.envs = gym.make_vec(env, num_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
         super().__init__(num_envs, self.envs.single_observation_space,
                          self.envs.single_action_space)
 
     def reset(self):
-        return self.envs.reset(seed=1)[0]
+        return self.envs.reset(seed=self.first_seed)[0]
 
     def step_async(self, actions):
         self.actions = actions
@@ -145,7 +146,7 @@ def make_peer(algo, cfg, library=stable_baselines3, own=True):
     if game and (algo not in ("ppo", "a2c", "dqn_atari")
                  or (algo == "a2c" and library is not stable_baselines3)):
         raise SystemExit(f"there is no such peer of {algo} on {cfg.env}")
-    envs = (Games(cfg.env, cfg.num_envs) if game
+    envs = (Games(cfg.env, cfg.num_envs, cfg.seed) if game
             else make_vec_env(cfg.env, n_envs=cfg.num_envs, seed=cfg.seed))
     if algo in ON_POLICY and not game:
         envs = VecNormalize(envs, gamma=cfg.gamma)

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from plot import natural
 from utils.files import write_text
+from utils.run.directory import HELPERS
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CURVES = "curve", "eval_curve"                  # they stand in the file of curves
 # What learning is computed with, as far as an algorithm imports it.
-LEARNING = {"mpi", "optim", "nets", "envs", "buffers", "wrappers", "atari", "goals"}
+LEARNING = set(HELPERS.split())
 
 
 def curves_of(suite: Path) -> Path:

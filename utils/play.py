@@ -42,7 +42,7 @@ class Play:
     overwrite: bool = False  # --record replaces a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
-    seed: int | None = None  # seed of the episodes (default: the run's own)
+    seed: int | None = None  # of the episodes (default: the run's; with --best, the next one)
     max_steps: int = 100_000  # stop with an error if an episode is longer than this
 
     def __post_init__(self):
@@ -64,7 +64,9 @@ def main(play: Play) -> np.ndarray:
     drawn = make_drawn(cfg) if play.video else None
     window = make_window(cfg) if play.render else None
     agent = load_agent(play.run, play.best)
-    seed, deterministic = cfg.seed if play.seed is None else play.seed, not play.stochastic
+    # best.pt was chosen by its returns in the episodes of the run's own seed.
+    seed = cfg.seed + play.best if play.seed is None else play.seed
+    deterministic = not play.stochastic
     torch.manual_seed(seed)
     kind = "deterministic (if it gets stuck: --stochastic)" if deterministic else "stochastic"
     print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)

@@ -331,6 +331,13 @@ def test_mujoco_is_drawn_without_a_display():
     assert sorted(os.listdir()) == ["run", "run.mp4"]
 
 
+def test_the_best_policy_plays_other_episodes_than_those_it_was_chosen_by(run, capsys):
+    play.main(play.Play(str(run), episodes=1))
+    play.main(play.Play(str(run), episodes=1, best=True))
+    own, other = re.findall(r"seed (\d+)$", capsys.readouterr().out, re.M)
+    assert int(other) == int(own) + 1
+
+
 def test_best_without_evaluations_names_the_flag(run):
     (run / "best.pt").unlink()
     with pytest.raises(UsageError, match="--best: .* --eval-every writes one"):
