@@ -22,7 +22,7 @@ class AtariRules(gym.vector.VectorWrapper):
     Rewards are clipped to [-1, 1]. FIRE is the first action of every life, whatever the learner
     wants, as in OpenAI Baselines: in some games it serves the ball, which a policy may never do.
     Baselines presses it out of the learner's sight, but ale-py only steps all games at once. So
-    the learner's own action is stored, which changed nothing (docs/games.md).
+    the learner's own action is stored; docs/games.md says how often, and why that misleads nobody.
 
     lives_end       tell the learner that a lost life is terminal, while the game goes on
     clip_rewards    may be set to False, to see the game's own rewards

@@ -1,5 +1,6 @@
 """Wrappers around each environment: vectors as observations, numbers as actions, copies."""
 
+import contextlib
 import inspect
 import warnings
 
@@ -69,7 +70,8 @@ class OwnStep(gym.Wrapper):
         while isinstance(env, gym.Wrapper) and type(env).__module__.startswith("gymnasium."):
             env = env.env
         try:
-            inspect.signature(env.reset).bind(seed=1, options=None)
+            with contextlib.suppress(ValueError):  # of a compiled function
+                inspect.signature(env.reset).bind(seed=1, options=None)
         except TypeError:
             raise gym.error.Error("its reset takes no seed, or no options: it is made for Gym, and "
                                   "plainrl needs one for Gymnasium 1") from None
