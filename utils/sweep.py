@@ -129,10 +129,7 @@ def call(command: list[str], log, running: set[subprocess.Popen]) -> int:
 
 
 def run(job: Job, left: int, running: set[subprocess.Popen]) -> str:
-    """Do a job, write and print its result, and return "" or what went wrong.
-
-    left    number of jobs that start after this one
-    """
+    """Do a job, write and print its result, and return "" or what went wrong."""
     start = time.perf_counter()
     print(f"{job.run_dir}: starts, {left} left to start", flush=True)
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
