@@ -9,6 +9,7 @@ from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.directory import has_changed, read_config
+from utils.spaces import from_plain
 
 
 def find_module(name: str, asked: str):
@@ -33,8 +34,13 @@ def read_run(run, best: bool = False):
     return module, cfg, checkpoint.load_file(path, "agent", "step")
 
 
-def make_agent(module, cfg):
-    """Return a new Agent. UsageError: the algorithm does not take the environment."""
+def make_agent(module, cfg, spaces=None):
+    """Return a new Agent for the spaces of a checkpoint, or for those of the environment.
+
+    UsageError: the algorithm does not take the environment.
+    """
+    if spaces:
+        return module.Agent(*from_plain(spaces), cfg)
     envs = make_envs(cfg, 1)
     agent = module.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     envs.close()
@@ -47,6 +53,7 @@ def load_agent(run, best: bool = False):
     run     the run directory; the run need not be finished
     best    load the policy of the best evaluation instead of the last checkpoint
 
+    Needs no environment, unless an old version made the run or its spaces are of unusual kinds.
     Warns if the present code is not that of the run.
     """
     module, cfg, policy = read_run(run, best)
@@ -54,6 +61,6 @@ def load_agent(run, best: bool = False):
         warnings.warn(f"{module.__name__}, or what it uses of utils/, has changed since {run} was "
                       f"made, so the policy may act differently; {run}/algo.py is the code of the "
                       "run", stacklevel=2)
-    agent = make_agent(module, cfg)
+    agent = make_agent(module, cfg, policy.get("spaces"))
     checkpoint.load_into(agent, policy["agent"], run)
     return agent.eval()

@@ -65,6 +65,16 @@ def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys)
     assert not np.allclose(shown, evaluate(play.load_agent(run), cfg, 3, cfg.seed)[0])
 
 
+def test_a_policy_without_spaces_loads_by_its_environment(run):
+    """As in a run of an older version, or of an environment whose spaces cannot be saved."""
+    expected = play.load_agent(run).predict(np.ones(3, np.float32))
+    policy = checkpoint.load_file(run / "policy.pt")
+    assert policy["spaces"]
+    for without in (policy | {"spaces": None}, {k: v for k, v in policy.items() if k != "spaces"}):
+        checkpoint.save_file(run / "policy.pt", without)
+        assert play.load_agent(run).predict(np.ones(3, np.float32)) == expected
+
+
 # ---- What is refused
 
 def rewrite(run, module=None, **settings):

@@ -3,7 +3,7 @@
 They hold only tensors and plain values, so they open with `weights_only=True` and a stranger's file
 runs no code.
 
-    policy.pt                   weights and statistics: all that acting needs
+    policy.pt                   weights, statistics and spaces: all that acting needs
     resume-<step>/rank<k>.pt    what rank k needs to continue; one such folder is always whole
 """
 

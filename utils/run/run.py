@@ -23,7 +23,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,7 @@ from utils.run.directory import find_run_dir, lock_and_empty, plain_settings, wr
 from utils.run.launch import check_equal, check_ranks, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
+from utils.spaces import to_plain
 
 # In each rank's part of a checkpoint.
 SAVED = ("state", "rng", "cuda_rng", "env_rng", "seconds", "best")
@@ -305,9 +306,13 @@ class Run:
         for key, value in state.items():
             if value.isnan().any():
                 raise FloatingPointError(f"{key} of the agent is nan, step {self.reported_step:,}")
+        spaces = None  # unusual ones cannot be saved; then `load_agent` needs the environment
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
+            spaces = to_plain(self.agent.spaces)
         if self.root:
             checkpoint.save_file(self.run_dir / name, {
-                "agent": state, "step": self.reported_step, "settings": plain_settings(self.cfg)})
+                "agent": state, "spaces": spaces, "step": self.reported_step,
+                "settings": plain_settings(self.cfg)})
 
 
 def choose_device(cfg) -> torch.device:
