@@ -40,10 +40,16 @@ DOCS = [
     "latex2mathml",         # LaTeX -> MathML, which browsers draw without a script
     "ziamath",              # brings the font STIX Two Math, so that no page fetches one
 ]
+# play --export: PyTorch records the graph of a policy, and onnxscript writes it with the operators
+# of ONNX, so no converter of ours has to. It brings onnx, the file format.
+EXPORT = [
+    "onnxscript",
+    "onnxruntime",          # runs the graph, so the tests can compare it with `predict`
+]
 BENCH = ["sbx-rl", "sb3-contrib"]       # peers that benchmarks/speed.py times
 
 TEST = [
-    *ATARI, *MINATAR, *BOX2D, *VIDEO, *ROBOTICS, *DOCS,
+    *ATARI, *MINATAR, *BOX2D, *VIDEO, *ROBOTICS, *DOCS, *EXPORT,
     "pytest",
     "pytest-xdist",         # runs tests in parallel
     "pytest-timeout",       # fails a test that hangs, and prints its stack
@@ -68,6 +74,6 @@ setup(
     py_modules=["plot", "tasks"],
     install_requires=CORE,
     extras_require={"atari": ATARI, "minatar": MINATAR, "box2d": BOX2D, "video": VIDEO,
-                    "robotics": ROBOTICS, "docs": DOCS,
+                    "robotics": ROBOTICS, "docs": DOCS, "export": EXPORT,
                     "bench": BENCH, "test": TEST},
 )

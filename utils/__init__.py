@@ -14,8 +14,8 @@ An algorithm file may also import:
     errors.py       UsageError
     run/            the stage: settings, command line, directory, checkpoints, signals, reports
 
-Two files are programs: play.py (evaluate a run, record a video or demonstrations) and sweep.py
-(many runs, their results). The others stand behind these:
+Two files are programs: play.py (evaluate a run, record a video or demonstrations, export it) and
+sweep.py (many runs, their results). The others stand behind these:
 
     load.py         the trained policy of a run
     env_ids.py      names of environments, and what can be wrong with them
@@ -25,6 +25,7 @@ Two files are programs: play.py (evaluate a run, record a video or demonstration
     logger.py       progress.csv, episodes.csv, TensorBoard, console
     atari.py        what Atari games show a learner
     files.py        files that a kill leaves whole
+    export.py       a policy as an ONNX graph
     film.py         pictures and films of an episode
     results.py      result.json, what is published of a run
 """

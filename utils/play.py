@@ -1,9 +1,10 @@
-"""Evaluate the policy of a run, watch it, or record a video or demonstrations of it.
+"""Evaluate the policy of a run, watch it, record a video or demonstrations of it, or export it.
 
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --render
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --video cheetah.mp4
     python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --record demos.npz
+    python -m utils.play runs/HalfCheetah-v4/ppo/seed1 --export policy.onnx
 
 If the run is still training, its last checkpoint is used. The weights act
 through the present code of the algorithm. A warning says if it has changed
@@ -22,6 +23,7 @@ import torch
 from utils.demos import record_demos
 from utils.errors import UsageError
 from utils.evaluate import evaluate
+from utils.export import export
 from utils.files import check_target
 from utils.film import make_drawn, make_window, write_video
 from utils.load import load_agent, read_run
@@ -39,7 +41,8 @@ class Play:
     render: bool = False  # play the episodes one by one in a window
     video: str = ""  # first draw one episode into this file, an .mp4 or a small .gif
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
-    overwrite: bool = False  # --record replaces a file that exists
+    export: str = ""  # only write the policy as an ONNX graph into this .onnx file (docs/howto.md)
+    overwrite: bool = False  # --record and --export replace a file that exists
     stochastic: bool = False  # sample actions as in training, instead of the most likely ones
     best: bool = False  # use the policy of the best evaluation (--eval-every), not the last one
     seed: int | None = None  # of the episodes (default: the run's; with --best, the next one)
@@ -49,12 +52,19 @@ class Play:
         check_range(self, "episodes", 1, 1e5)  # each has an environment of its own
         check_range(self, "max_steps", 1)
         check_range(self, "seed", 0)
-        if bool(self.record) + bool(self.video) + self.render > 1:
-            raise UsageError("--record, --video and --render exclude each other")
+        if bool(self.record) + bool(self.video) + bool(self.export) + self.render > 1:
+            raise UsageError("--record, --video, --export and --render exclude each other")
 
 
-def main(play: Play) -> np.ndarray:
-    """Evaluate, print the result, write what is asked for, and return the returns [episodes]."""
+def main(play: Play) -> np.ndarray | None:
+    """Evaluate, print the result, write what is asked for, and return the returns [episodes].
+
+    With --export, no environment is made and nothing is evaluated or returned.
+    """
+    if play.export:
+        check_target("--export", play.export, (".onnx",), play.overwrite)
+        export(load_agent(play.run, play.best), play.export)
+        return None
     if play.video:
         check_target("--video", play.video, (".mp4", ".gif"))
     if play.record:
