@@ -60,9 +60,10 @@ def test_what_is_played_is_what_was_asked_for_and_its_step_is_shown(run, capsys)
     for kwargs, step in (({}, "512"), ({"best": True}, "123")):
         shown = play.main(play.Play(str(run), episodes=3, **kwargs))
         assert f"at step {step}, deterministic" in capsys.readouterr().out
-        returns = evaluate(play.load_agent(run, **kwargs), cfg, 3, cfg.seed)[0]
+        seed = cfg.seed + ("best" in kwargs)
+        returns = evaluate(play.load_agent(run, **kwargs), cfg, 3, seed)[0]
         assert np.allclose(shown, returns, rtol=1e-5)
-    assert not np.allclose(shown, evaluate(play.load_agent(run), cfg, 3, cfg.seed)[0])
+    assert not np.allclose(shown, evaluate(play.load_agent(run), cfg, 3, seed)[0])
 
 
 def test_a_policy_without_spaces_loads_by_its_environment(run):

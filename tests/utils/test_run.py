@@ -194,7 +194,7 @@ def test_a_new_budget_on_resume(capsys):
     config = read_config("run")
     assert config["settings"]["total_steps"] == 512
     assert [entry["step"] for entry in config["resumed"]] == [128]
-    assert config["resumed"][0]["versions"]["torch"] == torch.__version__
+    assert config["resumed"][0]["versions"]["torch"] == metadata.version("torch")
     assert_no_gap("run", (0, 128))
 
 
