@@ -84,14 +84,14 @@ def test_a_number_is_compared_relative_to_its_column():
 
 
 FILES = {"algos/a.py": "from utils import mpi\nfrom utils.envs import make\nrate = 1",
-         "algos/b.py": "from utils.policy import Policy", "utils/mpi.py": "import numpy",
+         "algos/b.py": "from utils.film import draw", "utils/mpi.py": "import numpy",
          "utils/envs.py": "def make():\n    from utils.wrappers import wrap",
-         "utils/wrappers.py": "'''A docstring.'''", "utils/policy.py": "from utils import envs"}
+         "utils/wrappers.py": "'''A docstring.'''", "utils/film.py": "from utils import envs"}
 
 
 @pytest.mark.parametrize("name,text,changed", [
     ("algos/a.py", FILES["algos/a.py"] + "  # a comment\n", ""),
-    ("utils/wrappers.py", "'''Another.'''", ""), ("utils/policy.py", "import os", ""),
+    ("utils/wrappers.py", "'''Another.'''", ""), ("utils/film.py", "import os", ""),
     ("algos/a.py", FILES["algos/a.py"] + "0", "a"), ("utils/mpi.py", "import numpy as np", "a"),
     ("utils/wrappers.py", "wrap = 1", "a"), ("algos/b.py", "from utils.mpi import x", "b")])
 def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed):
