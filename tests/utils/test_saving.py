@@ -54,6 +54,21 @@ def test_what_an_environment_draws_by_global_generators_goes_on(capsys):
     assert "run: run from step 100" in capsys.readouterr().out
 
 
+def test_what_a_run_says_of_its_start_stays_while_the_source_changes(monkeypatch, capsys):
+    source = Path("source.py")
+    source.write_text("rate = 1")
+    monkeypatch.setattr(directory, "file_of", lambda config_class: source)
+    with start(Config()) as log:
+        names = ["run/algo.py", "run/config.json"]
+        before = [Path(name).read_bytes() for name in names]
+        source.write_text("rate = 2")
+        log.advance(100)
+        assert [Path(name).read_bytes() for name in names] == before
+    with start(Config(resume=True)):
+        assert Path("run/algo-until-100.py").read_text() == "rate = 1"
+    assert "has changed since this run began" in capsys.readouterr().out
+
+
 def test_when_it_saves():
     with start(Config(total_steps=1e6)) as log:
         assert saved("run")[0] == 0                                 # --resume works at once
