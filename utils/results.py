@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import torch
 
+from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.evaluate import evaluate
 from utils.files import write_text
@@ -61,7 +62,7 @@ def make_result(run: Path) -> dict:
              for row in reports if row.get("eval_ret_mean")]
     every = max(1, math.ceil(len(evals) / 100))
     torch.set_num_threads(cfg.torch_threads)
-    agent = load_agent(run)  # it imports what registers the environment
+    agent, cfg = load_agent(run), with_version(cfg)  # which imports what registers the environment
     classic = "classic_control" in str(gym.spec(cfg.env.rpartition(":")[2]).entry_point)
     final, _ = evaluate(agent, cfg, 100 if classic else 10, cfg.seed)
     settings = {name: x for name, x in vars(cfg).items() if name not in OURS | NO_NUMBERS}

@@ -83,6 +83,11 @@ class OwnStep(gym.Wrapper):
         if seed is not None:  # an environment may draw by `self.action_space.sample()`
             self.unwrapped.action_space.seed(seed)
         obs, _ = super().reset(seed=seed, options=options)
+        most = np.abs(obs).max(initial=0) if as_array(obs).dtype == np.float64 else 0
+        if most > 2**24:
+            say_once(f"observations reach {most:.3g}, where float32 has steps of "
+                     f"{np.spacing(np.float32(most)):g}: what varies less is seen by algorithms "
+                     "that subtract the mean (norm_obs) alone, not by SAC, DQN and the like")
         return obs, {}
 
     def step(self, action):

@@ -21,6 +21,7 @@ from utils.mpi import say_once
 from utils.nets import nature_cnn
 from utils.run.settings import with_version
 from utils.spaces import act_kind, image_layout, numeric
+from utils.wrappers import OwnStep
 
 
 # ---- What is refused, before anything is written
@@ -86,6 +87,17 @@ def test_what_cannot_be_made_is_refused_with_advice(env, says, tmp_path, monkeyp
     gym.registry.pop("Ship-v0", None)
     for name in [name for name in sys.modules if "_games" in name]:
         del sys.modules[name]
+
+
+@pytest.mark.parametrize("seconds,told", [(1.7e9, True), (1.7e6, False)])
+def test_what_float32_cannot_tell_apart_is_said(seconds, told, capsys):
+    class Clock(Ends):
+        def reset(self, seed=None, options=None):
+            return np.array([seconds]), {}
+
+    say_once.cache_clear()
+    OwnStep(Clock()).reset(seed=1)
+    assert ("reach 1.7e+09, where float32 has steps of 128" in capsys.readouterr().out) == told
 
 
 def test_a_reward_is_one_number(monkeypatch):
