@@ -1,0 +1,58 @@
+"""The atlas: its rows can be planted, and it tells what a bug costs."""
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import atlas
+from tests.mutants import catalogue
+
+
+def test_every_row_can_be_planted():
+    for row in atlas.read_rows([]):
+        catalogue.planted(row.mutant, catalogue.file_of(row.algo).read_text("utf-8"))
+        assert row.env and row.seeds >= 5, row
+    with pytest.raises(KeyError, match="no-such-bug"):
+        atlas.read_rows(["no-such-bug"])
+
+
+def write_run(folder, returns, kl, steps=2000):
+    """Write what `collect` reads of a run: an episode and a report every 20 steps."""
+    folder.mkdir(parents=True)
+    at = range(20, steps + 1, 20)
+    (folder / "config.json").write_text(json.dumps({
+        "algo": folder.parts[-3], "git_commit": "abc",
+        "settings": {"env": "CartPole-v1", "seed": 1, "total_steps": steps}}))
+    for name, column, values in (("episodes", "ep_ret", returns), ("progress", "kl", kl)):
+        (folder / f"{name}.csv").write_text("".join(
+            [f"step,time,{column}\n", *(f"{k},{k},{x}\n" for k, x in zip(at, values))]))
+
+
+def test_a_row_tells_what_is_lost_and_what_shows_it(tmp_path):
+    row = atlas.Row("ppo-time-limit-is-an-end@a2c", "CartPole-v1", ("lr=1e-3",), 5)
+    at, rng = np.arange(100), np.random.default_rng(0)
+    for seed in range(1, 6):
+        noise = rng.uniform(0, 1, 100)
+        for algo, slope, late in (("a2c", 1.0, 0), ("a2c+time-limit-is-an-end", 0.5, 2)):
+            write_run(tmp_path / "runs/lr=1e-3/CartPole-v1" / algo / "lr=0.001" / f"seed{seed}",
+                      slope * at, noise + late * (at >= 50))
+    (tmp_path / "figures").mkdir()
+    path = tmp_path / "atlas.jsonl"
+    told, = atlas.collect([row], tmp_path, path)
+    assert told == json.loads(path.read_text())
+    # The last tenth: 90 to 99. The first twentieth: 0 to 4, so the clean gain is 94.5 - 2.
+    assert told["clean"] == [94.5] * 5 and told["planted"] == [47.25] * 5
+    assert told["lost"] == pytest.approx([47.25 / 92.5] * 3)
+    assert told["steps_to"] == [1600, None]         # 76 is the first part's mean above 2 + 0.8 92.5
+    assert (told["metric"], told["step"]) == ("kl", 1100)       # apart from step 1000 on
+    assert (tmp_path / "figures/atlas.svg").exists()
+    assert atlas.collect([row._replace(seeds=6)], tmp_path, path) == []     # a seed is missing
+
+
+@pytest.mark.slow
+def test_train_plants_a_bug_in_a_clone(tmp_path):
+    row = atlas.Row("ppo-entropy-is-punished", "CartPole-v1", ("total_steps=4096",), 1)
+    assert atlas.train([row], tmp_path, 1) == 0
+    folder, = (tmp_path / row.folder / "CartPole-v1" / row.planted).glob("*/seed1")
+    assert "+ cfg.ent_coef * ent" in (folder / "algo.py").read_text()
+    assert (folder / "result.json").exists()
