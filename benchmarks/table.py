@@ -267,17 +267,23 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def wins(groups: dict[Key, list[dict]]) -> str:
-    """Return how often our train100 is clearly above or below that of a peer."""
+    """Return how often our train100 is clearly above or below that of a peer, and where."""
     pairs = [(results, peer) for env, algo, results in ours(groups)
              if (peer := peer_of(env, algo, results, groups))]
     names = sorted({peer[0]["library"] for _, peer in pairs}, reverse=True)
     equal = [pair for pair in pairs if len(pair[0]) == len(pair[1])]
     signs = [won(*(returns(side, "train100") for side in pair)) for pair in equal]
     seeds = sorted(len(results) for results, _ in equal)
+
+    told = []
+    for sign, word in ((1, "wins"), (-1, "losses")):
+        where = ", ".join(f"{results[0]['algo']} on {results[0]['env']}"
+                          for (results, _), each in zip(equal, signs) if each == sign)
+        told.append(f"{signs.count(sign)} clear {word}" + f" ({where})" * bool(where))
     return wrapped(
         f"- Of {len(pairs)} comparisons with {' and '.join(names)}, {len(equal)} have equal "
-        f"numbers of seeds ({seeds[0]} to {seeds[-1]}). Of these, {signs.count(1)} are clear wins "
-        f"and {signs.count(-1)} clear losses: the 95% intervals do not overlap."
+        f"numbers of seeds ({seeds[0]} to {seeds[-1]}): {' and '.join(told)}, where the 95% "
+        "intervals do not overlap. Of A2C, only our settings were tuned."
         + told_older(sum((results for results, _ in equal), [])), "  ")
 
 
