@@ -8,7 +8,7 @@
 DIR/<env>/<algo>/<settings>/seed<k>, with its output beside it in seed<k>.log.
 When it ends, result.json in that directory holds all that is needed to publish
 it, in a few kB. The same command again skips finished runs and resumes
-interrupted ones. On several machines, give each its own --first-seed.
+interrupted ones. On several machines, give each its own --first-seed or --shard.
 """
 
 import itertools
@@ -44,6 +44,7 @@ class Sweep:
     first_seed: int = 1  # the first seed; 100 with --seeds 3 gives 100, 101, 102
     set: tuple[str, ...] = ()  # settings, each with one or more values: lr=1e-4,3e-4 "hidden=64 64"
     jobs: int = 1  # runs at a time
+    shard: str = "1/1"  # which of the runs: 2/5 trains the second of five parts
     out: str = "runs/sweep"  # the folder for all runs
     dry_run: bool = False  # only print the commands
     results: str = ""  # instead of training: write result.json for the runs in this folder
@@ -51,6 +52,9 @@ class Sweep:
     def __post_init__(self):
         check_range(self, "seeds jobs", 1, 1e5)
         check_range(self, "first_seed", 0)
+        part, _, parts = self.shard.partition("/")
+        if not (part.isdecimal() and parts.isdecimal() and 0 < int(part) <= int(parts)):
+            raise UsageError(f"--shard is {self.shard}; it takes 1/N to N/N, such as 2/5")
 
 
 # ---- which runs
@@ -91,7 +95,8 @@ def plan(sweep: Sweep) -> list[Job]:
         command = [*command, "--seed", str(seed), "--run-dir", str(run_dir)]
         command += ["--resume"] * (run_dir / "config.json").exists()
         jobs[run_dir] = Job(run_dir, int(cfg.total_steps), command)
-    return list(jobs.values())
+    part, _, parts = sweep.shard.partition("/")
+    return list(jobs.values())[int(part) - 1::int(parts)]
 
 
 def parse_set(text: str) -> tuple[str, list[str]]:

@@ -43,6 +43,14 @@ def folders(*settings, **more):
     return [str(job.run_dir.relative_to("out/CartPole-v1/ppo")) for job in sweep.plan(asked)]
 
 
+def test_shards_divide_the_runs():
+    parts = [folders(seeds=5, shard=f"{k}/3") for k in (1, 2, 3)]
+    assert [len(part) for part in parts] == [2, 2, 1] and sorted(sum(parts, [])) == folders(seeds=5)
+    for wrong in ("0/2", "3/2", "2", "a/b"):
+        with pytest.raises(UsageError, match="--shard is"):
+            sweep.Sweep(shard=wrong)
+
+
 def test_a_run_keeps_its_directory_however_it_is_typed():
     """Else the same command, typed a little differently, trains everything again."""
     assert folders(seeds=2, first_seed=100) == ["default/seed100", "default/seed101"]
