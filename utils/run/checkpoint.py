@@ -17,7 +17,7 @@ import torch
 from utils import mpi
 from utils.errors import UsageError
 from utils.files import atomic_write
-from utils.run.launch import together
+from utils.run.launch import from_root, together
 
 
 def save_file(path, payload):
@@ -96,12 +96,17 @@ def load_resume(run_dir, *keys):
 
     UsageError on every rank: a file is damaged, or another number of processes saved it.
     """
-    step, folder = max(resume_folders(run_dir).items())
-    ranks = len(list(folder.glob("rank*.pt")))
+    step, folder, ranks = from_root(newest, run_dir)
     if ranks != mpi.size():
         raise UsageError(f"{folder} was saved by {ranks} processes and needs as many to continue, "
                          f"but --num-procs is {mpi.size()}")
     return step, together(load_file, folder / f"rank{mpi.rank()}.pt", *keys)
+
+
+def newest(run_dir):
+    """Return the step, the folder and the number of ranks of the newest checkpoint."""
+    step, folder = max(resume_folders(run_dir).items())
+    return step, folder, len(list(folder.glob("rank*.pt")))
 
 
 def resume_folders(run_dir):

@@ -5,6 +5,8 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
+import platform
 import re
 import shlex
 import shutil
@@ -202,12 +204,29 @@ def lock_and_empty(cfg, stack):
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise UsageError(f"another process is writing the run in {cfg.run_dir}") from None
+        alone = mpi.size() == 1 and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+        raise UsageError(f"another process is writing the run in {cfg.run_dir}"
+                         + "; tasks of srun train together with --mpi=pmi2" * alone) from None
     except OSError:
         pass  # some network file systems have no locks
     # Another run may have used the directory since `find_run_dir` looked.
     for path in [] if cfg.resume else replaced_files(cfg):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def whose_code(cfg):
+    """Return what has to be the same on all ranks."""
+    return code_hash(type(cfg)), version("torch")
+
+
+def check_shared(cfg, root_code):
+    """UsageError unless this rank sees the locked directory and has rank 0's code."""
+    where = f"rank {mpi.rank()} on {platform.node()}"
+    if not Path(cfg.run_dir, ".lock").exists():
+        raise UsageError(f"{where} does not see --run-dir {cfg.run_dir}, which all ranks share")
+    if root_code != whose_code(cfg):
+        raise UsageError(f"{where} has another {module_of(type(cfg))}, utils/ or PyTorch than rank "
+                         "0")
 
 
 def write_config(cfg, step, initial):

@@ -118,6 +118,25 @@ def together(action, *args):
     return result
 
 
+def local_rank() -> int:
+    """Return this rank's number among those on its machine. All ranks call it."""
+    if mpi.size() == 1:
+        return 0
+    from mpi4py import MPI
+
+    return mpi.comm().Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
+
+
+def from_root(action, *args):
+    """Return rank 0's `action(*args)` on every rank, or fail on every rank.
+
+    Only rank 0 looks into a folder that it is about to change: a network file system tells the
+    other machines for half a minute what they saw first.
+    """
+    told = together(action if mpi.rank() == 0 else None, *args)
+    return mpi.comm().bcast(told) if mpi.size() > 1 else told
+
+
 def check_equal(flat: Tensor) -> None:
     """RuntimeError naming the ranks whose parameters differ from rank 0's, in any bit."""
     sums = mpi.gather(hashlib.sha256(flat.detach().cpu().numpy().tobytes()).digest())

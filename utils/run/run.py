@@ -37,8 +37,9 @@ from utils.evaluate import evaluate, q_and_return
 from utils.logger import Logger, merge
 from utils.nets import is_image
 from utils.run import checkpoint
-from utils.run.directory import find_run_dir, lock_and_empty, plain_settings, write_config
-from utils.run.launch import check_equal, check_ranks, together
+from utils.run.directory import (
+    check_shared, find_run_dir, lock_and_empty, plain_settings, whose_code, write_config)
+from utils.run.launch import check_equal, check_ranks, from_root, local_rank, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
 from utils.spaces import to_plain
@@ -70,7 +71,7 @@ class Run:
             raise TypeError(f"train takes a Config, such as Config(env='CartPole-v1'), not {cfg!r}")
         self.excepthook = sys.excepthook  # which `check_ranks` replaces if there are other ranks
         check_ranks(cfg.num_procs)
-        self.cfg = cfg = find_run_dir(replace(cfg, num_procs=mpi.size()))
+        self.cfg = cfg = from_root(find_run_dir, replace(cfg, num_procs=mpi.size()))
         self.run_dir = Path(cfg.run_dir)
         self.root = mpi.rank() == 0
         self.logger = Logger()
@@ -104,7 +105,7 @@ class Run:
         with self.stack:
             if self.envs:
                 self.envs.close()
-        if self.ended:
+        if self.ended and self.root:
             mpi.say(summary(self.cfg, self.reported_step, self.reported - self.started))
 
     # ---- start
@@ -130,7 +131,7 @@ class Run:
         """
         cfg = self.cfg
         # Without one, it was killed at its start and starts again.
-        resumed = cfg.resume and checkpoint.resume_folders(self.run_dir)
+        resumed = cfg.resume and from_root(checkpoint.resume_folders, self.run_dir)
         # It also waits until every rank has found the directory free.
         initial = together(self.load_policy if cfg.init_from and not resumed else None)
         in_main = threading.current_thread() is threading.main_thread()
@@ -138,6 +139,7 @@ class Run:
             before = signal.signal(number, self.on_signal)
             self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
         together(lock_and_empty if self.root else None, cfg, self.stack)
+        together(check_shared, cfg, mpi.gather(whose_code(cfg))[0])
         if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
             together(self.load_checkpoint, saved)
@@ -317,11 +319,11 @@ class Run:
 
 def choose_device(cfg) -> torch.device:
     """Return the device that --device asks for."""
-    gpus = torch.cuda.device_count()
+    gpus, local = torch.cuda.device_count(), local_rank()
     if cfg.device == "cuda" and gpus == 0:
         raise UsageError("--device cuda: PyTorch finds no CUDA GPU here; it takes auto or cpu")
     wanted = cfg.device == "cuda"
     if cfg.device == "auto" and gpus > 0:
         with closing(make_envs(cfg, 1)) as envs:
             wanted = is_image(envs.single_observation_space)  # else the CPU is faster
-    return torch.device("cuda", mpi.rank() % gpus) if wanted else torch.device("cpu")
+    return torch.device("cuda", local % gpus) if wanted else torch.device("cpu")
