@@ -81,7 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     max_grad_norm: float = 0.5  # maximum gradient norm; 0: off
     hidden: tuple[int, ...] = (64,)  # layer widths, before (vectors) and after the LSTM
     lstm_size: int = 128  # length of h and of c (32 to 512)
-    std_init: float = 1.0  # initial sigma of continuous actions, before tanh (0.3 to 1)
+    std_init: float = 0.6  # initial sigma of continuous actions, before tanh (0.3 to 1)
     norm_obs: bool = True  # normalise vector observations by their running statistics
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
