@@ -9,16 +9,13 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from tests import envs as scripted
-from tests.helpers import BOX, VECTOR, close, column, name_of, quick
+from tests.helpers import BOX, VECTOR, close, name_of, quick
 from utils.optim import Adam
 from utils.spaces import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
 
 NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic",)}  # with targets
-THREE = {"obs": column(1.0, 2, 3), "act": column(0.5, -1, -1), "rew": torch.tensor([1.0, -2, 1]),
-         "next_obs": column(3.0, 20, 3), "terminated": torch.tensor([0.0, 0, 1])}
-UNUSED = 2 * [3 * (torch.nan,)]                                 # of critics that nobody should ask
 
 
 def make_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
@@ -98,25 +95,6 @@ def noise_is(*draws):
     finally:
         torch.randn_like = plain
     assert not left, "less noise is drawn than expected"
-
-
-def line(weights, bias):
-    """Return a linear layer with one output and these weights."""
-    layer = nn.Linear(len(weights), 1)
-    layer.weight.data, layer.bias.data = torch.tensor([weights]), torch.tensor([bias])
-    return layer
-
-
-def linear_agent(algo, critics, critic_targs, **settings):
-    """Return an agent whose critics are linear, with given (weight of s, weight of a, bias)."""
-    one = Box(-1, 1, (1,), np.float32)
-    agent = make_agent(algo, space=one, obs_space=one, hidden=(), **settings)
-    for net, lines in ((agent.critic, critics), (agent.critic_targ, critic_targs)):
-        nets = [net.net] if len(lines) == 1 else [net.q1, net.q2]
-        for layers, (of_obs, of_act, bias) in zip(nets, lines, strict=True):
-            layers[0] = line([of_obs, of_act], bias)
-    agent.critic_targ.requires_grad_(False)
-    return agent
 
 
 # ---- Discrete actions: dqn, dqn_per, dqn_atari

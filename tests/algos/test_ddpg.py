@@ -1,23 +1,24 @@
-"""algos/ddpg.py by hand, and what holds for it and for its children td3 and sac alike."""
+"""algos/ddpg.py and td3.py against stable-baselines3, and what holds for sac, too."""
 import copy
-import math
 
 import pytest
 import torch
+from stable_baselines3 import DDPG, TD3
+from stable_baselines3.common.logger import configure
 
 from algos import crossq, ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
-from tests.helpers import close, copies, name_of, quick
+from tests.helpers import bare, close, copies, name_of, quick
 from tests.offpolicy import (
-    NETS, THREE, UNUSED, flat, gradient_in, linear_agent, make_agent, make_batch, make_optimizers,
-    noise_is, update)
+    NETS, flat, gradient_in, make_agent, make_batch, make_optimizers, noise_is, update)
 
-every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=["ddpg", "td3", "sac"])
+every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=name_of)
+and_td3 = pytest.mark.parametrize("algo", [ddpg, td3], ids=name_of)
 
 
-# ---- Hand values
+# ---- Actions
 
-@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
+@and_td3
 def test_exploration_by_hand(algo):
     """The policy's action is (0.5, -0.9) in all states."""
     agent = make_agent(algo, hidden=())
@@ -26,33 +27,6 @@ def test_exploration_by_hand(algo):
     with noise_is(torch.tensor([[1.0, -2], [0, 30], [-16, 1]])):
         close(agent.act(torch.zeros(3, 3)), [[0.6, -1], [0.5, 1], [-1, -0.8]])
 
-
-def test_critic_loss_and_gradient_by_hand():
-    """a' = 0.5, so Q_targ = 2 s + 4 a + 1 is 9 and 43, and the third an end: y = 5.5, 19.5, 1."""
-    agent = linear_agent(ddpg, [(1.0, 1.0, 0.0)], [(2.0, 4.0, 1.0)], gamma=0.5)
-    agent.actor_targ[0] = offpolicy.line([0.0], math.atanh(0.5)).requires_grad_(False)
-    batch = ddpg.Transitions(**THREE)
-    loss, metrics, grad = gradient_in(agent.critic, ddpg.critic_loss, agent, batch)
-    close(metrics["q"], [1.5, 1, 2])
-    close(metrics["critic_loss"], loss)
-    close(loss, (16 + 342.25 + 1) / 3)
-    close(1.5 * grad, [-4 - 37 + 3, -2 + 18.5 - 1, -21.5])          # of s, of a, of the bias
-
-
-@pytest.mark.parametrize("algo", [ddpg, td3], ids=["ddpg", "td3"])
-def test_actor_loss_and_gradient_by_hand(algo):
-    """Q = s + 3 a and a = tanh(b) = 0.5: -mean Q = -3.5, its slope in b -3 (1 - 0.25)."""
-    count = 1 if algo is ddpg else 2
-    agent = linear_agent(algo, [(1.0, 3.0, 0.0), (1.0, -7.0, 100.0)][:count], UNUSED[:count])
-    agent.actor[0] = offpolicy.line([0.0], math.atanh(0.5))
-    batch = algo.Transitions(**THREE)
-    loss, metrics, grad = gradient_in(agent.actor, algo.actor_loss, agent, batch)
-    close(loss, -3.5)
-    close(metrics["actor_loss"], -3.5)
-    close(grad, [-4.5, -2.25])                                      # of the weight, of the bias
-
-
-# ---- Actions
 
 @pytest.mark.parametrize("algo", [ddpg, td3, sac, sac_her, crossq], ids=name_of)
 def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
@@ -82,13 +56,6 @@ def test_the_critics_targets_are_constants(algo):
     assert reached == {name for name in copies(agent) if name.startswith("critic.")}
 
 
-@pytest.mark.parametrize("algo", [td3, sac], ids=["td3", "sac"])
-def test_two_critics_begin_different(algo):
-    critic = algo.Agent(helpers.VECTOR, helpers.BOX, algo.Config()).critic
-    for one, other in zip(critic.q1.parameters(), critic.q2.parameters(), strict=True):
-        assert not torch.isclose(one, other).all()
-
-
 @every_algo
 def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
     """The critic first; the actor by the new critic; the targets behind the new networks."""
@@ -116,6 +83,58 @@ def test_an_update_is_a_step_of_each_and_then_the_targets_follow(algo):
     for name in NETS[name_of(algo)]:                                # as they were before, in part
         was, now = flat(getattr(twin, f"{name}_targ")), flat(getattr(agent, name))
         close(flat(getattr(agent, f"{name}_targ")), 0.7 * was + 0.3 * now)
+
+
+# ---- stable-baselines3
+
+def pairs(agent, policy):
+    """Our parameter and theirs, all of them."""
+    theirs = policy.actor.mu, policy.actor_target.mu, *policy.critic.q_networks, \
+        *policy.critic_target.q_networks
+    ours = agent.actor, agent.actor_targ, *agent.critic.children(), *agent.critic_targ.children()
+    return [pair for a, b in zip(ours, theirs, strict=True)
+            for pair in zip(a.parameters(), b.parameters(), strict=True)]
+
+
+@and_td3
+def test_losses_and_ten_updates_are_those_of_stable_baselines3(algo, monkeypatch):
+    """In float64, on one noise for both. Their DDPG also draws it, and multiplies it by 0."""
+    delayed, algo = algo is td3, bare(algo)
+    settings, ours, theirs, count = {"tau": 0.05, "gamma": 0.9}, {"act_noise": 0.3}, {}, 10
+    if delayed:
+        settings["policy_delay"], count = 3, 3
+        ours |= {"target_noise": 0.25, "noise_clip": 0.4}
+        theirs |= {"target_policy_noise": 0.25, "target_noise_clip": 0.4}
+    agent = make_agent(algo, space=helpers.UNIT, lr=1e-3, **settings, **ours).double()
+    model = (TD3 if delayed else DDPG)(
+        "MlpPolicy", helpers.Nowhere(helpers.VECTOR, helpers.UNIT), 1e-3, device="cpu",
+        buffer_size=1, policy_kwargs={"net_arch": [16, 16]}, **settings, **theirs)
+    model.set_logger(configure(None, []))
+    model.policy.double()
+    for our, their in pairs(agent, model.policy):
+        their.data.copy_(our.data)
+    optimizers = make_optimizers(agent)
+    batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(10)]
+    first = agent.critic(batches[0].obs, batches[0].act)
+    noise = [torch.randn(32, 2, dtype=torch.float64) for _ in batches]
+    model.replay_buffer = offpolicy.TheirBuffer(batches)
+    with monkeypatch.context() as patch:
+        left = iter(noise)
+        patch.setattr(torch.Tensor, "normal_", lambda self, mean, std: self.copy_(std * next(left)))
+        patch.setattr("stable_baselines3.common.policies.preprocess_obs", offpolicy.as_it_is)
+        model.train(10, 32)
+        assert next(left, None) is None
+    with noise_is(*noise if delayed else ()):
+        metrics = [update(algo, agent, optimizers, batch, count=k)
+                   for k, batch in enumerate(batches)]
+    for name, times in (("critic_loss", 10), ("actor_loss", count)):
+        losses = [each[name] for each in metrics if name in each]
+        assert len(losses) == times
+        close(torch.stack(losses).mean(), model.logger.name_to_value[f"train/{name}"], rtol=1e-10)
+    for our, their in pairs(agent, model.policy):
+        close(our, their, rtol=1e-9, atol=1e-12)
+    for name, q in zip(("q1", "q2") if delayed else ("q",), first if delayed else (first,)):
+        close(metrics[0][name], q.detach())
 
 
 # ---- The loop
