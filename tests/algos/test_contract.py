@@ -21,6 +21,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 from hypothesis import HealthCheck, given, settings as how, strategies as st
+from jaxtyping import TypeCheckError
 
 from tests import helpers, probe
 from tests.envs import HIGH, LOW, Counter
@@ -291,24 +292,27 @@ def test_every_update_moves_every_parameter_that_learns(name, kind, watched):
 @every_algo
 def test_every_step_and_every_norm_is_of_a_gradient_of_all_ranks(name, monkeypatch):
     """Of its own loss alone, averaged, cut before the step if at all; from the first step on."""
-    done, optimizers = {}, {Optimizer, *Optimizer.__subclasses__()}
+    cfg, done, optimizers = config(name), {}, {Optimizer, *Optimizer.__subclasses__()}
     calls = "zero_grad", "average_grads", "clip_grads", "grad_norm", "step"
 
     def noting(call, function):
         def note(self, *args):
             done.setdefault(id(self), [self]).append(call)
+            assert call != "clip_grads" or args == (cfg.max_grad_norm,)
             return function(self, *args)
         return note
 
     for cls, call in itertools.product(optimizers, calls):
         if call in vars(cls):
             monkeypatch.setattr(cls, call, noting(call, vars(cls)[call]))
-    module(name).train(config(name))
+    module(name).train(cfg)
     assert name == "ars" or done
     norm, cut = "(grad_norm )*", "(clip_grads grad_norm )?"
     for _, *events in done.values():
         said = "".join(f"{call} " for call in events)
         assert re.fullmatch(f"(zero_grad average_grads {norm}{cut}step {norm})+", said), said[:200]
+    calls = [call for _, *events in done.values() for call in events]
+    assert has(name, "max_grad_norm") == ("clip_grads" in calls)
 
 
 @every_kind
@@ -713,9 +717,10 @@ COLUMN = (4, 1)
       for shapes in ((COLUMN, (4, 3)), ((4, 3), COLUMN), ((1, 3), (4, 3)))),
     ("c51", "project", (COLUMN, 4, (4, 2)), (torch.arange(2.0), 0.5)),
     ("ppo_mask", "mask_logits", ((4, 3), COLUMN), ())])
-def test_a_column_is_refused_without_the_checker_too(name, function, shapes, rest):
-    with pytest.raises(AssertionError):
-        getattr(helpers.bare(module(name)), function)(*map(torch.ones, shapes), *rest)
+def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shapes, rest):
+    for algo, error in (module(name), TypeCheckError), (helpers.bare(module(name)), AssertionError):
+        with pytest.raises(error):
+            getattr(algo, function)(*map(torch.ones, shapes), *rest)
 
 
 @pytest.mark.parametrize("name,settings,says", [
