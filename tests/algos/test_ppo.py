@@ -1,4 +1,4 @@
-"""algos/ppo.py: its loss by hand, what `update` gives to it, and stable-baselines3's step."""
+"""algos/ppo.py: what `update` gives to its loss, and stable-baselines3's step."""
 import copy
 import math
 from dataclasses import replace
@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-from jaxtyping import TypeCheckError
 from stable_baselines3 import PPO
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
@@ -14,7 +13,7 @@ from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from algos import ppo
 from tests import onpolicy
 from tests.algos.test_contract import build
-from tests.helpers import LOG_2PI, Nowhere, close, gradients, vec
+from tests.helpers import Nowhere, close, vec
 from tests.onpolicy import (
     SPACES, distribution, pairs, parameters, rows_of, use_the_entropy_before_tanh)
 from tests.registry import config
@@ -37,37 +36,6 @@ def test_normalize_adv_by_hand():
     close(ppo.normalize_advantages(adv), vec((-high, 0, high), (-high, high, 0), (0, 0, 0)))
     close(ppo.normalize_advantages(vec((0, 2e-8))), vec((-0.5, 0.5)))  # epsilon outside the root
     close(ppo.normalize_advantages(vec((3,), (-7,))), vec((0,), (0,)))
-
-
-@pytest.mark.parametrize("ratio,adv,clip,loss,slope", [
-    (1, 2, .2, -2, -2), (1, -2, .2, 2, 2),
-    (1.1, 2, .2, -2.2, -2.2), (.9, 2, .2, -1.8, -1.8),  # inside, it pays
-    (1.3, 2, .2, -2.4, 0), (.7, 2, .2, -1.4, -1.4),  # outside, no gain but all of a loss
-    (1.3, -2, .2, 2.6, 2.6), (.7, -2, .2, 1.6, 0),
-    (1.3, 2, .4, -2.6, -2.6), (.7, -2, .4, 1.4, 1.4),  # another range
-    (3, 0, .2, 0, 0),
-])
-def test_clip_loss_sign_by_sign(ratio, adv, clip, loss, slope):
-    actual, by_logp = gradients(
-        lambda logp: ppo.clipped_policy_loss(logp, vec(-3), vec(adv), clip), vec(ratio).log() - 3)
-    close(actual, loss)
-    close(by_logp, vec(slope))
-
-
-def test_policy_change_by_hand():
-    """Ratios of 2, 1/2 and 1.1; the first two are out of range."""
-    agent = onpolicy.tiny_agent(ppo, clip_ratio=0.2)
-    logp_old = -LOG_2PI / 2 - vec(2, .5, 1.1).log()
-    change = ppo.policy_change(agent, torch.zeros(3, 1), torch.zeros(3, 1), logp_old)
-    close(change["kl"], (1 - math.log(2) + math.log(2) - 0.5 + 0.1 - math.log(1.1)) / 3)
-    close(change["clip_frac"], 2 / 3)
-
-
-# ---- [B] against [B, 1]
-
-def test_a_loss_refuses_a_column_for_a_batch():
-    with pytest.raises(TypeCheckError):
-        ppo.clipped_policy_loss(torch.zeros(4), torch.zeros(4), torch.zeros(4, 1), 0.2)
 
 
 # ---- What the loss is given
@@ -124,13 +92,6 @@ def test_norm_adv_normalizes_each_minibatch(minibatch):
         close(call.adv, (own - own.mean()) / own.std(correction=0), rtol=1e-4, atol=1e-5)
 
 
-def test_without_scale_rew_rewards_stay_as_they_are():
-    agent = make_agent(gamma=0.0, scale_rew=False)  # so that the return is the reward
-    rollout = make_rollout(agent)
-    call, = learn(agent, rollout)[0]
-    close(call.ret, rollout.rew.flatten()[rows_of(call, agent, rollout)])
-
-
 # ---- Steps and metrics
 
 @every_kind
@@ -178,8 +139,9 @@ def test_loss_gradient_and_step_are_those_of_stable_baselines3(kind, num_steps, 
     """Advantages come normalised from us."""
     use_the_entropy_before_tanh(monkeypatch)
     shared = {"ent_coef": 0.01, "vf_coef": 0.25, "max_grad_norm": 0.2}
-    agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64, **shared)
-    model = PPO("MlpPolicy", Nowhere(*SPACES[kind]), 1e-3, n_steps=64, n_epochs=1, clip_range=0.2,
+    agent = make_agent(kind, num_envs=4, rollout_steps=64 * num_steps, minibatch_size=64,
+                       clip_ratio=0.15, **shared)
+    model = PPO("MlpPolicy", Nowhere(*SPACES[kind]), 1e-3, n_steps=64, n_epochs=1, clip_range=0.15,
                 normalize_advantage=False, device="cpu", **shared,
                 policy_kwargs={"net_arch": [8, 8], "optimizer_kwargs": {"eps": 1e-5}})
     model.set_logger(configure(None, []))
