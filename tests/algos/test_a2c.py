@@ -1,4 +1,6 @@
 """algos/a2c.py: its update, and stable-baselines3's step."""
+import copy
+
 import pytest
 import torch
 from stable_baselines3 import A2C
@@ -10,8 +12,8 @@ from algos import a2c, acktr
 from tests.algos.test_contract import build
 from tests.helpers import Nowhere, close, name_of, same, steps
 from tests.onpolicy import (
-    SPACES, Descent, Spy, learn_with, make_agent, make_optimizers, make_rollout, pairs, parameters,
-    targets, use_the_entropy_before_tanh)
+    SPACES, Descent, Spy, distribution, learn_with, make_agent, make_optimizers, make_rollout,
+    pairs, parameters, targets, use_the_entropy_before_tanh)
 from tests.registry import config
 from utils.optim import RMSProp
 
@@ -35,7 +37,7 @@ def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
     """Down its gradient, or by the step of the natural gradient."""
     agent = make_agent(algo, kind, max_grad_norm=0.0)
     rollout, spy = make_rollout(algo, agent), Spy(algo.a2c_loss)
-    start = parameters(agent)
+    start, before = parameters(agent), copy.deepcopy(agent)
     adv, ret = targets(algo, agent, rollout)
     monkeypatch.setattr(algo, "a2c_loss", spy)
     [optimizer] = make_optimizers(algo, agent, Descent)
@@ -49,6 +51,9 @@ def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
     if algo is acktr:
         close(start - after, optimizer.M, rtol=1e-3)
         assert metrics["step_size"] <= 0.1 and metrics["v_step_size"] <= 0.1
+        old, new = (distribution(each, rollout.obs.flatten(0, 1)).log_prob(batch.act)
+                    for each in (before, agent))
+        close(metrics["kl"], ((new - old).exp() - 1 - (new - old)).mean(), rtol=1e-3, atol=1e-6)
     else:
         close(start - after, 0.1 * optimizer.grad, rtol=1e-3)
         close(metrics["grad_norm"], optimizer.grad.norm())

@@ -10,8 +10,7 @@ from torch.distributions import kl_divergence
 
 from algos import acktr
 from tests import onpolicy
-from tests.helpers import LOG_2PI, close, copies, moved, vec
-from tests.offpolicy import noise_is
+from tests.helpers import close, copies, moved, vec
 from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, targets, values
 
 every_kind = pytest.mark.parametrize("kind", SPACES)
@@ -41,17 +40,6 @@ def factors(agent, obs, times=1):
 
 
 # ---- Outputs that the agent draws itself
-
-def test_sampled_nll_by_hand():
-    """Actions 1 and 3 deviations off, values 2 above and 1 below. Samples are constants."""
-    agent = tiny_agent(mu=1, log_std=math.log(2), val=2)
-    with noise_is(vec((1,), (3,)), vec(2, -1)):
-        ell = acktr.sampled_nll(agent, torch.zeros(2, 1))
-    close(ell, (1 + 9 + 4 + 1) / 2 + 2 * (math.log(2) + LOG_2PI / 2))
-    by_mu, by_val = torch.autograd.grad(ell, [agent.actor[-1].bias, agent.critic[-1].bias])
-    close(by_mu, vec(-2))  # -sum of z / sigma
-    close(by_val, vec(-1))  # sum of V - v
-
 
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 def test_the_last_factors_are_those_of_the_distributions(kind):
@@ -226,16 +214,6 @@ def test_solve_is_that_with_the_explicit_kronecker_product(layer, damping):
 
 # ---- The trust region
 
-@pytest.mark.parametrize("lr,max_kl,expected", [(1, 0.08, 0.1), (0.05, 0.08, 0.05), (1, 0.32, 0.2)])
-def test_step_size_by_hand(lr, max_kl, expected):
-    """D * grad L is 2 + 4 + 10 = 16 over two parameters; a third has a region of its own."""
-    params = [nn.Parameter(torch.zeros(size)) for size in (2, 1, 1)]
-    D = dict(zip(params, (vec(1, 2), vec(1), vec(99))))
-    for param, grad in zip(params, (vec(2, 2), vec(10), vec(99))):
-        param.grad = grad
-    close(acktr.step_size(params[:2], D, float(lr), max_kl), expected)
-
-
 @pytest.mark.parametrize("max_kl,v_max_kl", [(1e-5, 1e-4), (1e-4, 1e-5)])
 def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
     """There the factors are exact: the step goes to the trust regions of pi and of N(V, 1)."""
@@ -268,22 +246,6 @@ def test_momentum_by_hand():
 
 
 # ---- The update
-
-def test_kl_by_hand(monkeypatch):
-    """mu moves from 0 to 1/2, sigma stays 1: log ratios a / 2 - 1/8."""
-    agent = tiny_agent()
-
-    def move(self, *args, **kwargs):
-        agent.actor[-1].bias.data.fill_(0.5)
-        return {}
-
-    monkeypatch.setattr(acktr.KFAC, "step", move)
-    zeros = torch.zeros(2, 1)
-    rollout = acktr.Rollout(zeros[..., None], vec(((1,),), ((-1,),)), zeros, zeros[..., None],
-                            zeros, zeros)
-    kl = acktr.update(agent, acktr.KFAC(agent), rollout, 0.1)["kl"]
-    close(kl, (math.exp(0.375) - 1 - 0.375 + math.exp(-0.625) - 1 + 0.625) / 2)
-
 
 @every_kind
 def test_the_inputs_of_the_batch_are_measured_before_the_step(kind, monkeypatch):
