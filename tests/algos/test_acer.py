@@ -114,22 +114,6 @@ def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
 
 # ---- The policy's weights and their truncation
 
-PI, Q = (0.5, 0.25, 0.25), (3, 1, -1)                           # V = 1.5
-RATIO = (10, 0.5, 5 / 9)                                        # mu = 0.05, 0.5, 0.45
-
-
-@pytest.mark.parametrize("act,max_ratio,expected", [
-    (1, 2.0, (0.5 * 0.8 * 1.5, 0.5 * 2.5, 0)),  # R - V = 2.5; of action 0, 1 - 2 / 10 is left
-    (0, 2.0, (0.5 * 0.8 * 1.5 + 2 * 2.5, 0, 0)),
-    (0, 20.0, (10 * 2.5, 0, 0)),
-    (2, 0.4, (0.5 * 0.96 * 1.5, 0.25 * 0.2 * -0.5, 0.4 * 2.5 + 0.25 * 0.28 * -2.5)),
-])
-def test_policy_gradient_by_hand(act, max_ratio, expected):
-    got = acer.policy_gradient(Categorical(vec(PI)), vec(Q), vec(RATIO), torch.tensor([act]),
-                               vec(4), max_ratio)
-    close(got, vec(expected) - vec(PI) * sum(expected))
-
-
 def test_infinite_and_vanishing_ratios_give_finite_weights():
     policy = Categorical(logits=vec((0, -200, -300)))
     ratio = torch.tensor([[torch.inf, 0, 0]])
@@ -139,14 +123,6 @@ def test_infinite_and_vanishing_ratios_give_finite_weights():
 
 
 # ---- The trust region
-
-def test_projection_by_hand():
-    g = vec((3, 4), (3, 4), (-9, 4), (3, 4))
-    k = vec((1, 0), (1, 1), (1, 0), (0, 0))
-    # slopes 3, 7, -9, 0; what exceeds 1 is taken off along k
-    close(acer.project(g, k, 1.0), vec((1, 4), (0, 1), (-9, 4), (3, 4)))
-    close(acer.project(vec((3, 4)), vec((2, 0)), 1.0), vec((0.5, 4)))
-
 
 def q_batch(agent, rollout):
     """What `update` makes of a rollout."""
@@ -162,13 +138,13 @@ def test_the_whole_direction_from_distributions(kind):
 
     Q is large, for nothing is clipped, and the average policy has its own encoder of images.
     """
-    agent = make_agent(kind, max_slope=0.03, max_ratio=0.8, vf_coef=0.0, ent_coef=0.0)
+    agent = make_agent(kind, max_slope=0.03, max_ratio=0.8, vf_coef=0.0, ent_coef=0.1)
     agent.critic[-1].weight.data *= 10
     rollout = old_rollout(agent)
     batch, logits = q_batch(agent, rollout), []
     agent.actor.register_forward_hook(lambda _, args, out: logits.append(out))
     loss, metrics = acer.acer_loss(agent, batch)
-    z = -len(batch.act) * torch.autograd.grad(loss, logits[0])[0]  # L_pi's gradient is -z / B
+    z = -len(batch.act) * torch.autograd.grad(loss, logits[0])[0]  # the loss's is -z / B
     policy, q, average = outputs(agent, rollout.obs.flatten(0, 1))
     mu, c, over = batch.log_mu.exp(), 0.8, []
     for i in range(len(z)):
@@ -186,9 +162,11 @@ def test_the_whole_direction_from_distributions(kind):
             Categorical(logits=average.logits[i]), Categorical(logits=x)), policy.logits[i])
         excess = max(0.0, float(k @ g) - 0.03)
         over.append(excess > 0)
-        close(z[i], g - excess / (k @ k) * k, rtol=1e-3, atol=1e-3)
+        _, by_entropy = gradients(lambda x: Categorical(logits=x).entropy(), policy.logits[i])
+        close(z[i], g - excess / (k @ k) * k + 0.1 * by_entropy, rtol=1e-3, atol=1e-3)
     assert 3 < sum(over) < 20 and q.abs().max() > 15
     close(metrics["projected"], np.mean(over))
+    close(metrics["entropy"], policy.entropy().mean(), rtol=1e-4)
     close(metrics["kl_avg"], kl_divergence(average, policy).mean(), rtol=1e-3)
     ratio = (policy.log_prob(batch.act) - batch.log_mu[range(len(z)), batch.act]).exp()
     close(metrics["ratio"], ratio, rtol=1e-4)
@@ -197,41 +175,12 @@ def test_the_whole_direction_from_distributions(kind):
 
 # ---- The loss
 
-def tiny_agent(logits, q, average=(0, 0), **settings):
-    """An agent with two actions that sees nothing: all its outputs are biases."""
-    acts = acer.gym.spaces.Discrete(2)
-    space = acer.gym.spaces.Box(-1, 1, (1,), np.float32)
-    agent = acer.Agent(space, acts, config(hidden=(1,), **settings))
-    for param in agent.parameters():
-        param.data.zero_()
-    for net, values in ((agent.actor, logits), (agent.policy_avg[1], average), (agent.critic, q)):
-        net[-1].bias.data.copy_(torch.tensor(values))
-    return agent
-
-
 def loss_and_gradients(agent, batch):
     """Loss, metrics and gradients by name."""
     loss, metrics = acer.acer_loss(agent, batch)
     named = {name: param for name, param in agent.named_parameters() if param.requires_grad}
     grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
     return loss.detach(), metrics, dict(zip(named, grads))
-
-
-def test_whole_loss_by_hand():
-    """pi = (1/4, 3/4), V = 3; action 1 was taken with mu = 1/2, so rho = 1.5, and R = 5."""
-    agent = tiny_agent(logits=(0, np.log(3)), q=(0, 4), average=(0, np.log(3)), vf_coef=0.5,
-                       ent_coef=0.1, max_ratio=1.25)
-    batch = acer.Batch(vec((1,)), torch.tensor([1]), vec((0.5, 0.5)).log(), vec(5))
-    loss, metrics, grads = loss_and_gradients(agent, batch)
-    u = 1.25 * (5 - 3) + 0.75 * (1 - 1.25 / 1.5) * (4 - 3)      # of action 1; of action 0 it is 0
-    z = vec(-u / 4, u / 4)                                      # u (1 - 3/4); pi is avg: k = 0
-    ent = -0.25 * np.log(0.25) - 0.75 * np.log(0.75)
-    close(metrics["q_loss"], 1)
-    close(metrics["entropy"], ent)
-    close(loss, -(z[0] * np.log(0.25) + z[1] * np.log(0.75)) + 0.5 * 1 - 0.1 * ent)
-    by_ent = vec(0.25 * (-np.log(0.25) - ent), 0.75 * (-np.log(0.75) - ent))
-    close(grads["actor.2.bias"], -z - 0.1 * by_ent)
-    close(grads["critic.2.bias"], vec(0, 0.5 * 2 * (4 - 5)))    # of the action taken alone
 
 
 def test_the_policy_gradient_refuses_columns():
@@ -278,14 +227,6 @@ def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
 def test_the_average_begins_as_the_policy(kind):
     agent = acer.Agent(*SPACES[kind], config())
     assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy_net().parameters()))
-
-
-def test_a_longer_gradient_is_cut_to_max_grad_norm():
-    agent = make_agent(max_grad_norm=0.05)
-    start = flat(trained(agent))
-    metrics = learn(agent, old_rollout(agent), Descent, lr=1.0)
-    assert metrics["grad_norm"] > 0.1
-    close((flat(trained(agent)) - start).norm(), 0.05, rtol=1e-3)
 
 
 def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_probabilities():
