@@ -63,17 +63,6 @@ def renorm(x, norm):
 
 # ---- Batch renormalisation
 
-def test_during_the_warm_up_it_is_batch_normalisation_with_its_gradient():
-    norm = make_norm(warm_up=1)
-    x = (3 + 2 * torch.randn(16, 4)).double().requires_grad_()
-    inputs, out = (x, norm.scale, norm.shift), torch.randn(16, 4).double()
-    theirs = batch_norm(x, None, None, norm.scale, norm.shift, training=True, eps=EPS)
-    ours = norm(x, train=True)
-    close(ours, theirs, rtol=1e-9)
-    for a, b in zip(*(torch.autograd.grad(y, inputs, out) for y in (ours, theirs))):
-        close(a, b, rtol=1e-9, atol=1e-9)
-
-
 def test_after_it_r_and_d_are_clipped_and_constants_to_the_gradient():
     """Units 0 and 1 are within the bounds, 2 and 3 above both, 4 and 5 below both."""
     norm = make_norm(width=6)

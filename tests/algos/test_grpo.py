@@ -148,11 +148,6 @@ def test_what_fills_up_a_prompt_changes_nothing_and_every_token_of_it_counts():
     close(agent.logits(tokens([2, 1, 1]))[:, :2], plain[:, :2])  # no token sees a later one
 
 
-def test_the_mask_ends_with_the_first_end():
-    close(grpo.answer_mask(tokens((0, 0, 0), (2, 0, 0), (2, 1, 0), (2, 1, 3), (1, 0, 2))),
-          vec((1, 0, 0), (1, 1, 0), (1, 1, 1), (1, 1, 1), (1, 1, 0)))
-
-
 def test_the_corpus_teaches_answers_and_their_end_but_no_prompts():
     agent, answers = make_agent(), [(0, 0), (2, 0), (1, 3)]
     loss = grpo.corpus_loss(agent, tokens(*[PROMPT] * 3), tokens(*answers))

@@ -9,7 +9,7 @@ from scipy import stats
 
 from algos import sac, sac_her
 from tests.envs import GoalCounter
-from tests.helpers import agent_for, quick, rows, same, script, vec
+from tests.helpers import quick, rows, same, script
 from utils.envs import make_envs
 from utils.evaluate import evaluate
 from utils.goals import goal_env
@@ -30,26 +30,6 @@ def test_a_reward_that_takes_no_batches_is_refused():
     buffer.num_stored = 9
     with pytest.raises(AssertionError, match="does not accept batches"):
         buffer.sample(5)
-
-
-def test_the_networks_see_the_observation_and_the_goal():
-    parts = {"desired_goal": slice(0, 1), "more": slice(1, 2), "observation": slice(2, 4),
-             "achieved_goal": slice(4, 5)}
-    obs = vec((1, 2, 3, 4, 5), (6, 7, 8, 9, 0))
-    assert sac_her.with_goal(obs, parts).tolist() == [[3, 4, 1], [8, 9, 6]]
-    assert sac_her.with_goal(obs[0], parts).tolist() == [3, 4, 1]
-
-
-def test_the_policy_heeds_both_and_not_what_is_achieved():
-    agent = agent_for(sac_her, quick(sac_her, COUNTER))
-    obs = np.zeros((1, 9), np.float32)
-    best = agent.act(obs, deterministic=True)
-    for name, part in agent.spaces[0].parts.items():
-        other = obs.copy()
-        other[0, part] = [1, -2, 3]
-        now = agent.act(other, deterministic=True)
-        assert torch.equal(now, best) == (name == "achieved_goal"), name
-        assert np.array_equal(agent.predict(other[0]), agent.env_act(now)[0])
 
 
 # ---- The buffer
