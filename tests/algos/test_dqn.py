@@ -4,14 +4,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 from scipy import stats
-from stable_baselines3 import DQN
-from stable_baselines3.common.logger import configure
 
 from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
-from tests.helpers import VECTOR, Nowhere, bare, close, name_of, rows
+from tests.helpers import close, name_of, rows
 from tests.offpolicy import (
-    TheirBuffer, dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
-from utils.optim import Adam
+    dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
 
 every_child = pytest.mark.parametrize("algo", [dqn, dqn_per, dqn_atari, c51, qr_dqn], ids=name_of)
 each_alone = pytest.mark.parametrize("algo,kind", [
@@ -114,44 +111,7 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
         close(metrics["td_error"], torch.stack(errors).detach(), atol=1e-5)
 
 
-@pytest.mark.parametrize("num_steps", [1, 10])
-def test_loss_gradient_and_steps_are_those_of_stable_baselines3(num_steps):
-    """In float64, on the same batches; their DQN is neither double nor dueling."""
-    algo = bare(dqn)
-    agent = make_agent(algo, double=False, dueling=False).double()
-    agent.critic.forward = lambda obs: agent.critic.head(obs)   # without the cast to float32
-    agent.critic_targ.forward = lambda obs: agent.critic_targ.head(obs)
-    theirs = DQN("MlpPolicy", Nowhere(VECTOR, Discrete(4)), 1e-3, gamma=0.99,
-                 max_grad_norm=float("inf"), buffer_size=10, device="cpu",
-                 policy_kwargs={"net_arch": [16, 16]})
-    theirs.set_logger(configure(None, []))
-    theirs.policy.double()
-    nets = (agent.critic, theirs.q_net), (agent.critic_targ, theirs.q_net_target)
-    for our, their in nets:
-        their.q_net.load_state_dict(our.head.state_dict())
-        their.extract_features = lambda obs, extractor: obs     # it would make them float32
-    optimizer = Adam(agent.critic)
-    batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(num_steps)]
-    theirs.replay_buffer = TheirBuffer(batches)
-    for batch in batches:
-        theirs.train(1, 32)
-        metrics = algo.update(agent, optimizer, batch, 1e-3)
-        close(metrics["q_loss"], theirs.logger.name_to_value["train/loss"], rtol=1e-9)
-    for our, their in zip(*(net.parameters() for net in nets[0]), strict=True):
-        close(our.grad, their.grad, rtol=1e-7, atol=1e-10)
-        close(our.data, their.data, rtol=0, atol=1e-9)
-    for our, their in zip(*(net.parameters() for net in nets[1]), strict=True):
-        assert torch.equal(our, their)
-
-
 # ---- The loop
-
-@every_child
-def test_the_target_of_images_has_weights_of_its_own(algo):
-    agent = make_agent(algo, "image")
-    targets = [x.data_ptr() for x in agent.critic_targ.parameters()]
-    assert targets and not set(targets) & {x.data_ptr() for x in agent.critic.parameters()}
-
 
 @every_child
 @pytest.mark.parametrize("num_envs,update_every,target_every", [

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from tests.algos.test_contract import build
+from tests.algos.test_contract import build, kinds
 from tests.registry import ALGOS, config, module
 
 OFFPOLICY = [name for name in ALGOS if "start_steps" in module(name).Config.__annotations__]
@@ -36,9 +36,9 @@ def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, mo
         assert name not in ("td3", "crossq") or ("actor_loss" in metrics) == (k % 2 == 0)
 
 
-@every_algo
-def test_targets_begin_equal_and_are_networks_of_their_own(name):
-    agent = build(name, config(name))["agent"]
+@kinds(lambda name: name in OFFPOLICY)
+def test_targets_begin_equal_and_are_networks_of_their_own(name, kind):
+    agent = build(name, config(name, kind=kind))["agent"]
     nets = {each for each, _ in agent.named_children()}
     for each in {each for each in nets if f"{each}_targ" in nets}:
         net, targ = (list(getattr(agent, key).parameters()) for key in (each, f"{each}_targ"))
