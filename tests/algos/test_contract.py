@@ -692,10 +692,7 @@ def test_other_spaces_are_refused_with_the_algorithms_that_fit(name, kind):
 
 @every_algo
 def test_no_setting_takes_nan_a_negative_number_or_a_huge_count(name):
-    """But the entropy that is asked for, and the ends of a support: these may be negative.
-
-    A slip of the finger such as 10 ** 15 hangs or ends in a traceback of PyTorch.
-    """
+    """But the entropy that is asked for, and the ends of a support: these may be negative."""
     cfg = config(name)
     for each in dataclasses.fields(cfg):
         kind, flag = type(getattr(cfg, each.name)), f"--{each.name.replace('_', '-')}"
@@ -731,6 +728,13 @@ def test_a_column_is_refused_by_the_checker_and_without_it(name, function, shape
     ("grpo", {"width": 24}, "--width is 24"), ("grpo", {"layers": 0}, "--layers is 0"),
     ("grpo", {"group_size": 1}, "--group-size is 1"),
     ("crossq", {"critic_hidden": (0,)}, "--critic-hidden"),
+    ("ppo", {"minibatch_size": 1}, "--minibatch-size is 1; it takes a whole number, at least 2"),
+    ("ppo", {"minibatch_size": 0, "norm_adv": False}, "--minibatch-size is 0; it takes a whole "
+     "number, at least 1"),
+    ("ppo", {"num_procs": 3, "num_envs": 3, "rollout_steps": 96, "minibatch_size": 32},
+     "--minibatch-size is 32; it takes a multiple of --num-procs, which is 3"),
+    ("sac", {"alpha": 0.0}, "--alpha is 0.0; it takes a number, above 0"),
+    ("sac", {"alpha": -0.1, "learn_alpha": False}, "--alpha is -0.1; it takes a number, at least"),
     ("crossq", {"critic_hidden": (10**15,)}, "--critic-hidden"),
     ("bc", {"held_out": 0.0}, "--held-out is 0.0"),
     ("bc", {"held_out": 0.95}, "--held-out is 0.95"),

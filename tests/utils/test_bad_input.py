@@ -1,7 +1,4 @@
-"""What is refused, and how: one message that names the flag, exit status 2, nothing written.
-
-And what goes wrong later: an environment that fails is named with its step.
-"""
+"""What is refused, and how: one message that names the flag, exit status 2, nothing written."""
 import json
 import os
 import shutil
@@ -37,21 +34,6 @@ def refusal(capfd):
         assert message.startswith("error: ") and len(message) < 600 and "\n" not in message, message
         return message
     return refuse
-
-
-# ---- Flags
-
-@pytest.mark.parametrize("flags,of,by", [
-    ("--minibatch-size 1", "--minibatch-size is 1", "it takes a whole number, at least 2"),
-    ("--minibatch-size 0 --no-norm-adv", "--minibatch-size is 0", "at least 1"),
-    ("--num-procs 3", "--num-envs is 8", "a multiple of --num-procs, which is 3"),
-    ("--num-procs 3 --num-envs 3 --rollout-steps 96 --minibatch-size 32", "--minibatch-size is 32",
-     "a multiple of --num-procs, which is 3"),
-])
-def test_a_batch_that_does_not_fit(refusal, flags, of, by):
-    """tests/utils/test_command.py has the range of every kind of setting."""
-    message = refusal(*flags.split())
-    assert of in message and by in message
 
 
 # ---- Directories and checkpoints
