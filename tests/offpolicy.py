@@ -15,7 +15,6 @@ from utils.spaces import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
 
-NETS = {"ddpg": ("actor", "critic"), "td3": ("actor", "critic"), "sac": ("critic",)}  # with targets
 
 
 def make_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):

@@ -5,12 +5,10 @@ import pytest
 import torch
 from stable_baselines3 import SAC
 from stable_baselines3.common.logger import configure
-from torch.distributions import Independent, Normal, TransformedDistribution
-from torch.distributions.transforms import TanhTransform
 
 from algos import crossq, sac, sac_her
 from tests import helpers, offpolicy
-from tests.helpers import bare, close, column, name_of
+from tests.helpers import bare, close, column, name_of, vec
 from tests.offpolicy import flat, make_agent, make_batch, make_optimizers, noise_is, update
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
@@ -25,34 +23,20 @@ def squashed(algo, out, eps):
 
 # ---- The squashed Gaussian
 
-@and_children
-def test_logp_is_that_of_torch_distributions(algo):
-    """In float64, in four dimensions, far into both tails."""
-    algo = bare(algo)
-    out, eps = 2 * torch.randn(1000, 8).double(), torch.randn(1000, 4).double()
-    act, logp = squashed(algo, out, eps)
-    mean, log_std = out.chunk(2, -1)
-    base = Normal(mean, log_std.clamp(-20, 2).exp())
-    theirs = Independent(TransformedDistribution(base, TanhTransform(cache_size=1)), 1)
-    raw = base.mean + base.stddev * eps
-    sample = theirs.base_dist.transforms[0](raw)                    # which it then can invert
-    close(act, sample, rtol=1e-12)
-    assert logp.shape == (1000,)
-    near = raw.abs().max(-1).values < 7                             # beyond, theirs inverts 1.0
-    assert near.float().mean() > 0.6
-    close(logp[near], theirs.log_prob(sample)[near], rtol=1e-9, atol=1e-9)
-
-
 def test_logp_far_out_is_finite_and_right():
-    """tanh(30) is 1 in float32, and log(1 - 1) minus infinity: log 4 - 2 |u| is the answer."""
-    out = torch.tensor([[30.0, 0.0], [-30, 0], [88, 0]], requires_grad=True)
-    act, logp = squashed(sac, out, torch.zeros(3, 1))
-    close(act, column(1.0, -1.0, 1.0))
+    """tanh(30) is 1 in float32, and log(1 - 1) minus infinity: log 4 - 2 |u| is the answer.
+
+    log sigma stays from -20 to 2.
+    """
+    out = vec((30, 0), (-30, 0), (88, 0), (0, 9), (0, -30)).requires_grad_()
+    act, logp = squashed(sac, out, torch.zeros(5, 1))
+    close(act, column(1, -1, 1, 0, 0))
     plain = -0.5 * math.log(2 * math.pi)
-    close(logp, [plain - math.log(4) + 60] * 2 + [plain - math.log(4) + 176])
+    far = plain - math.log(4)
+    close(logp, [far + 60, far + 60, far + 176, plain - 2, plain + 20])
     logp.sum().backward()
     assert out.grad.isfinite().all()
-    close(out.grad[:, 0], [2.0, -2, 2])
+    close(out.grad[:, 0], [2.0, -2, 2, 0, 0])
 
 
 def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
@@ -67,20 +51,6 @@ def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
 
 
 # ---- The temperature
-
-@and_children
-def test_temperature_by_hand(algo):
-    """The target is -1. Mean log pi is -2, an entropy of 2: alpha is to fall."""
-    agent = make_agent(algo)
-    assert agent.target_entropy == -2                               # of as many dimensions
-    agent.target_entropy = -1.0
-    agent.log_alpha.data.fill_(math.log(0.2))
-    loss, metrics = algo.alpha_loss(agent, torch.tensor([-1.0, -3]))
-    close(loss, 3 * math.log(0.2))
-    close(metrics["alpha_loss"], loss)
-    close(metrics["alpha"], 0.2)
-    close(torch.autograd.grad(loss, agent.log_alpha)[0], 3.0)
-
 
 @and_her
 def test_a_fixed_temperature_stays(algo):
@@ -111,10 +81,6 @@ def test_a_fixed_temperature_may_be_0(algo):
         loss, _, logp = algo.actor_loss(agent, batch)
         losses.append(loss.detach()), logps.append(logp.mean())
     close(losses[0], losses[1] - 0.5 * logps[1])
-    for settings, bound in (({"alpha": 0.0}, "above 0"),
-                            ({"alpha": -0.1, "learn_alpha": False}, "at least 0")):
-        said = helpers.refused(lambda settings=settings: algo.Config(**settings))
-        assert said == f"--alpha is {settings['alpha']}; it takes a number, {bound}"
 
 
 def test_a_fixed_temperature_is_not_that_of_another_run():
