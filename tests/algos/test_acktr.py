@@ -68,18 +68,16 @@ def seen_by(layer, inputs, grad_out):
     return fisher
 
 
-def test_factors_of_a_linear_layer_by_hand():
-    fisher = seen_by(nn.Linear(2, 1), vec((1, 2), (3, -1)), vec((2,), (-4,)))
-    close(fisher.X, vec((5, -0.5, 2), (-0.5, 2.5, 0.5), (2, 0.5, 1)))
-    close(fisher.S, vec((10,)))
-
-
-def test_factors_of_a_convolution_by_hand():
-    """A kernel of two pixels sees (1, 2) and (2, 3). X is a sum over places, S a mean."""
-    layer = nn.Conv2d(1, 2, (1, 2))
-    fisher = seen_by(layer, vec((((1, 2, 3),),)), vec((((1, 2),), ((3, 0),))))
-    close(fisher.X, vec((5, 8, 3), (8, 13, 5), (3, 5, 2)))
-    close(fisher.S, vec((2.5, 1.5), (1.5, 4.5)))
+@pytest.mark.parametrize("layer,inputs,grad_out,X,S", [
+    (nn.Linear(2, 1), ((1, 2), (3, -1)), ((2,), (-4,)),
+     ((5, -0.5, 2), (-0.5, 2.5, 0.5), (2, 0.5, 1)), ((10,),)),
+    # A kernel of two pixels sees (1, 2) and (2, 3). X is a sum over places, S a mean.
+    (nn.Conv2d(1, 2, (1, 2)), ((((1, 2, 3),),),), ((((1, 2),), ((3, 0),)),),
+     ((5, 8, 3), (8, 13, 5), (3, 5, 2)), ((2.5, 1.5), (1.5, 4.5)))], ids=["linear", "convolution"])
+def test_factors_by_hand(layer, inputs, grad_out, X, S):
+    fisher = seen_by(layer, vec(*inputs), vec(*grad_out))
+    close(fisher.X, vec(*X))
+    close(fisher.S, vec(*S))
 
 
 LAYERS = [nn.Linear(3, 2), nn.Conv2d(2, 3, 3), nn.Conv2d(2, 3, (2, 3), stride=(2, 1)),
