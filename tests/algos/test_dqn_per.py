@@ -3,7 +3,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from scipy import stats
 
 from algos import dqn_per
 from tests.algos.test_buffers import make, transitions
@@ -40,14 +39,6 @@ def test_priority_by_hand():
 
 
 # ---- The buffer
-
-def test_rows_are_drawn_as_often_as_their_priorities_say():
-    buffer = filled(50, 30)
-    rate(buffer, np.random.default_rng(1))
-    sampled = np.concatenate([buffer.sample(1, 0.5).rows for _ in range(600)])
-    counts, shares = np.bincount(sampled, minlength=50), leaves(buffer) / leaves(buffer).sum()
-    assert stats.chisquare(counts, 600 * shares).pvalue > 1e-3
-
 
 def test_a_batch_is_stratified():
     """One sample from each of as many equal pieces: a row with half of the sum has half of it."""

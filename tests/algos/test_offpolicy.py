@@ -10,8 +10,7 @@ every_algo = pytest.mark.parametrize("name", OFFPOLICY)
 
 
 @every_algo
-@pytest.mark.parametrize("num_envs", [1, 2, 7])
-@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("num_envs,every", [(1, 4), (2, 1), (7, 4)])
 def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, monkeypatch):
     """The k-th belongs to its step, or comes right after it. Half of TD3's move the actor."""
     algo, calls, step = module(name), [], [0]
