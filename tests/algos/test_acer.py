@@ -40,11 +40,6 @@ def old_rollout(agent, seed=0):
     return make_rollout(acer, other, seed)
 
 
-def new_rollout(agent, seed=0):
-    """A random rollout of the agent itself."""
-    return make_rollout(acer, agent, seed)
-
-
 def trained(agent):
     return [param for param in agent.parameters() if param.requires_grad]
 
@@ -213,7 +208,9 @@ def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
 
 @every_kind
 @pytest.mark.parametrize("tau", [0.0, 0.1, 1.0])
-def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
+def test_the_average_begins_as_the_policy_and_follows_its_weights_after_the_step(kind, tau):
+    fresh = acer.Agent(*SPACES[kind], config())
+    assert torch.equal(flat(fresh.policy_avg.parameters()), flat(fresh.policy_net().parameters()))
     agent = make_agent(kind, tau=tau)
     old = flat(agent.policy_avg.parameters())
     before = flat(agent.policy_net().parameters())
@@ -223,16 +220,10 @@ def test_the_average_follows_the_new_weights_after_the_step(kind, tau):
     close(flat(agent.policy_avg.parameters()), old + tau * (new - old), rtol=1e-4, atol=1e-6)
 
 
-@every_kind
-def test_the_average_begins_as_the_policy(kind):
-    agent = acer.Agent(*SPACES[kind], config())
-    assert torch.equal(flat(agent.policy_avg.parameters()), flat(agent.policy_net().parameters()))
-
-
 def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_probabilities():
     """pi is what the agent would do now. mu is what it did then."""
     agent = make_agent(max_grad_norm=0.0)
-    rollout = new_rollout(agent)
+    rollout = make_rollout(acer, agent)
     kept = rollout.log_mu.clone()
     agent.obs_stats.mean += 1
     agent.obs_stats.var *= 2
@@ -256,7 +247,7 @@ def numbered(number):
     """A rollout whose numbers are all `number`."""
     agent = make_agent()
     return acer.Rollout(**{name: torch.full_like(x, number)
-                           for name, x in vars(new_rollout(agent)).items()})
+                           for name, x in vars(make_rollout(acer, agent)).items()})
 
 
 def make_buffer(device="cpu"):
@@ -355,7 +346,7 @@ def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
     for taken in (0, 1):
         agent = make_agent()
         agent.actor[-1].bias.data[1] -= 200
-        rollout = vars(new_rollout(agent))
+        rollout = vars(make_rollout(acer, agent))
         act = torch.full_like(rollout["act"], taken)
         metrics = learn(agent, acer.Rollout(**rollout | {"act": act}), lr=0.0)
         close(metrics["ratio"], torch.ones(24), rtol=1e-3)
