@@ -12,10 +12,9 @@ An entry replaces a text that stands exactly once in the file of its module:
     crashes = true                      # optional: an assertion or a check of ours may stop it
 
 Every bug has a source in the world; one of our own drafts needs to have fooled a test. One kind
-stands once, with `also` for the files that share it. There are at most 300 bugs, in at most
-2,500 lines. Bugs are those of the algorithms and of what they compute with; ordinary tests have to
-do for the rest of utils/. If the text changes, change `old` and `new` with it: `python -m
-tests.mutants --stands` lists the entries whose text is gone.
+stands once, with `also` for the files that share it. Bugs are those of the algorithms and of what
+they compute with; ordinary tests have to do for the rest of utils/. If the text changes, change
+`old` and `new` with it: `python -m tests.mutants --stands` lists the entries whose text is gone.
 """
 import hashlib
 import tomllib
@@ -28,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 
 # Test files that may catch bugs of a module, besides those that `tests_of` finds.
-MORE = {"ppo": "collect run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
+MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2c"}
 
 OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "launch": "mpi saving run",
             "optim": "optim mpi a2c contract", "nets": "envs onpolicy dqn", "atari": "envs",
@@ -75,7 +74,7 @@ class Planting:
     id: str
     module: str
     files: tuple
-    mutant: Mutant | None
+    mutant: Mutant
 
 
 def read():
