@@ -222,7 +222,13 @@ def test_play_warns_if_the_code_has_changed():
 
 
 def test_resume_says_that_the_code_has_changed(edit, capsys):
-    toy.train(toy.Config(total_steps=200))
+    agent = toy.Agent(3, 2)
+    with toy.start(toy.Config(), agent, optimizer=torch.optim.Adam(agent.parameters())) as log:
+        log.advance(100)
+        before = KEPT.read_text(), Path("run/config.json").read_text()
+        edit("x = 1  # meanwhile\n")
+        log.advance(100)
+        assert before == (KEPT.read_text(), Path("run/config.json").read_text())
     for text, said in (("x = 1  # more\n", 0), ("x = 2\n", 1), ("x = 2\n", 0)):
         edit(text)                                              # from here on it is the run's code
         capsys.readouterr()

@@ -103,11 +103,6 @@ def test_a_late_column_is_empty_before(log):
     assert len({line.count(",") for line in lines}) == 1
 
 
-def test_a_row_is_on_disk_at_once(log):
-    log.advance(100, a=1.0)
-    assert len(rows()) == 1
-
-
 @pytest.mark.parametrize("name,value,episodes", [
     ("q_loss", np.nan, []), ("q_loss", np.inf, []), ("q_loss", -np.inf, []),
     ("q_loss_mean", [1.0, np.nan], []), ("ep_ret_mean", 1.0, [(0, 0, np.nan, 3)])], ids=str)

@@ -9,7 +9,6 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,6 @@ import torch
 
 from tests.helpers import mpiexec, refused, rows, run, saved
 from tests.toy import Agent, Config, Stop, Toy, start, train
-from utils.errors import UsageError
 from utils.logger import Logger, Table, read_table
 from utils.run import checkpoint, directory, run as run_module
 from utils.run.directory import read_config
@@ -52,21 +50,6 @@ def test_what_an_environment_draws_by_global_generators_goes_on(capsys):
     with start(Config(resume=True)):
         assert [random.random(), *np.random.rand(3)] == expected
     assert "run: run from step 100" in capsys.readouterr().out
-
-
-def test_what_a_run_says_of_its_start_stays_while_the_source_changes(monkeypatch, capsys):
-    source = Path("source.py")
-    source.write_text("rate = 1")
-    monkeypatch.setattr(directory, "file_of", lambda config_class: source)
-    with start(Config()) as log:
-        names = ["run/algo.py", "run/config.json"]
-        before = [Path(name).read_bytes() for name in names]
-        source.write_text("rate = 2")
-        log.advance(100)
-        assert [Path(name).read_bytes() for name in names] == before
-    with start(Config(resume=True)):
-        assert Path("run/algo-until-100.py").read_text() == "rate = 1"
-    assert "has changed since this run began" in capsys.readouterr().out
 
 
 def test_when_it_saves():
@@ -312,14 +295,6 @@ def test_a_table_that_cannot_be_written_anew_stays(monkeypatch, tmp_path):
     with pytest.raises(ZeroDivisionError):
         table.write([{"step": 2, "late": 3.0}])                     # a new column
     assert (tmp_path / "a.csv").read_text() == "step,x\n1,2.0\n"
-
-
-def test_a_run_is_locked_until_it_ends():
-    again = Config(resume=True)
-    with start(Config()), pytest.raises(UsageError, match="another process is writing"):
-        directory.lock_and_empty(again, ExitStack())    # TensorBoard's thread may write meanwhile
-    with ExitStack() as stack:
-        directory.lock_and_empty(again, stack)
 
 
 def script(text, *command):
