@@ -59,27 +59,6 @@ def test_a_gradient_is_of_its_own_loss_alone():
         torch.testing.assert_close(grads, expected)             # views of the optimizer's
 
 
-def test_the_gradients_of_losses_before_a_step_add_up():
-    net = small_net()
-    optimizer = Descent(net)
-    for _ in range(3):
-        loss_of(net).backward()
-    torch.testing.assert_close(optimizer.grad, 3 * gradient_of(net))
-    torch.testing.assert_close(optimizer.grad_norm(), 3 * gradient_of(net).norm())
-
-
-def test_only_its_own_parameters_change():
-    """Though the loss depends on others: an actor's loss cannot train the critic."""
-    actor, critic = small_net(), nn.Linear(2, 1)
-    actor_opt, critic_opt = Adam(actor), Adam(critic)
-    before = params(actor), params(critic)
-    take_step(actor_opt, -critic(actor(X)).mean(), lr=0.1)
-    assert not torch.equal(params(actor), before[0]) and torch.equal(params(critic), before[1])
-    critic_opt.zero_grad()                                      # as before its own next loss
-    critic_opt.step(0.1)
-    assert torch.equal(params(critic), before[1])
-
-
 def test_some_parameters_of_a_module_and_none_that_are_frozen():
     net = small_net()
     before = params(net)
