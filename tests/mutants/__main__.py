@@ -4,8 +4,6 @@
     python -m tests.mutants --algo ppo mpi            only these modules
     python -m tests.mutants --sample 20 --jobs 2      20 bugs, two at a time
     python -m tests.mutants --id ppo-time-limit@a2c   only this bug
-    python -m tests.mutants --check --algo ppo        plant nothing: no test may
-                                                      fail
     python -m tests.mutants --stands                  only list the bugs whose text
                                                       is gone from their files
 
@@ -29,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.mutants import catalogue
-from tests.mutants.catalogue import ROOT, TESTS, Planting, file_of, planted, plantings, read, sample
+from tests.mutants.catalogue import ROOT, TESTS, file_of, planted, plantings, read, sample
 
 COPIED = ("algos", "utils", "tests")                            # other folders are linked
 CHECKS = "AssertionError|KeyError|ValueError|FloatingPointError"  # of ours
@@ -141,7 +139,7 @@ def run_all(todo, jobs):
                 os.killpg(pid, signal.SIGKILL)
 
 
-def verdict(said, status, mutant=None):
+def verdict(said, status, mutant):
     """Return (killed, survived or error; the test or the reason) from the output of pytest."""
     if status == -signal.SIGXCPU:
         return "killed", "the time limit"
@@ -155,7 +153,7 @@ def verdict(said, status, mutant=None):
         return "killed", test
     if why.startswith("Failed: Timeout"):
         return "killed", "the time limit"
-    if mutant and mutant.crashes and re.match(CHECKS, why):
+    if mutant.crashes and re.match(CHECKS, why):
         return "killed", "an error in the file"
     return "error", f"crashes by itself: {why}"
 
@@ -166,8 +164,6 @@ def chosen(args):
         found = list(plantings(read()))
     except (KeyError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
-    if args.check:
-        found = [Planting(name, name, (), None) for name in dict.fromkeys(p.module for p in found)]
     found = [p for p in found if not args.algo or p.module in args.algo]
     if args.id:
         if unknown := set(args.id) - {p.id for p in found}:
@@ -214,19 +210,12 @@ def main(argv=None):
     parser.add_argument("--jobs", type=int, default=1, help="how many bugs at a time")
     parser.add_argument("--sample", type=int, default=0,
                         help="only this many, always the same ones; 0: all")
-    parser.add_argument("--check", action="store_true", help="plant nothing: no test may fail")
     parser.add_argument("--stands", action="store_true",
                         help="run nothing: list the bugs whose text is gone from their files")
     args = parser.parse_args(argv)
     if args.stands:
         return report_gone(chosen(args))
-    results = run_all(chosen(args), args.jobs)
-    if args.check:
-        red = [result for result in results if result.outcome != "survived"]
-        for result in red:
-            print(f"{result.id}: {result.by}")
-        return int(bool(red))
-    return report(results)
+    return report(run_all(chosen(args), args.jobs))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,6 @@ from utils.run.launch import clean_env
 ROOT = Path(__file__).resolve().parents[2]
 ALGOS = {path.stem for path in ROOT.glob("algos/[a-z]*.py")}
 
-# These depend on how busy the machine is, and that must not count as catching a bug.
-LEFT_OUT = ("test_killed_again_and_again", "drawn_without_a_display")
 SLOW = ("ranks", "process", "signal", "kill", "probe", "cartpole", "reach", "atari",
         "video", "display", "num_procs", "world", "test_a_seed_is_a_run")
 
@@ -40,7 +38,6 @@ def pytest_collection_modifyitems(config, items):
     of = config.getoption("--of")
     if of in ALGOS:
         items[:] = [item for item in items if of in (named(item) or own(item) or {of})]
-    items[:] = [item for item in items if not any(word in item.name for word in LEFT_OUT)]
     items.sort(key=lambda item: item.path.stem != "test_mpi" and any(w in item.name for w in SLOW))
 
 
