@@ -2,7 +2,6 @@
 
 Importing this module registers them, so any algorithm can run on them:
 
-    python -m algos.ppo --env tests.envs:Counter-v0
     python -m algos.ppo --env tests.envs:ProbeAct-v0 --env-kwargs '{"box": true}'
 """
 import os
@@ -41,10 +40,9 @@ def reward(number, episode, time):
 class Counter(gym.Env):
     """An environment that observes (environment, episode, time) and follows the script above.
 
-    It sets every trap that a training loop may fall into. All observations share one array, that
-    of `reset` included. Lengths and ends of episodes vary. The action box has different bounds on
-    every side. It records its actions in `acts` and its seeds in `seeds`. Environments are numbered
-    in the order in which they are made; `Counter.made.clear()` starts again at 0.
+    All observations share one array, that of `reset` included. Lengths and ends of episodes vary.
+    The action box has different bounds on every side. It records `acts` and `seeds`. Environments
+    are numbered in the order in which they are made; `Counter.made.clear()` starts again at 0.
     """
 
     made = []

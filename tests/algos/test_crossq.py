@@ -1,8 +1,4 @@
-"""algos/crossq.py, where it is not algos/sac.py: batch renormalisation, one pass for both halves.
-
-The expectations come from torch.nn.functional.batch_norm, from the formula in NumPy, and from
-networks that are written out here.
-"""
+"""algos/crossq.py, where it is not algos/sac.py: batch renormalisation, one pass for both."""
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,4 @@
-"""algos/ppo_popart.py, where it is not algos/ppo.py: location and scale, and outputs that stay.
-
-Data, statistics of observations, resume and processes are tested for it in test_onpolicy.py.
-"""
+"""algos/ppo_popart.py, where it is not algos/ppo.py: location and scale, and outputs that stay."""
 import copy
 import math
 from functools import partial

@@ -38,10 +38,7 @@ def docstrings(function):
 
 
 def test_signs_are_those_of_the_docstrings():
-    """Wherever an equation's words stand in a docstring, one such place has its signs too.
-
-    The tests of the algorithms compare what the docstrings say with hand values.
-    """
+    """Wherever an equation's words stand in a docstring, one such place has its signs too."""
     compared = 0
     for name, latex in typeset().items():
         texts = list(docstrings(name))

@@ -1,8 +1,4 @@
-"""The runner of planted bugs tells kills from errors.
-
-No test of the default run reads the catalogue. `python -m tests.mutants --stands` says which bugs
-no longer stand in their files.
-"""
+"""A sample of the planted bugs is found. No test of the default run reads the catalogue."""
 import subprocess
 import sys
 

@@ -1,8 +1,7 @@
 """Every notebook runs from top to bottom, and every exercise tells right from wrong answers.
 
 The checks of `notebooks/<n>_<title>.ipynb` are in exercises_<n>.py, its worked answers in
-answers_<n>.py, under the same names. wrong.py beside this file says what errors are planted in the
-answers. All files are found by name.
+answers_<n>.py, under the same names. wrong.py has the errors that are planted in the answers.
 """
 import importlib
 import inspect
