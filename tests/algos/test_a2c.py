@@ -20,16 +20,12 @@ from utils.optim import RMSProp
 and_child = pytest.mark.parametrize("algo", [a2c, acktr], ids=name_of)
 
 
-# ---- The optimizer
-
 @pytest.mark.parametrize("rule", ["tf", "torch"])
 def test_the_flag_chooses(rule):
     optimizer = build("a2c", config("a2c", rmsprop=rule, rmsprop_eps=0.5))["optimizer"]
     assert optimizer.tf_style == (rule == "tf") and optimizer.eps == 0.5
     assert (optimizer.square > 0.9).all() == (rule == "tf")
 
-
-# ---- The update
 
 @and_child
 @pytest.mark.parametrize("kind", SPACES)
@@ -71,8 +67,6 @@ def test_report_every_changes_nothing_but_the_reports():
     first, *others = (agent.state_dict() for agent in agents)
     assert all(same(first, other) for other in others)
 
-
-# ---- stable-baselines3
 
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 @pytest.mark.parametrize("tf,rule", [(True, RMSpropTFLike), (False, torch.optim.RMSprop)])

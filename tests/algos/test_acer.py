@@ -107,7 +107,7 @@ def test_targets_are_those_of_the_definition_in_a_rollout_with_ends(kind, lam):
     close(got, ret, rtol=1e-4, atol=1e-5)
 
 
-# ---- The policy's weights and their truncation
+# ---- The loss
 
 def test_infinite_and_vanishing_ratios_give_finite_weights():
     policy = Categorical(logits=vec((0, -200, -300)))
@@ -116,8 +116,6 @@ def test_infinite_and_vanishing_ratios_give_finite_weights():
         got = acer.policy_gradient(policy, vec((1, 2, 3)), ratio, torch.tensor([act]), vec(4), 10.0)
         assert got.isfinite().all()
 
-
-# ---- The trust region
 
 def q_batch(agent, rollout):
     """What `update` makes of a rollout."""
@@ -167,8 +165,6 @@ def test_the_whole_direction_from_distributions(kind):
     close(metrics["ratio"], ratio, rtol=1e-4)
     assert (ratio > c).sum() > 3 and (policy.probs / mu > c).any(-1).sum() > (ratio > c).sum()
 
-
-# ---- The loss
 
 def loss_and_gradients(agent, batch):
     """Loss, metrics and gradients by name."""
@@ -307,6 +303,7 @@ def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
             held = [each for each, _ in new[max(0, i - 2):i + 1]]
             assert any(same(vars(replayed), vars(each)) for each in held)
             older += not same(vars(replayed), vars(rollout))
+    assert not all(same(vars(a), vars(b)) for (a, _), (b, _) in zip(old[::2], old[1::2]))
     assert older > 5 and max((metrics["ratio"] - 1).abs().max() for _, metrics in old) > 0.1
     obs = torch.cat([rollout.obs for rollout, _ in new]).flatten(0, 1)
     assert obs[0].abs().max() <= 0.05                           # raw: of CartPole's first state

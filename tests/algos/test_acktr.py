@@ -210,7 +210,7 @@ def test_solve_is_that_with_the_explicit_kronecker_product(layer, damping):
     close(D[layer.bias], expected[:, -1], rtol=1e-3, atol=1e-4)
 
 
-# ---- The trust region
+# ---- The step
 
 @pytest.mark.parametrize("max_kl,v_max_kl", [(1e-5, 1e-4), (1e-4, 1e-5)])
 def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
@@ -232,8 +232,6 @@ def test_kl_of_a_linear_agent_is_as_predicted(max_kl, v_max_kl):
         assert 0 < metrics["step_size"] < 1e9 and 0 < metrics["v_step_size"] < 1e9
 
 
-# ---- Momentum
-
 def test_momentum_by_hand():
     """log sigma: D = grad / (2 + damping), eta = lr; M is 0.25 of the first, and so on."""
     agent = tiny_agent(momentum=0.75, damping=0.5, max_kl=1e9, v_max_kl=1e9)
@@ -242,8 +240,6 @@ def test_momentum_by_hand():
         take_step(optimizer, grad * agent.log_std.sum(), 0.5)
         close(agent.log_std, vec(position))
 
-
-# ---- The update
 
 @every_kind
 def test_the_inputs_of_the_batch_are_measured_before_the_step(kind, monkeypatch):

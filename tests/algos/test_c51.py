@@ -23,8 +23,6 @@ def projected(rew, terminated, prob, atoms, gamma):
     return target[0].numpy(), clipped.item()
 
 
-# ---- The projection
-
 @st.composite
 def cases(draw):
     """(rew, terminated, probabilities, atoms, gamma)"""
@@ -63,8 +61,6 @@ def test_a_hair_beyond_the_end_is_no_alarm():
     assert (rew + 0.99 * atoms[-1] > atoms[-1]).all() and 0 < clipped.item() < 1e-4
 
 
-# ---- The agent
-
 def tiny_agent(own, targ, v_min=0.0, v_max=2.0):
     """Two actions, three atoms; the outputs of both networks are given, and do not depend on s."""
     agent = make_agent(c51, num_acts=2, hidden=(), num_atoms=3, v_min=v_min, v_max=v_max, gamma=0.5)
@@ -86,8 +82,6 @@ def test_the_best_action_has_the_highest_mean(probs, best):
     close(agent.atoms, vec(-1, 0, 1))
     assert agent.act(torch.zeros(5, 3), deterministic=True).tolist() == [best] * 5
 
-
-# ---- The loss
 
 def test_what_is_ruled_out_in_float32_has_a_finite_loss_and_is_still_learned():
     agent = tiny_agent(vec((0, 0, 0), (0, 400, 0)), torch.zeros(6))

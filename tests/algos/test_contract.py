@@ -51,12 +51,6 @@ def has(name, setting):
     return setting in [each.name for each in dataclasses.fields(module(name).Config)]
 
 
-def buffer_of(name):
-    """Return the class of an algorithm's replay buffer, or None."""
-    return next((each for each in vars(module(name)).values() if hasattr(each, "sample")
-                 and getattr(each, "__module__", "") == f"algos.{name}"), None)
-
-
 def steps_a_script(name):
     return has(name, "num_envs") and "text" not in ALGOS[name].takes
 
@@ -323,24 +317,6 @@ def test_no_draw_of_random_numbers_and_no_minibatch_comes_twice(name, kind, watc
     for phase in watched.phases if not hasattr(watched.cfg, "minibatch_envs") else ():
         seen = [(loss, x.numpy().tobytes()) for loss, x in phase.batches]
         assert len(seen) == len(set(seen)), phase.function
-
-
-@pytest.mark.parametrize("name", [name for name in ALGOS if buffer_of(name)])
-def test_every_update_has_a_sample_of_its_own(name, monkeypatch):
-    """With several updates per step. ACER replays after one update on what is new."""
-    algo, events = module(name), []
-
-    def noting(function):
-        def note(*args):
-            events.append(function.__name__)
-            return function(*args)
-        return note
-
-    monkeypatch.setattr(algo, "update", noting(algo.update))
-    monkeypatch.setattr(buffer_of(name), "sample", noting(buffer_of(name).sample))
-    algo.train(config(name, update_every=1, replay_ratio=3))
-    pairs = "(update (sample update ){3})+" if name == "acer" else "(sample update ){60}"
-    assert re.fullmatch(pairs, "".join(f"{event} " for event in events))
 
 
 @kinds(lambda name: steps_a_script(name) and has(name, "anneal_lr"))

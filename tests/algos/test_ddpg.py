@@ -15,8 +15,6 @@ every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=name_of)
 and_td3 = pytest.mark.parametrize("algo", [ddpg, td3], ids=name_of)
 
 
-# ---- Actions
-
 @and_td3
 def test_exploration_by_hand(algo):
     """The policy's action is (0.5, -0.9) in all states."""
@@ -40,8 +38,6 @@ def test_the_first_actions_are_uniform_and_from_the_seeded_generator(algo):
     torch.manual_seed(5)
     assert torch.equal(act, agent.random_act(20000))
 
-
-# ---- stable-baselines3
 
 def pairs(agent, policy):
     """Our parameter and theirs, all of them."""
@@ -92,8 +88,6 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(algo, monkeypatch
     for name, q in zip(("q1", "q2") if delayed else ("q",), first if delayed else (first,)):
         close(metrics[0][name], q.detach())
 
-
-# ---- The loop
 
 @every_algo
 def test_actions_are_random_until_start_steps_and_the_policys_then(algo, monkeypatch):

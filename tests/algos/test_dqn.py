@@ -16,8 +16,6 @@ each_alone = pytest.mark.parametrize("algo,kind", [
     (dqn_atari, "film"), (dqn_atari, "image")], ids=lambda x: x if type(x) is str else name_of(x))
 
 
-# ---- Equations
-
 @each_alone
 @pytest.mark.parametrize("dueling,outputs", [(True, 5), (False, 4)])
 def test_the_network_has_an_output_for_what_all_actions_share(algo, kind, dueling, outputs):

@@ -31,14 +31,10 @@ def rate(buffer, rng):
     buffer.set_priorities(at, torch.tensor(rng.uniform(0.1, 2, len(at)), dtype=torch.float32))
 
 
-# ---- Equations
-
 def test_priority_by_hand():
     close(dqn_per.priority_of(vec(4, -9, 0), 0.5), vec(2, 3, 1e-3))
     close(dqn_per.priority_of(vec(4, -9, 1), 0.0), vec(1, 1, 1))
 
-
-# ---- The buffer
 
 def test_a_batch_is_stratified():
     """One sample from each of as many equal pieces: a row with half of the sum has half of it."""
@@ -62,8 +58,6 @@ def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
     torch.manual_seed(5)
     close(buffer.sample(64, 1.0).weight, alone.weight / 4)
 
-
-# ---- The loop
 
 def test_every_update_rates_what_it_learned_from(monkeypatch):
     """At once, with |Q - y| from before its step."""

@@ -12,8 +12,11 @@ every_algo = pytest.mark.parametrize("name", OFFPOLICY)
 @every_algo
 @pytest.mark.parametrize("num_envs,every", [(1, 4), (2, 1), (7, 4)])
 def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, monkeypatch):
-    """The k-th belongs to its step, or comes right after it. Half of TD3's move the actor."""
-    algo, calls, step = module(name), [], [0]
+    """The k-th belongs to its step, or comes right after it, and has a sample of its own.
+
+    Half of TD3's move the actor.
+    """
+    algo, calls, batches, step = module(name), [], [], [0]
     update, interact = algo.update, algo.interact
 
     def noting_interact(agent, envs, *rest):
@@ -22,6 +25,7 @@ def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, mo
 
     def noting_update(*args):
         calls.append((step[0], update(*args)))
+        batches.append(next(x for x in args if hasattr(x, "rew")))
         return calls[-1][1]
 
     monkeypatch.setattr(algo, "interact", noting_interact)
@@ -29,7 +33,7 @@ def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, mo
     algo.train(config(name, num_envs=num_envs, update_every=every, policy_delay=2, total_steps=60))
     assert step[0] == -(-60 // num_envs) * num_envs             # whole steps of all
     due = range(12 + every, step[0] + 1, every)
-    assert len(calls) == len(due)
+    assert len(calls) == len(due) == len(set(map(id, batches)))
     for k, (at, (now, metrics)) in enumerate(zip(due, calls), 1):
         assert 0 <= now - at < num_envs
         assert name not in ("td3", "crossq") or ("actor_loss" in metrics) == (k % 2 == 0)

@@ -28,8 +28,6 @@ every_kind = pytest.mark.parametrize("kind", SPACES)
 vectors = pytest.mark.parametrize("kind", ["box", "discrete"])
 
 
-# ---- Its own equations
-
 def test_normalize_adv_by_hand():
     adv = vec((1, 2, 3), (10, 30, 20), (5, 5, 5))  # three minibatches, each by its own statistics
     high = math.sqrt(1.5)  # 1 / sqrt(2/3): the variance divides by n

@@ -109,7 +109,7 @@ def test_the_first_value_is_0_and_after_one_rollout_the_mean(kind):
         close(onpolicy.values(agent, obs), vec(101))
 
 
-# ---- What the loss is given
+# ---- What an update does
 
 @every_kind
 @pytest.mark.parametrize("anew", [True, False])
@@ -136,8 +136,6 @@ def test_targets_and_advantages_are_in_units_of_the_new_scale(kind, anew):
     close(metrics["val_scale"], scale)
     assert agent.num_rollouts == 6
 
-
-# ---- The unit of rewards
 
 def two_updates(algo, kind, unit, **settings):
     """Return the parameters of a new agent after two rollouts with rewards in this unit."""

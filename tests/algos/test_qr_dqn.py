@@ -8,8 +8,6 @@ from tests.offpolicy import dqn_agent as make_agent, dqn_batch as make_batch, fi
 from utils.run import checkpoint
 
 
-# ---- The loss of quantiles
-
 @pytest.mark.parametrize("count", [1, 16, 50])                  # also as many as samples
 def test_loss_and_gradient_are_those_of_sb3_contrib(count):
     theirs = pytest.importorskip("sb3_contrib.common.utils").quantile_huber_loss
@@ -20,8 +18,6 @@ def test_loss_and_gradient_are_those_of_sb3_contrib(count):
     for mine, other in zip(ours, expected):
         close(mine, other, rtol=1e-6)
 
-
-# ---- The loss of a batch
 
 @pytest.mark.parametrize("kind", ["vector", "film", "image"])
 def test_the_loss_is_that_of_a_loop_over_samples(kind):
@@ -41,8 +37,6 @@ def test_the_loss_is_that_of_a_loop_over_samples(kind):
                     ("spread", taken.std(-1, correction=0))):
         close(metrics[name], x, rtol=1e-4)
 
-
-# ---- The agent
 
 @pytest.mark.parametrize("quantiles,best", [
     (((9, 0, 0), (1, 2, 3)), 0),                                # means 3 and 2, medians 0 and 2

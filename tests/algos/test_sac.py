@@ -21,8 +21,6 @@ def squashed(algo, out, eps):
         return algo.sample_squashed_gaussian(out)
 
 
-# ---- The squashed Gaussian
-
 def test_logp_far_out_is_finite_and_right():
     """tanh(30) is 1 in float32, and log(1 - 1) minus infinity: log 4 - 2 |u| is the answer.
 
@@ -49,8 +47,6 @@ def test_samples_are_distributed_as_the_policy_and_the_best_is_the_middle():
     with noise_is():                                                # nothing is drawn for it
         close(agent.act(obs[:1], deterministic=True), mean.tanh())
 
-
-# ---- The temperature
 
 @and_her
 def test_a_fixed_temperature_stays(algo):
@@ -92,8 +88,6 @@ def test_a_fixed_temperature_is_not_that_of_another_run():
     close(learned.alpha(), first.log_alpha.exp())
     close(fixed.alpha(), 0.2)
 
-
-# ---- stable-baselines3
 
 def pairs(agent, model):
     """Our parameter and theirs, all of them. The actor's last layer is two there."""

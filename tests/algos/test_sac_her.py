@@ -17,8 +17,6 @@ COUNTER = "tests.envs:GoalCounter-v0"
 ENDS = "tests.envs:GoalEnds-v0"
 
 
-# ---- The buffer
-
 @pytest.mark.parametrize("size", [100, 5, 1], ids=["part", "wrapped", "least"])
 def test_every_stored_step_and_every_goal_of_its_future_is_drawn_as_often(size):
     """Of three GoalCounters, by brute force. There are `size` rows for each of them."""
@@ -47,8 +45,6 @@ def test_every_stored_step_and_every_goal_of_its_future_is_drawn_as_often(size):
     assert {column.device.type for column in vars(buffer.sample(5)).values()} == {"meta"}
 
 
-# ---- Runs
-
 def test_without_hindsight_it_is_sac_to_the_bit():
     """SAC on the same environment, whose observations are joined as the networks see them."""
     settings = {"env": ENDS, "num_envs": 2, "start_steps": 32, "total_steps": 160}
@@ -73,8 +69,6 @@ def test_environments_without_goals_are_refused(env, kwargs, says, elsewhere):
         sac_her.train(sac_her.Config(env=env, env_kwargs=kwargs))
     assert "sac_her" not in str(caught.value) and list(elsewhere.iterdir()) == []
 
-
-# ---- Learned in seconds
 
 @pytest.mark.slow
 def test_hindsight_learns_what_sac_does_not_see():

@@ -1,7 +1,7 @@
 """Find the files that the house rules apply to: the project's own, not those of its users.
 
-Users add files to their clone: runs, notes, a copy algos/my_ppo.py. No rule applies to these. Git
-knows which files belong to the project. Without git, all files count.
+Users add files to their clone, such as algos/my_ppo.py. Git knows which ones belong to the project.
+Without git, all files count.
 """
 import subprocess
 from fnmatch import fnmatch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(
     sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare"))),
@@ -86,13 +86,6 @@ def train(hosts, tmp_path):
         return subprocess.run(command, cwd=ROOT, env=env, text=True, capture_output=True,
                               timeout=120)
     return train
-
-
-def rows(run_dir):
-    """Return progress.csv without the columns of time."""
-    lines = [line.split(",") for line in (run_dir / "progress.csv").read_text().splitlines()]
-    return [[cell for name, cell in zip(lines[0], line) if name not in ("time", "steps_per_second")]
-            for line in lines]
 
 
 def test_two_hosts_compute_what_one_does_and_resume(train, tmp_path):

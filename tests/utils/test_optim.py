@@ -113,14 +113,6 @@ def test_steps_are_pytorchs(ours, theirs, scale):
     assert not torch.allclose(params(net), params(small_net()))
 
 
-def test_rmsprop_by_the_rule_of_tensorflow_by_hand():
-    """eps stands in the root, and the mean of squares begins at 1."""
-    weight = nn.Parameter(torch.zeros(1))
-    optimizer = RMSProp([weight], eps=0.01, tf_style=True)
-    take_step(optimizer, 3 * weight.sum(), lr=0.1)
-    assert weight.item() == pytest.approx(-0.3 / (0.99 + 0.09 + 0.01) ** 0.5)
-
-
 @pytest.mark.parametrize("make", [Adam, RMSProp])
 def test_an_optimizer_goes_on_from_its_state(make):
     """What is saved is all that it needs, and what is loaded is a copy."""

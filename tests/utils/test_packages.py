@@ -152,7 +152,7 @@ def test_a_dict_with_a_text_is_played_without_it(capsys):
         agent_for(ppo, cfg)
 
 
-# ---- Boxes of actions
+# ---- Boxes of actions and of images
 
 MOST, HALF = np.finfo(np.float32).max, np.finfo(np.float16).max
 
@@ -170,8 +170,6 @@ def test_actions_are_rescaled_to_bounds_only_if_these_have_a_finite_range(box, f
             acts = agent.env_act(torch.tensor([[-1.0, 1.0], [-0.5, 0.5]]))
             assert np.isfinite(acts).all() and all(act in box for act in acts)
 
-
-# ---- Images: which axis is that of the channels
 
 @pytest.mark.parametrize("shape,axis,clear", [
     ((8, 8, 19), 2, True), ((8, 8, 111), 2, True), ((9, 9, 17), 2, True), ((6, 7, 2), 2, True),

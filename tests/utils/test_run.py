@@ -256,7 +256,7 @@ def test_init_from_leaves_the_box_to_the_environment():
     assert torch.equal(old.actor[0].weight, new.actor[0].weight)
 
 
-# ---- Processes that are stopped
+# ---- Processes
 
 def test_a_signal_saves_and_ends_the_process():
     process = subprocess.Popen(
@@ -280,8 +280,6 @@ def test_a_signal_saves_and_ends_the_process():
     assert steps("run")[-1] == saved("run")[0] == step + 256
     assert_no_gap("run", (0, step))
 
-
-# ---- Two processes
 
 @pytest.mark.skipif(os.name != "posix" or cores() < 2, reason="no two ranks")
 def test_two_processes():
@@ -475,8 +473,6 @@ def test_a_run_that_was_stopped_or_failed_or_is_done(capsys):
     assert "840 of 800 steps (whole iterations) in " in summary(Config(run_dir="third"), 840, 5.0)
     assert found["resume"].endswith("--run-dir third --resume --total-steps 1600")
 
-
-# ---- The commands
 
 def do(line):
     """Run a printed command with this Python."""
