@@ -61,24 +61,20 @@ def test_a_hair_beyond_the_end_is_no_alarm():
     assert (rew + 0.99 * atoms[-1] > atoms[-1]).all() and 0 < clipped.item() < 1e-4
 
 
-def tiny_agent(own, targ, v_min=0.0, v_max=2.0):
+def tiny_agent(own, targ):
     """Two actions, three atoms; the outputs of both networks are given, and do not depend on s."""
-    agent = make_agent(c51, num_acts=2, hidden=(), num_atoms=3, v_min=v_min, v_max=v_max, gamma=0.5)
+    agent = make_agent(c51, num_acts=2, hidden=(), num_atoms=3, v_min=-1.0, v_max=1.0)
     for net, outputs in ((agent.critic, own), (agent.critic_targ, targ)):
         net.head[0].weight.data.zero_()
         net.head[0].bias.data.copy_(outputs.flatten())
     return agent
 
 
-def logs(*probs):
-    return vec(*probs).clamp(min=1e-9).log()
-
-
 @pytest.mark.parametrize("probs,best", [
     (((0.5, 0, 0.5), (0, 0.9, 0.1)), 1),                        # means 0 and 0.1
     (((0, 0.6, 0.4), (0.45, 0, 0.55)), 0)])                     # 0.4 and 0.1; its mode is lower
 def test_the_best_action_has_the_highest_mean(probs, best):
-    agent = tiny_agent(logs(*probs), logs(*probs[::-1]), -1.0, 1.0)
+    agent = tiny_agent(*(vec(*x).clamp(min=1e-9).log() for x in (probs, probs[::-1])))
     close(agent.atoms, vec(-1, 0, 1))
     assert agent.act(torch.zeros(5, 3), deterministic=True).tolist() == [best] * 5
 
@@ -86,7 +82,7 @@ def test_the_best_action_has_the_highest_mean(probs, best):
 def test_what_is_ruled_out_in_float32_has_a_finite_loss_and_is_still_learned():
     agent = tiny_agent(vec((0, 0, 0), (0, 400, 0)), torch.zeros(6))
     obs = torch.zeros(2, 3)
-    batch = c51.Transitions(obs, torch.tensor([1, 1]), vec(0, 2), obs, vec(1, 1))
+    batch = c51.Transitions(obs, torch.tensor([1, 1]), vec(-1, 1), obs, vec(1, 1))
     loss, _, grad = gradient_in(agent.critic, c51.critic_loss, agent, batch)
     close(loss, 400.0)
     close(grad[-3:], vec(-0.5, 1, -0.5))
