@@ -15,6 +15,7 @@ from utils.spaces import (
 
 
 MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
+FOR_GYM = ": it is made for Gym, and plainrl needs one for Gymnasium 1"
 
 
 def flat_obs(env: gym.Env) -> gym.Env:
@@ -73,16 +74,12 @@ class OwnStep(gym.Wrapper):
             with contextlib.suppress(ValueError):  # of a compiled function
                 inspect.signature(env.reset).bind(seed=1, options=None)
         except TypeError:
-            raise gym.error.Error("its reset takes no seed, or no options: it is made for Gym, and "
-                                  "plainrl needs one for Gymnasium 1") from None
-        if hasattr(self.unwrapped, "reward_space"):  # of MO-Gymnasium
-            self.reset(seed=1)
-            self.step(self.action_space.sample())
+            raise gym.error.Error(f"its reset takes no seed, or no options{FOR_GYM}") from None
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:  # an environment may draw by `self.action_space.sample()`
             self.unwrapped.action_space.seed(seed)
-        obs, _ = super().reset(seed=seed, options=options)
+        obs, _ = call(2, self.env.reset, seed=seed, options=options)
         most = np.abs(obs).max(initial=0) if as_array(obs).dtype == np.float64 else 0
         if most > 2**24:
             say_once(f"observations reach {most:.3g}, where float32 has steps of "
@@ -92,7 +89,7 @@ class OwnStep(gym.Wrapper):
 
     def step(self, action):
         action = action.copy() if isinstance(action, np.ndarray) else action
-        obs, rew, terminated, truncated, info = self.env.step(action)
+        obs, rew, terminated, truncated, info = call(5, self.env.step, action)
         told = success(info) if terminated or truncated else {}
         if (rew := as_array(rew)).size != 1 or rew.dtype.kind not in "buif":
             raise UsageError(f"--env gave the reward {one_line(rew)[:80]}, not one number; "
@@ -104,6 +101,18 @@ class OwnStep(gym.Wrapper):
             super().close()
         except Exception as error:  # what was learned in it is not lost by that
             warnings.warn(f"{self.unwrapped} could not be closed: {error!r}", stacklevel=2)
+
+
+def call(count: int, function, *args, **kwargs) -> tuple:
+    """Return what `reset` or `step` of an environment returns. UsageError: not `count` values."""
+    try:
+        values = function(*args, **kwargs)
+        if isinstance(values, tuple) and len(values) == count:
+            return values
+    except ValueError as error:  # of a wrapper inside, which takes that many
+        if f"to unpack (expected {count}" not in str(error):
+            raise
+    raise UsageError(f"--env: its {function.__name__} does not return {count} values{FOR_GYM}")
 
 
 def success(info: dict) -> dict[str, float]:

@@ -46,14 +46,31 @@ class Breaks(Ends):
 class Vectors(Ends):
     """Its rewards have two parts, as in MO-Gymnasium, unless a test says something else."""
 
-    rew, reward_space = np.array([1.0, -1.0]), Box(-1, 1, (2,))
+    rew = np.array([1.0, -1.0])
 
     def step(self, act):
         obs, _, *rest = super().step(act)
         return obs, self.rew, *rest
 
 
-for kind in (Old, Needs, Breaks, Vectors):
+class OldStep(Ends):
+    """Made for Gym: its step returns four values."""
+
+    def step(self, act):
+        obs, rew, terminated, _, info = super().step(act)
+        return obs, rew, terminated, info
+
+
+class OldReset(Ends):
+    """Made for Gym 0.25: its reset takes a seed, but returns no info. Two numbers are no pair."""
+
+    observation_space = Box(-1, 1, (2,))
+
+    def reset(self, seed=None, return_info=False, options=None):
+        return np.zeros(2, np.float32)
+
+
+for kind in (Old, Needs, Breaks, Vectors, OldStep, OldReset):
     gym.register(f"{kind.__name__}-v0", kind, disable_env_checker=True)
 
 
@@ -61,6 +78,8 @@ for kind in (Old, Needs, Breaks, Vectors):
     ("Old-v0", "its reset takes no seed, or no options: it is made for Gym"),
     ("Needs-v0", "which needs 'df': say it in --env-kwargs, or, if it is no JSON, in an id"),
     ("Breaks-v0", r"; making it raised KeyError: 'SIM_HOME' \(.*test_packages.py, line \d+\)$"),
+    ("OldStep-v0", "its step does not return 5 values: it is made for Gym, and plainrl needs one"),
+    ("OldReset-v0", "its reset does not return 2 values: it is made for Gym"),
     ("Vectors-v0", r"the reward \[ 1. -1.\], not one number; docs/howto.md"),
     ("MiniGrid-Empty-5x5-v0", "needs its module, as in minigrid:MiniGrid-Empty-5x5-v0"),
     ("Space/Ship-v0", "needs its module, as in minigrid"), ("CartPole-v7", "^((?!module).)*$"),
@@ -101,7 +120,6 @@ def test_what_float32_cannot_tell_apart_is_said(seconds, told, capsys):
 
 
 def test_a_reward_is_one_number(monkeypatch):
-    monkeypatch.delattr(Vectors, "reward_space")
     vector = make_envs(Config(env="Vectors-v0"), 1)
     vector.reset(seed=1)
     for rew in (np.float32([0.5]), None, "1", np.ones(2)):

@@ -38,7 +38,8 @@ from utils.logger import Logger, merge
 from utils.nets import is_image
 from utils.run import checkpoint
 from utils.run.directory import (
-    check_shared, find_run_dir, lock_and_empty, plain_settings, whose_code, write_config)
+    check_shared, find_run_dir, has_rows, lock_and_empty, plain_settings, take_back, whose_code,
+    write_config)
 from utils.run.launch import check_equal, check_ranks, from_root, local_rank, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
@@ -83,7 +84,7 @@ class Run:
         self.seconds = self.save_seconds = 0.0
         self.best = -math.inf
         self.ended = False
-        self.envs = None
+        self.envs = self.made = None
         self.stack = ExitStack()
 
     def __enter__(self):
@@ -98,13 +99,15 @@ class Run:
     def __exit__(self, kind, error, trace):
         if error is None:  # else the other ranks still have to be ended
             sys.excepthook = self.excepthook
-        elif self.saved_step is not None:
-            error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
-                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
-                           "continues it")
         with self.stack:
             if self.envs:
                 self.envs.close()
+        if isinstance(error, UsageError) and self.made and not has_rows(self.run_dir):
+            take_back(self.made)
+        elif error and self.saved_step is not None:
+            error.add_note(f"In {self.cfg.env}, after step {self.reported_step:,}; the checkpoint "
+                           f"of step {self.saved_step:,} in {self.cfg.run_dir} stays; --resume "
+                           "continues it")
         if self.ended and self.root:
             mpi.say(summary(self.cfg, self.reported_step, self.reported - self.started))
 
@@ -138,7 +141,7 @@ class Run:
         for number in (signal.SIGINT, signal.SIGTERM) if in_main else ():  # from here on: save
             before = signal.signal(number, self.on_signal)
             self.stack.callback(signal.signal, number, before or signal.SIG_DFL)
-        together(lock_and_empty if self.root else None, cfg, self.stack)
+        self.made = together(lock_and_empty if self.root else None, cfg, self.stack)
         together(check_shared, cfg, mpi.gather(whose_code(cfg))[0])
         if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
