@@ -19,7 +19,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
 
     stop    asked before every step: whether to end at once, with lengths of 0 where it did
     envs    the environments to play in, which stay open (default: new ones, by `make_envs`)
-    steps   a list that gets (obs, act, rew, terminated, truncated) of every step
+    steps   a list or deque that gets (obs, act, rew, terminated, truncated) of every step
 
     The same seed gives the same initial states. A copy of the agent acts. So a memory of the
     training environments stays as it is, and `play` gets the same returns (in float32), since
@@ -55,7 +55,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
 
 
 def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """Return Q(s, a) and the discounted return that followed, for the states that `evaluate` gives.
+    """Return Q(s, a) and the discounted return that followed, for the last `steps` of `evaluate`.
 
     At a time limit the rewards are cut off. So a state counts only if its episode terminated, or
     if what lies beyond the limit weighs less than 1%.
@@ -64,11 +64,12 @@ def q_and_return(agent, steps: list[tuple], lengths: np.ndarray) -> dict[str, np
     act = torch.stack(act)  # on the agent's device; [T, N, ...] like the others
     obs, rew, terminated = map(np.stack, (obs, rew, terminated))
     gamma = agent.cfg.gamma
-    left = lengths - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
+    ends = lengths - lengths.max() + len(rew)  # as rows of `rew`
+    left = ends - np.arange(len(rew))[:, None]  # steps until the end; the last one has 1
     returns = rew.copy()
     for t in reversed(range(len(rew) - 1)):
         returns[t] += gamma * (left[t] > 1) * returns[t + 1]
-    whole = terminated[lengths - 1, np.arange(len(lengths))] | (gamma ** np.maximum(left, 0) < 0.01)
+    whole = (terminated & (left == 1)).any(0) | (gamma ** np.maximum(left, 0) < 0.01)
     counts = whole & (left > 0)
     if not counts.any():
         return {}

@@ -94,10 +94,12 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
 
     def film():
         """Draw the state before each step. Beside an Atari game, a second one is played alike."""
+        if steps:
+            steps[-1] = steps[-1][1]  # the action alone: observations would fill memory
         if len(steps) == max_steps:
             return True  # ends the episode here
         if game and steps:
-            shown, *_ = envs.step(agent.env_act(steps[-1][1]))
+            shown, *_ = envs.step(agent.env_act(steps[-1]))
         elif game:
             shown, _ = envs.reset(seed=mpi.seed(seed, 2))  # as in `evaluate`
         if len(steps) % every == 0:

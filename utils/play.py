@@ -32,6 +32,7 @@ from utils.run.settings import check_range
 
 
 MOST_FILMED = 10_000  # steps: 5 minutes at 30 frames per second
+MOST_ENVS = 100  # at a time, each with a simulator of its own
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Play:
     max_steps: int = 100_000  # stop with an error if an episode is longer than this
 
     def __post_init__(self):
-        check_range(self, "episodes", 1, 1e5)  # each has an environment of its own
+        check_range(self, "episodes", 1, 1e3 if self.record else 1e5)  # recorded all at a time
         check_range(self, "max_steps", 1)
         check_range(self, "seed", 0)
         if bool(self.record) + bool(self.video) + bool(self.export) + self.render > 1:
@@ -81,14 +82,13 @@ def main(play: Play) -> np.ndarray | None:
     kind = "deterministic (if it gets stuck: --stochastic)" if deterministic else "stochastic"
     print(f"{cfg.env}, {play.run} at step {policy['step']:,}, {kind}, seed {seed}", flush=True)
     if play.record:
-        returns, lengths = record_demos(agent, cfg, play.record, play.episodes, seed,
-                                        deterministic, play.max_steps)
-        print(f"{play.record}: {lengths.sum():,} steps")
+        shown = [record_demos(agent, cfg, play.record, play.episodes, seed, deterministic,
+                              play.max_steps)]
+        print(f"{play.record}: {shown[0][1].sum():,} steps")
     elif play.render:
         with closing(window):
             shown = [evaluate(agent, cfg, 1, seed + k, deterministic, max_steps=play.max_steps,
                               envs=window) for k in range(play.episodes)]
-        returns, lengths = np.concatenate(shown, axis=1)
     else:
         if play.video:
             most = min(play.max_steps, MOST_FILMED)
@@ -99,8 +99,9 @@ def main(play: Play) -> np.ndarray | None:
                 print(f"{play.video}: {most:,} steps; the episode goes on, so none is evaluated")
                 return np.empty(0)
             print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
-        returns, lengths = evaluate(agent, cfg, play.episodes, seed, deterministic,
-                                    max_steps=play.max_steps)
+        shown = [evaluate(agent, cfg, min(MOST_ENVS, play.episodes - k), seed + k, deterministic,
+                          max_steps=play.max_steps) for k in range(0, play.episodes, MOST_ENVS)]
+    returns, lengths = np.concatenate(shown, axis=1)
     print(f"{play.episodes} episodes: return mean {returns.mean():.2f}  std {returns.std():.2f}  "
           f"min {returns.min():.2f}  max {returns.max():.2f}, length mean {lengths.mean():.1f}")
     if play.video and returns.std() > abs(returns.mean()) / 2:

@@ -97,6 +97,14 @@ def test_rows_are_as_scripted():
     assert np.array_equal(returns, evaluate(agent, cfg, 3, seed=1)[0])
 
 
+def test_a_recording_that_fills_memory_is_refused(monkeypatch):
+    agent = agent_for(ppo, cfg := ppo.Config(env="CartPole-v1", hidden=(8,)))
+    monkeypatch.setattr(demos.buffers, "memory", lambda: 3 * 3 * 2 * agent.obs_shape[0] * 4)
+    with pytest.raises(UsageError, match="--record: 4 steps of 2 episodes.* fewer --episodes"):
+        demos.record_demos(agent, cfg, "demos.npz", 2, seed=1)
+    assert not list(Path().iterdir())
+
+
 def test_a_stochastic_expert_is_recorded_as_it_is_played():
     trained()
     returns = play.main(play.Play("run", episodes=3, stochastic=True))

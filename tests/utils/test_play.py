@@ -261,6 +261,19 @@ def test_a_film_of_an_endless_episode_is_cut(trained, capsys):
         assert said in capsys.readouterr().out and len(frames("run.mp4")) == most
 
 
+def test_neither_long_films_nor_many_episodes_fill_memory(trained, monkeypatch):
+    run, agent, cfg = trained["Pendulum-v1"]
+    monkeypatch.setattr(film, "evaluate", lambda *args: kept.append(args[-1]) or evaluate(*args))
+    kept, numbers = [], []
+    film.write_video(agent, cfg, film.make_drawn(cfg), "run.mp4", seed=1)
+    assert len(kept[0]) == 40 and all(isinstance(act, torch.Tensor) for act in kept[0][:-1])
+    monkeypatch.setattr(play, "MOST_ENVS", 2)
+    monkeypatch.setattr(play, "evaluate", lambda agent, cfg, episodes, *args, **more:
+                        numbers.append(episodes) or evaluate(agent, cfg, episodes, *args, **more))
+    returns = play.main(play.Play(str(run), 5))
+    assert numbers == [2, 2, 1] and len(set(returns)) == 5
+
+
 def test_a_video_that_fails_leaves_nothing(trained, monkeypatch):
     """A disk without space, a package that is not installed."""
     run = str(trained["Pendulum-v1"][0])

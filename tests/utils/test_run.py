@@ -14,6 +14,7 @@ import sys
 import textwrap
 import threading
 import warnings
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
@@ -568,6 +569,9 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
     np.testing.assert_allclose(both["eval_q"], [0, 2, 10, 12, 20, 22])
     rest = [8 * (1 - 0.5 ** n) for n in (9, 8, 7)]
     np.testing.assert_allclose(both["eval_discounted"], [1.75, rest[0], 1.5, rest[1], 1, rest[2]])
+    last = q_and_return(agent, deque(steps, 8), np.array([3, 4, 9]))    # of an evaluation too long
+    assert all(np.array_equal(last[name], both[name][2:]) for name in both)
+    assert q_and_return(agent, deque(steps, 3), np.array([3, 4, 9])) == {}
 
 
 @pytest.mark.parametrize("name, env, gpus, rank, expected", [

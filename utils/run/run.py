@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -220,7 +221,7 @@ class Run:
         """Play ten deterministic episodes, if `step` is logged and has passed --eval-every."""
         every = self.cfg.eval_every
         if every and self.due(step) and self.passes(every, step) and self.root:
-            steps = [] if self.agent.q_value else None
+            steps = deque(maxlen=10_000) if self.agent.q_value else None  # else they fill memory
             returns, lengths = evaluate(self.agent, self.cfg, 10, self.cfg.seed, True,
                                         lambda: self.signal > 0, steps=steps)
             if lengths.all():  # else a signal has ended it
