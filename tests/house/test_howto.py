@@ -38,5 +38,8 @@ def test_the_python_of_the_page_runs(capsys):
     taken = [wrapped.step(act)[0] for act in range(21)]
     assert all(act in wrapped.unwrapped.action_space for act in taken)
     assert [np.flatnonzero(act).tolist() for act in taken] == [[i] for i in range(20)] + [[]]
+    small = names["smaller"](Echo())
+    obs = small.step(np.array([1000, 1100]))[0]
+    assert obs.tolist() == [0, 2] and obs.dtype == small.observation_space.dtype
     seen = names["with_bytes"](Echo())
     assert seen.step(np.float32([0, 0.5, 1]))[0].tolist() == [0, 127, 255]
