@@ -3,7 +3,7 @@
     mpi.py          processes: averages, moments and running statistics over all of them
     optim.py        Adam and RMSProp
     nets.py         layers for vectors, an encoder for images
-    envs.py         make_envs, the episodes that end, rollouts as tensors
+    envs.py         make_envs, rollouts as tensors
 
 An algorithm file may also import:
 
@@ -20,7 +20,7 @@ sweep.py (many runs, their results). The others stand behind these:
     load.py         the trained policy of a run
     env_ids.py      names of environments, and what can be wrong with them
     spaces.py       kinds of spaces, and those that stand for others
-    wrappers.py     what is wrapped around each environment
+    wrappers.py     what is wrapped around environments: other spaces, the episodes that end
     evaluate.py     returns of a policy
     logger.py       progress.csv, episodes.csv, TensorBoard, console
     atari.py        what Atari games show a learner

@@ -22,6 +22,8 @@ def goal_env(envs: gym.vector.VectorEnv) -> gym.Env:
     If it has no `compute_terminated`, one is derived: an episode ends where `is_success` of the
     environment, or of its task, holds, if the last success in `envs` has ended one.
     """
+    if isinstance(envs.unwrapped, gym.vector.AsyncVectorEnv):
+        raise UsageError("--async-envs: hindsight needs an environment in its own process")
     env = envs.unwrapped.envs[0]
     wrong = f"--env is {env.spec.id}, "
     harmless = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.TimeLimit,

@@ -7,11 +7,11 @@ import gymnasium as gym
 import numpy as np
 from torch import nn
 
-from utils.envs import all_finite
 from utils.errors import UsageError
 from utils.spaces import (
     KINDS, MOST_ACTS, FlatBox, Numbered, act_kind, as_array, belongs, fits, num_acts, obs_kind,
     one_line)
+from utils.wrappers import all_finite
 
 
 class Policy(nn.Module):

@@ -1,13 +1,15 @@
-"""Wrappers around each environment: vectors as observations, numbers as actions, copies."""
+"""Wrappers: vectors as observations, numbers as actions, copies, and the episodes that end."""
 
 import contextlib
 import inspect
+import os
+import random
 import warnings
 
 import gymnasium as gym
 import numpy as np
 
-from utils.errors import UsageError
+from utils.errors import NotFinite, UsageError
 from utils.mpi import say_once
 from utils.spaces import (
     MOST_ACTS, FlatBox, Numbered, act_kind, as_array, image_layout, is_image, num_acts, numeric,
@@ -66,8 +68,11 @@ class OwnStep(gym.Wrapper):
     step, which takes time and fails if arrays differ in size or a number is sometimes None.
     """
 
-    def __init__(self, env):
+    def __init__(self, env, run_pid: int | None = None):
         super().__init__(env)
+        self.worker = run_pid not in (None, os.getpid())  # of --async-envs
+        if self.worker and hasattr(os, "setpgrp"):  # a Ctrl-C is for the run, which needs this one
+            os.setpgrp()
         while isinstance(env, gym.Wrapper) and type(env).__module__.startswith("gymnasium."):
             env = env.env
         try:
@@ -79,6 +84,8 @@ class OwnStep(gym.Wrapper):
     def reset(self, *, seed=None, options=None):
         if seed is not None:  # an environment may draw by `self.action_space.sample()`
             self.unwrapped.action_space.seed(seed)
+            if self.worker:  # else all of them would draw the same
+                random.seed(seed), np.random.seed(seed)  # noqa: NPY002
         obs, _ = call(2, self.env.reset, seed=seed, options=options)
         most = np.abs(obs).max(initial=0) if as_array(obs).dtype == np.float64 else 0
         if most > 2**24:
@@ -122,3 +129,50 @@ def success(info: dict) -> dict[str, float]:
         if value.size == 1 and value.dtype.kind in "buif" and np.isfinite(value).all():
             return {"success": float(value.item())}
     return {}
+
+
+class EpisodeRecorder(gym.wrappers.vector.RecordEpisodeStatistics):
+    """Keep return, length and success of an episode that ends, until `pop_episodes` takes it."""
+
+    def __init__(self, env: gym.vector.VectorEnv):
+        super().__init__(env)
+        self.vector_steps = 0
+        self.success_ends = False  # whether the last success has terminated its episode
+        self.ended = []
+
+    def reset(self, **kwargs):
+        obs, infos = super().reset(**kwargs)
+        self.check_finite(obs, "an observation")
+        return obs, infos
+
+    def step(self, actions):
+        obs, rew, terminated, truncated, infos = super().step(actions)
+        self.vector_steps += 1
+        self.check_finite(obs, "an observation")
+        self.check_finite(rew, "a reward")
+        for i in np.flatnonzero(terminated | truncated):
+            self.check_finite(infos["final_obs"][i], "an observation")
+            ep_ret, ep_len = float(infos["episode"]["r"][i]), int(infos["episode"]["l"][i])
+            told = infos.get("final_info", {})
+            end = [float(told["success"][i])] if "success" in told and told["_success"][i] else []
+            if end == [1]:
+                self.success_ends = bool(terminated[i])
+            self.ended.append((self.vector_steps, int(i), ep_ret, ep_len, *end))
+        return obs, rew, terminated, truncated, infos
+
+    def check_finite(self, values: np.ndarray, what: str) -> None:
+        if not all_finite(values):
+            raise NotFinite(f"the environment returned NaN or infinity as {what}, in its vector "
+                            f"step {self.vector_steps} since this process started")
+
+    def pop_episodes(self) -> list[tuple]:
+        """Return (vector steps since it ended, environment, ep_ret, ep_len) per new episode, and
+        success, 1 or 0, if the environment tells it."""
+        episodes = [(self.vector_steps - at, *rest) for at, *rest in self.ended]
+        self.ended = []
+        return episodes
+
+
+def all_finite(values: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):  # 1e39 is infinite in float32, in which we compute
+        return values.dtype.kind != "f" or bool(np.isfinite(values.astype("f")).all())

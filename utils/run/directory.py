@@ -33,7 +33,7 @@ except ImportError:  # Windows
     fcntl = None
 
 # Settings that may differ on --resume.
-FREE = {"total_steps", "device", "torch_threads", "bf16", "run_dir", "resume"}
+FREE = {"total_steps", "async_envs", "device", "torch_threads", "bf16", "run_dir", "resume"}
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
