@@ -51,7 +51,7 @@ from torch.distributions import Categorical
 from utils import mpi
 from utils.buffers import check_memory
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import ObsStats, head_sizes, make_encoder, mlp
 from utils.optim import RMSProp
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -331,17 +331,14 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, average policy, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.images = is_image(obs_space)
         num_outputs = int(act_space.n)  # one logit and one Q per action
-        self.encoder = nn.Identity()
-        if self.images:
-            self.encoder = nature_cnn(obs_space, cfg.bf16)
-        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = make_encoder(obs_space, cfg.bf16)
+        sizes = head_sizes(obs_space, cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, num_outputs], nn.Tanh)
         for layer in self.modules():
@@ -352,14 +349,12 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         self.policy_avg = copy.deepcopy(self.policy_net()).requires_grad_(False)
         # At first mean 0 and std 1, so the first rollout is not normalised.
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take."""
-        if self.images:
-            return obs  # bytes, which the encoder scales
+        """Raw observations -> what the networks take. The encoder scales images."""
         return self.obs_stats.normalize(obs)
 
     def policy(self, features: Features) -> Categorical:
@@ -398,8 +393,7 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        if not self.images:
-            self.obs_stats.update(rollout.obs.flatten(0, 1))
+        self.obs_stats.update(rollout.obs.flatten(0, 1))
 
 
 # ======================================= buffer =======================================

@@ -49,7 +49,7 @@ from utils import mpi
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.nets import SquashedGaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.nets import ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, check_range, main
@@ -94,8 +94,7 @@ def train(cfg: Config) -> Agent:
         agent = Agent(envs.single_observation_space, envs.single_action_space, cfg)
         demos = load_demos(cfg, envs)  # the same in all processes
         pairs, held_out = split(demos, cfg.held_out, cfg.seed)
-        if not agent.images:
-            agent.obs_stats.update(pairs.obs.float())  # once: the pairs never change
+        agent.obs_stats.update(pairs.obs)  # once: the pairs never change
         agent.to(run.device)
         learner = copy.deepcopy(agent)  # it learns; `agent` has its best weights so far
         optimizer = Adam(learner)
@@ -184,12 +183,11 @@ def bc_loss(agent: Agent, pairs: Pairs) -> tuple[Scalar, dict]:
 class Agent(Policy):  # which adds predict(obs)
     """Actor and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete box"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
@@ -199,17 +197,13 @@ class Agent(Policy):  # which adds predict(obs)
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()
-        if self.images:
-            self.encoder = nature_cnn(obs_space, cfg.bf16)
-        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = make_encoder(obs_space, cfg.bf16)
+        sizes = head_sizes(obs_space, cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = ObsStats(obs_space)  # of vectors
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take."""
-        if self.images:
-            return obs  # bytes, which the encoder scales
+        """Raw observations -> what the networks take. The encoder scales images."""
         return self.obs_stats.normalize(obs)
 
     def policy(self, features: Features) -> Distribution:

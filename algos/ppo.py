@@ -48,7 +48,8 @@ from torch.distributions import Categorical, Distribution
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import SquashedGaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.nets import (
+    Categoricals, ObsStats, SquashedGaussian, head_sizes, make_encoder, mlp, part_sizes)
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -84,6 +85,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     norm_adv: bool = True  # normalise advantages within each minibatch
     recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
+    act_parts = True  # `Agent.policy` takes actions of several parts, as MultiDiscrete
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "rollout_steps": 1024, "minibatch_size": 256, "epochs": 4, "lr": 3e-3,
         "clip_ratio": 0.1, "ent_coef": 0.01, "scale_rew": False, "recompute_adv": False}
@@ -288,25 +290,23 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete parts box"}  # utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.images = is_image(obs_space)
-        self.discrete = isinstance(act_space, gym.spaces.Discrete)
+        self.discrete = not isinstance(act_space, gym.spaces.Box)
         if self.discrete:
-            num_outputs = int(act_space.n)  # one logit per action
+            self.sizes = part_sizes(act_space)  # [number of actions], or one per part
+            num_outputs = sum(self.sizes)  # one logit per action
         else:
             num_outputs = math.prod(act_space.shape)  # one mean per dimension
             log_std = torch.full((num_outputs,), math.log(cfg.std_init))
             self.log_std = nn.Parameter(log_std)  # the same in all states
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
-        self.encoder = nn.Identity()
-        if self.images:
-            self.encoder = nature_cnn(obs_space, cfg.bf16)
-        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
+        self.encoder = make_encoder(obs_space, cfg.bf16)
+        sizes = head_sizes(obs_space, cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
@@ -316,14 +316,12 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take."""
-        if self.images:
-            return obs  # bytes, which the encoder scales
+        """Raw observations -> what the networks take. The encoder scales images."""
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs.float()
 
     def policy(self, features: Features) -> Distribution:
@@ -335,6 +333,8 @@ class Agent(Policy):  # which adds predict(obs)
         out = self.actor(features)  # [B, k]
         if not self.discrete:
             return SquashedGaussian(out, self.log_std)
+        if len(self.sizes) > 1:
+            return Categoricals(out, self.sizes)
         return Categorical(logits=out, validate_args=False)
 
     def value(self, features: Features) -> PerSample:
@@ -342,7 +342,8 @@ class Agent(Policy):  # which adds predict(obs)
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> discrete actions [N], or [N, k] before tanh."""
+        """Raw observations [N, ...] -> discrete actions [N] or, of k parts, [N, k];
+        or continuous ones [N, k] before tanh."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
         pi = self.policy(self.encoder(self.normalize_obs(obs)))
         return pi.mode if deterministic else pi.sample()
@@ -362,8 +363,7 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        if not self.images:
-            self.obs_stats.update(rollout.obs.flatten(0, 1))
+        self.obs_stats.update(rollout.obs.flatten(0, 1))
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ not in the hand, a column that is full. If they only cost something, PPO has to 
 in every kind of state which ones to avoid. The more there are, the slower it learns.
 
 The idea. The environment knows what is allowed and says so in every observation, a Dict
-of `observation`, which the networks see, and `action_mask`, with a 0 for each forbidden
-action. `mask_logits` gives these actions the probability 0. It does so wherever pi or
-pi_old is computed, with the mask of the state in which the action was chosen. So ratio,
-entropy and gradient are those of policies that never do what is forbidden.
+of what the networks see and of `action_mask`, with a 0 for each forbidden action, or,
+of several parts, for each forbidden value of a part. `mask_logits` gives these the
+probability 0. It does so wherever pi or pi_old is computed, with the mask of the state
+in which the action was chosen. So ratio, entropy and gradient are those of policies
+that never do what is forbidden.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
@@ -44,14 +45,16 @@ from torch.distributions import Categorical, Distribution
 #               has totals; mpi.share(total) is the part of this process
 # make_envs     when an episode ends, the same `step` starts a new one and returns its
 #               first obs; infos["final_obs"] has the last obs of the old one
-#               an obs is a vector; obs_space.parts has a slice for each part of a Dict
+#               an obs is a vector; obs_space.parts has a slice for each part of a Dict,
+#               and obs_space.without(name) is the space of the other parts
 # stack_steps   T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 # RunningStats  normalize(x) = clip((x - mean) / std, -10, 10)
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
 from utils.errors import UsageError
-from utils.nets import mlp
+from utils.nets import (
+    Categoricals, ObsStats, head_sizes, make_encoder, mlp, part_sizes)
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -86,6 +89,8 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     scale_rew: bool = True  # divide rewards by the std of the discounted reward sum
     norm_adv: bool = True  # normalise advantages within each minibatch
     recompute_adv: bool = True  # compute A and R anew in every epoch (paper: once)
+    bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
+    act_parts = True  # `Agent.policy` takes actions of several parts, as MultiDiscrete
 
 
 # ===================================== data types =====================================
@@ -298,19 +303,20 @@ def mask_logits(logits: Logits, mask: Logits) -> Logits:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "mask", "act": "discrete"}  # see utils/spaces.py
+    takes = {"obs": "mask", "act": "discrete parts"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.parts = [obs_space.parts[name] for name in ("observation", "action_mask")]
-        self.widths = [part.stop - part.start for part in self.parts]
-        num_outputs = int(act_space.n)  # one logit per action
-        if self.widths[1] != num_outputs:
-            raise UsageError(f"--env has an action_mask of {self.widths[1]} numbers; "
-                             f"it takes {num_outputs}, one for each action")
-        self.encoder = nn.Identity()
-        sizes = (self.widths[0], *cfg.hidden)
+        self.sizes = part_sizes(act_space)  # [number of actions], or one per part
+        self.num_outputs = num_outputs = sum(self.sizes)  # one logit per action
+        self.mask = obs_space.parts["action_mask"]  # a slice
+        if (width := self.mask.stop - self.mask.start) != num_outputs:
+            raise UsageError(f"--env has an action_mask of {width} numbers; it takes "
+                             f"{num_outputs}, one for each action or value of a part")
+        obs_space = obs_space.without("action_mask")
+        self.embed = make_encoder(obs_space, cfg.bf16)
+        sizes = head_sizes(obs_space, cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
         for layer in self.modules():
@@ -320,37 +326,50 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
-        self.obs_stats = mpi.RunningStats((self.widths[0],))
+        self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
+    def split(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Raw observations -> what the networks see, and the mask."""
+        before, mask, after = obs.tensor_split([self.mask.start, self.mask.stop], -1)
+        return torch.cat([before, after], -1), mask
+
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take."""
-        obs = obs.float()
-        seen, mask = (obs[..., part] for part in self.parts)
+        """Raw observations -> what the networks take. The encoder scales images."""
+        seen, mask = self.split(obs.float())
         seen = self.obs_stats.normalize(seen) if self.cfg.norm_obs else seen
         return torch.cat([seen, mask], -1)  # the mask as it is
+
+    def encoder(self, obs: Inputs) -> Features:
+        """Encode what is seen. The mask stays behind it."""
+        seen, mask = obs.tensor_split([-self.num_outputs], -1)
+        return torch.cat([self.embed(seen), mask], -1)
 
     def policy(self, features: Features) -> Distribution:
         """pi(.|s): the one place that says what the actor's outputs mean.
 
         So it is also the one place that masks them.
         """
-        seen, mask = features.split(self.widths, -1)
+        seen, mask = features.tensor_split([-self.num_outputs], -1)
         # contiguous(), here and below, makes results equal to ppo.py's to the last bit.
         out = mask_logits(self.actor(seen.contiguous()), mask)  # [B, k]
+        if len(self.sizes) > 1:
+            return Categoricals(out, self.sizes)
         return Categorical(logits=out, validate_args=False)
 
     def value(self, features: Features) -> PerSample:
-        seen, _ = features.split(self.widths, -1)
+        seen, _ = features.tensor_split([-self.num_outputs], -1)
         return self.critic(seen.contiguous()).squeeze(-1)  # [B, 1] -> [B]
 
     @torch.no_grad()
     def act(self, obs: Tensor | np.ndarray, deterministic: bool = False) -> Tensor:
-        """Raw observations [N, ...] -> actions [N] that their masks allow."""
+        """Raw observations [N, ...] -> actions [N] or [N, k] that their masks allow."""
         obs = torch.as_tensor(obs, device=self.obs_stats.mean.device)
-        mask = obs[:, self.parts[1]]
-        wrong = ((mask != 0) & (mask != 1)).any(-1) | ~mask.any(-1)
+        _, mask = self.split(obs)
+        wrong = ((mask != 0) & (mask != 1)).any(-1)
+        for part in mask.split(self.sizes, -1):
+            wrong = wrong | ~part.any(-1)
         if wrong.any():
             raise UsageError(f"--env has the action_mask {mask[wrong][0].tolist()}; it "
                              "takes 0 and 1, and a 1 before the end of an episode")
@@ -369,7 +388,8 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        self.obs_stats.update(rollout.obs[..., self.parts[0]].flatten(0, 1))
+        seen, _ = self.split(rollout.obs)
+        self.obs_stats.update(seen.flatten(0, 1))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 # stack_steps  T dicts of arrays [N, ...] -> tensors [T, N, ...]; bools become 0 and 1
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import cnn_out, is_image, nature_cnn
+from utils.nets import head_sizes, is_image, make_encoder
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -228,11 +228,10 @@ class NormCritic(nn.Module):
 
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
+        self.encoder = make_encoder(obs_space, cfg.bf16)
+        sizes = head_sizes(obs_space, cfg.hidden)
         if is_image(obs_space):
-            sizes = cnn_out(obs_space)  # the encoder's outputs, (512,) or (128,)
-            self.encoder = nature_cnn(obs_space, cfg.bf16).append(nn.LayerNorm(sizes))
+            self.encoder.append(nn.LayerNorm(sizes))
         self.head = norm_mlp(*sizes, num_acts)
 
     def forward(self, obs: Observations) -> PerAction:
@@ -242,7 +241,7 @@ class NormCritic(nn.Module):
 class Agent(Policy):  # which adds predict(obs)
     """The critic and eps."""
 
-    takes = {"obs": "vector image", "act": "discrete"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -47,7 +47,7 @@ from torch.nn.functional import smooth_l1_loss
 from utils import mpi
 from utils.buffers import SavedRows, check_memory
 from utils.envs import make_envs
-from utils.nets import cnn_out, is_image, mlp, nature_cnn
+from utils.nets import head_sizes, is_image, make_encoder, mlp
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -217,11 +217,8 @@ class Critic(nn.Module):
     def __init__(self, obs_space: gym.Space, num_acts: int, cfg: Config):
         super().__init__()
         self.shape = (num_acts, cfg.num_quantiles)
-        self.encoder = nn.Identity()
-        sizes = (*obs_space.shape, *cfg.hidden)
-        if is_image(obs_space):
-            self.encoder = nature_cnn(obs_space, cfg.bf16)
-            sizes = cnn_out(obs_space)  # its outputs, (512,) or (128,)
+        self.encoder = make_encoder(obs_space, cfg.bf16)
+        sizes = head_sizes(obs_space, cfg.hidden)
         num_outputs = math.prod(self.shape)
         self.head = mlp([*sizes, num_outputs], nn.ReLU)
 
@@ -233,7 +230,7 @@ class Critic(nn.Module):
 class Agent(Policy):  # which adds predict(obs)
     """The critic, its target network, and what else acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)

@@ -50,7 +50,8 @@ from torch.distributions import Categorical, Distribution
 #               scale(x)     = clip(x / std, -10, 10)
 from utils import mpi
 from utils.envs import make_envs, stack_steps
-from utils.nets import SquashedGaussian, cnn_out, is_image, mlp, nature_cnn
+from utils.nets import (
+    ObsStats, SquashedGaussian, has_images, head_sizes, make_encoder, mlp)
 from utils.optim import Adam
 from utils.policy import Policy
 from utils.run import Run, RunConfig, main
@@ -250,12 +251,11 @@ def explained_variance(val: PerStep, ret: PerStep) -> Scalar:
 class Agent(Policy):  # which adds predict(obs)
     """Actor, critic and running statistics: all that acting needs."""
 
-    takes = {"obs": "vector image", "act": "discrete box"}  # see utils/spaces.py
+    takes = {"obs": "vector image dict", "act": "discrete box"}  # see utils/spaces.py
 
     def __init__(self, obs_space: gym.Space, act_space: gym.Space, cfg: Config):
         super().__init__(obs_space, act_space)
         self.cfg = cfg
-        self.images = is_image(obs_space)
         self.discrete = isinstance(act_space, gym.spaces.Discrete)
         if self.discrete:
             num_outputs = int(act_space.n)  # one logit per action
@@ -266,12 +266,12 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("low", torch.tensor(act_space.low))
             self.register_buffer("high", torch.tensor(act_space.high))
         self.encoder = nn.Identity()
-        sizes = cnn_out(obs_space) if self.images else (*obs_space.shape, *cfg.hidden)
+        sizes = head_sizes(obs_space, cfg.hidden)
         self.actor = mlp([*sizes, num_outputs], nn.Tanh)
         self.critic = mlp([*sizes, 1], nn.Tanh)
-        if self.images:  # an encoder each, so that the critic's steps leave pi alone
-            self.actor = nn.Sequential(nature_cnn(obs_space, cfg.bf16), *self.actor)
-            self.critic = nn.Sequential(nature_cnn(obs_space, cfg.bf16), *self.critic)
+        if has_images(obs_space):  # one each, so that the critic's steps leave pi alone
+            self.actor = nn.Sequential(make_encoder(obs_space, cfg.bf16), *self.actor)
+            self.critic = nn.Sequential(make_encoder(obs_space, cfg.bf16), *self.critic)
         for layer in self.modules():
             if isinstance(layer, nn.Linear | nn.Conv2d):
                 nn.init.orthogonal_(layer.weight, gain=math.sqrt(2))
@@ -279,14 +279,12 @@ class Agent(Policy):  # which adds predict(obs)
         nn.init.orthogonal_(self.actor[-1].weight, gain=0.01)  # pi hardly depends on s
         nn.init.orthogonal_(self.critic[-1].weight, gain=1.0)
         # At first mean 0 and std 1, so the first rollout is not normalised.
-        self.obs_stats = mpi.RunningStats(obs_space.shape)
+        self.obs_stats = ObsStats(obs_space)  # of vectors
         self.reward_sum_stats = mpi.RunningStats(())  # of G: see `update_stats`
         self.reward_sum = torch.zeros(())  # the last G, from then on [N]; not saved
 
     def normalize_obs(self, obs: Tensor) -> Tensor:
-        """Raw observations -> what the networks take."""
-        if self.images:
-            return obs  # bytes, which the encoder scales
+        """Raw observations -> what the networks take. The encoder scales images."""
         return self.obs_stats.normalize(obs) if self.cfg.norm_obs else obs.float()
 
     def policy_parameters(self) -> list[nn.Parameter]:
@@ -330,8 +328,7 @@ class Agent(Policy):  # which adds predict(obs)
             sums.append(rew + self.cfg.gamma * self.reward_sum)
             self.reward_sum = sums[-1] * (1 - done)  # a new episode starts at 0
         self.reward_sum_stats.update(torch.cat(sums))
-        if not self.images:
-            self.obs_stats.update(rollout.obs.flatten(0, 1))
+        self.obs_stats.update(rollout.obs.flatten(0, 1))
 
 
 if __name__ == "__main__":

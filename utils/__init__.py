@@ -2,7 +2,7 @@
 
     mpi.py          processes: averages, moments and running statistics over all of them
     optim.py        Adam and RMSProp
-    nets.py         layers for vectors, an encoder for images
+    nets.py         layers for vectors, encoders for images, distributions of actions
     envs.py         make_envs, rollouts as tensors
 
 An algorithm file may also import:

@@ -28,7 +28,8 @@ def make_envs(cfg, num_envs: int, **more) -> gym.vector.VectorEnv:
     same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
     kwargs = {"vectorization_mode": "async" if cfg.async_envs and num_envs > 1 else "sync",
               "vector_kwargs": same_step, "wrappers": [
-                  flat_obs, numbered_acts, partial(OwnStep, run_pid=os.getpid())]}
+                  flat_obs, partial(numbered_acts, parts=cfg.act_parts),
+                  partial(OwnStep, run_pid=os.getpid())]}
     atari = is_game(cfg.env, "ALE/")
     if atari:  # has a vector class of its own, in C++
         if cfg.async_envs:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from utils.errors import UsageError
 from utils.files import atomic_write
-from utils.spaces import FlatBox, Numbered, part_sizes
+from utils.spaces import FlatBox, Numbered, Parts, part_sizes, parts_of
 
 
 def export(agent, file) -> None:
@@ -25,6 +25,8 @@ def export(agent, file) -> None:
         importlib.import_module("onnxscript")
     except ImportError as error:
         raise UsageError(f"--export needs pip install -e '.[export]': {error}") from None
+    if getattr(getattr(agent.spaces[1], "own", None), "spaces", None):
+        raise UsageError("--export takes no action space that is a Tuple or a Dict")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     graph = Graph(agent).eval()
     inputs, outputs = graph.inputs(), ["action", *(f"next_{name}" for name in graph.memory)]
@@ -70,6 +72,9 @@ class Graph(torch.nn.Module):
             setattr(agent, name, value)  # the exporter refuses a module that it has changed
         if isinstance(act_space, Numbered):
             act = torch.tensor(act_space.own_act(np.arange(act_space.n)))[act]
+        elif isinstance(act_space, Parts):
+            start = torch.tensor(act_space.own_act(np.zeros(act_space.shape, int)))
+            act = (act.reshape(start.shape) + start).to(start.dtype)
         return act, *memory
 
 
@@ -85,22 +90,11 @@ class Symbolic(TorchFunctionMode):
         return False if func is torch.Tensor.__bool__ else func(*args, **(kwargs or {}))
 
 
-def parts_of(space: gym.Space, prefix: str = "") -> dict[str, gym.Space]:
-    """Return {name: space} for the parts of an observation, in the order of a FlatBox."""
-    inner = getattr(space, "spaces", None)  # of a Dict or a Tuple
-    if inner is None:
-        return {prefix or "obs": space}
-    parts = {}
-    for name, part in inner.items() if isinstance(inner, dict) else enumerate(inner):
-        parts |= parts_of(part, f"{prefix}.{name}".strip("."))
-    return parts
-
-
 def flatten(space: gym.Space, value: torch.Tensor) -> torch.Tensor:
     """Return a part as a vector, as `FlatBox.flatten` does: a Discrete one becomes one-hot."""
     value = value.reshape(-1)
     if isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        sizes, starts = part_sizes(space).ravel(), np.ravel(space.start)
+        sizes, starts = part_sizes(space), np.ravel(space.start)
         value = torch.cat([torch.arange(start, start + size) == number
                            for size, start, number in zip(sizes, starts, value)])
     return value.float()

@@ -1,4 +1,4 @@
-"""Networks that several algorithms use, and the distribution of continuous actions."""
+"""Networks that several algorithms use, and distributions of actions."""
 
 import math
 
@@ -6,10 +6,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Categorical, Distribution
 from torch.distributions.kl import register_kl
 
-from utils.spaces import image_layout, is_image  # noqa: F401  (algorithm files take both here)
+from utils import mpi
+from utils.spaces import (  # noqa: F401  (algorithm files take some of them here)
+    has_images, image_layout, is_image, part_sizes)
 
 
 def mlp(sizes, activation: type[nn.Module]) -> nn.Sequential:
@@ -65,6 +67,79 @@ def kl_of_gaussians(old: SquashedGaussian, new: SquashedGaussian) -> Tensor:
     return (0.5 * (var_ratio + z.square() - 1) + new.log_std - old.log_std).sum(-1)
 
 
+class Categoricals(Distribution):
+    """Of k independent choices [..., k]. The i-th has sizes[i] values, with a logit each."""
+
+    arg_constraints = {}
+
+    def __init__(self, logits: Tensor, sizes: list[int]):
+        super().__init__(logits.shape[:-1], (len(sizes),), validate_args=False)
+        parts = logits.split(sizes, -1)
+        self.parts = [Categorical(logits=part, validate_args=False) for part in parts]
+
+    mode = property(lambda self: torch.stack([part.mode for part in self.parts], -1))
+
+    def sample(self) -> Tensor:
+        return torch.stack([part.sample() for part in self.parts], -1)
+
+    def log_prob(self, act: Tensor) -> Tensor:
+        return sum(part.log_prob(value) for part, value in zip(self.parts, act.unbind(-1)))
+
+    def entropy(self) -> Tensor:
+        return sum(part.entropy() for part in self.parts)
+
+
+class ObsStats(mpi.RunningStats):
+    """Running statistics of all that is no image, which stays as it is."""
+
+    def __init__(self, space: gym.Space):
+        vectors = getattr(space, "vectors", None)  # of a Dict with images
+        super().__init__(space.shape if vectors is None else vectors.shape)
+        self.image, self.vectors = is_image(space), vectors
+
+    def normalize(self, obs: Tensor) -> Tensor:
+        if self.image or self.vectors is None:
+            return obs if self.image else super().normalize(obs)
+        index = torch.as_tensor(self.vectors, device=obs.device)
+        return obs.index_copy(-1, index, super().normalize(obs[..., index]))
+
+    def update(self, rows: Tensor) -> None:
+        if not self.image:
+            super().update(rows if self.vectors is None else rows[..., self.vectors])
+
+
+def make_encoder(space: gym.Space, bf16: bool = False) -> nn.Module:
+    """Return a network from observations to features [B, k].
+
+    Vectors stay as they are. Images go through `nature_cnn`; of a Dict, each through its own.
+    """
+    if is_image(space):
+        return nature_cnn(space, bf16)
+    return JointEncoder(space.leaves, bf16) if has_images(space) else nn.Identity()
+
+
+class JointEncoder(nn.ModuleList):
+    """The parts of a Dict side by side [B, n] -> features [B, k], with each image encoded."""
+
+    def __init__(self, parts: list[gym.Space], bf16: bool):
+        super().__init__(nn.Sequential(nn.Unflatten(1, part.shape), nature_cnn(part, bf16))
+                         if is_image(part) else nn.Identity() for part in parts)
+        self.sizes = [gym.spaces.flatdim(part) for part in parts]
+
+    def forward(self, obs: Tensor) -> Tensor:
+        parts = zip(self, obs.float().split(self.sizes, -1))
+        return torch.cat([encode(part) for encode, part in parts], -1)
+
+
+def head_sizes(space: gym.Space, hidden: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the widths behind `make_encoder`: of its features, and `hidden` but for an image."""
+    if is_image(space):
+        return cnn_out(space)
+    parts = getattr(space, "leaves", [space])
+    return sum(cnn_out(part)[0] if is_image(part) else gym.spaces.flatdim(part)
+               for part in parts), *hidden
+
+
 def cnn_out(space: gym.Space) -> tuple[int]:
     """Return the shape of what `nature_cnn` makes of an image of this space: (512,) or (128,)."""
     return (128,) if min(np.delete(space.shape, image_layout(space.shape)[0])) < 36 else (512,)
@@ -118,4 +193,4 @@ class ImageToFloat(nn.Module):
             images = images.movedim(-1, 1)
         images = images.contiguous(memory_format=torch.channels_last)
         bf16 = torch.is_autocast_enabled(images.device.type)  # which would convert float32 again
-        return images.to(torch.bfloat16 if bf16 else torch.float32).div_(255)
+        return images.to(torch.bfloat16 if bf16 else torch.float32, copy=True).div_(255)

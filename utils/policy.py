@@ -9,8 +9,8 @@ from torch import nn
 
 from utils.errors import UsageError
 from utils.spaces import (
-    KINDS, MOST_ACTS, FlatBox, Numbered, act_kind, as_array, belongs, fits, num_acts, obs_kind,
-    one_line)
+    KINDS, MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, belongs, fits, num_acts,
+    obs_kind, one_line)
 from utils.wrappers import all_finite
 
 
@@ -59,8 +59,8 @@ class Policy(nn.Module):
         # PyTorch takes no flipped arrays and no foreign byte order; it computes in float32 anyway.
         obs = np.array(obs, np.float32 if obs.dtype.kind == "f" else obs.dtype, order="C")
         act = self.env_act(self.act(obs[None] if one else obs, deterministic=True))
-        act = act_space.own_act(act) if isinstance(act_space, Numbered) else act
-        return act[0] if one else act
+        act = act[0] if one else act
+        return act_space.own_act(act) if isinstance(act_space, Numbered | Parts) else act
 
 
 def check_spaces(obs_space, act_space, takes):
@@ -70,10 +70,12 @@ def check_spaces(obs_space, act_space, takes):
              ("action", act_space, kinds[1], takes["act"]))
     for side, space, kind, wanted in sides:
         if not fits(kind, wanted):
-            fit = ", ".join(fitting_algos(*kinds))
+            many = num_acts(act_space) > MOST_ACTS
+            fit = ", ".join(fitting_algos(kinds[0], "parts" if many else kinds[1]))
             help = f"algorithms for this one: {fit}" if fit else "docs/howto.md says what to do"
-            if side == "action" and num_acts(space) > MOST_ACTS:
+            if side == "action" and many:
                 help = f"{num_acts(space):.4g} combinations are more than {MOST_ACTS:,}; {help}"
+            space = getattr(space, "own", space)
             raise UsageError(f"--env has the {side} space {one_line(space)}; this algorithm takes "
                              f"{' or '.join(KINDS[name] for name in wanted.split())}; {help}")
 

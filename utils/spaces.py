@@ -1,7 +1,8 @@
 """Spaces of observations and actions: their kinds, and those that stand for others.
 
 Gymnasium has more kinds of spaces than algorithms take. A FlatBox makes a vector of a Dict, a Tuple
-or a Discrete observation. `Numbered` gives one number to each action of several parts.
+or a Discrete observation. `Parts` makes a vector of whole numbers of a MultiDiscrete action and the
+like, and `Numbered` one number.
 """
 
 import math
@@ -14,18 +15,20 @@ from utils.errors import UsageError
 
 MOST_ACTS = 4096  # that `numbered_acts` numbers
 
-KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict, Tuple, ...)",
+KINDS = {"vector": "vectors (Box of one dimension, Discrete, Dict without images, Tuple, ...)",
+         "dict": "Dicts with images",
          "goal": "goals (Dict of vectors observation, achieved_goal, desired_goal)",
-         "mask": "action masks (Dict of observation and action_mask, one number per action)",
+         "mask": "action masks (Dict with an action_mask, one number per action)",
          "discrete": "Discrete from 0",
+         "parts": "MultiDiscrete, MultiBinary, Tuple or Dict of Discrete",
          "image": "images (Box of uint8, HWC or CHW, at least 5 pixels a side)",
          "box": "Box of floats with finite bounds (and high - low finite and not 0)",
          "tokens": "texts (Box of whole numbers, one dimension)"}
 
 
-def fits(kind, takes):
-    """Return whether `kind` is one of those in the text `takes`. Goals and masks are vectors."""
-    return kind in takes.split() or (kind in ("goal", "mask") and "vector" in takes.split())
+def fits(kinds, takes):
+    """Return whether one of `kinds` is among those that an algorithm takes; both are texts."""
+    return not set(kinds.split()).isdisjoint(takes.split())
 
 
 def image_layout(shape: tuple[int, ...]) -> tuple[int, bool] | None:
@@ -51,8 +54,13 @@ def is_image(space: gym.Space) -> bool:
             and image_layout(space.shape) is not None)
 
 
+def has_images(space: gym.Space) -> bool:
+    """Return whether observations are images, or Dicts with images."""
+    return fits(obs_kind(space), "image dict")
+
+
 def obs_kind(space):
-    """Return "image", "goal", "mask", "vector" or "other" for an observation space."""
+    """Return the KINDS of an observation space, such as "vector goal", or "other"."""
     if isinstance(space, FlatBox):
         return space.kind
     if is_image(space):
@@ -62,7 +70,9 @@ def obs_kind(space):
 
 
 def act_kind(space):
-    """Return "discrete", "box", "tokens" or "other" for an action space."""
+    """Return "discrete", "parts", "box", "tokens" or "other" for an action space."""
+    if isinstance(space, Parts):
+        return "parts"
     if isinstance(space, gym.spaces.Discrete):
         return "discrete" if space.start == 0 else "other"
     if isinstance(space, gym.spaces.Box) and space.dtype == np.int64 and len(space.shape) == 1:
@@ -90,12 +100,25 @@ def numeric(space: gym.Space) -> gym.Space | None:
         return None
 
 
+def parts_of(space: gym.Space, prefix: str = "") -> dict[str, gym.Space]:
+    """Return {name: space} for the parts of an observation, in the order of a FlatBox."""
+    inner = getattr(space, "spaces", None)  # of a Dict or a Tuple
+    if inner is None:
+        return {prefix or "obs": space}
+    parts = {}
+    for name, part in inner.items() if isinstance(inner, dict) else enumerate(inner):
+        parts |= parts_of(part, f"{prefix}.{name}".strip("."))
+    return parts
+
+
 class FlatBox(gym.spaces.Box):
-    """The Box of flattened observations.
+    """The Box of flattened observations, float32. So an image in it takes 4 times its memory.
 
     own      the space of the environment itself
     parts    if that is a Dict: {name: slice of the flat observation}
-    kind     what `obs_kind` returns: "goal", "mask" or "vector"
+    leaves   the spaces of all parts, also of parts of parts
+    vectors  the indices of all numbers but pixels; None if there are no images
+    kind     what `obs_kind` returns
     """
 
     def __init__(self, own: gym.Space):
@@ -110,8 +133,16 @@ class FlatBox(gym.spaces.Box):
         three = [parts.get(name) for name in ("observation", "achieved_goal", "desired_goal")]
         vectors = [part for part in three if part and part.shape == (gym.spaces.flatdim(part),)]
         has_goals = len(vectors) == 3 and vectors[1].shape == vectors[2].shape
-        has_mask = {"observation", "action_mask"} <= self.parts.keys()
-        self.kind = "goal" if has_goals else "mask" if has_mask else "vector"
+        self.leaves = list(parts_of(own).values())
+        pixels = [np.full(gym.spaces.flatdim(leaf), is_image(leaf)) for leaf in self.leaves]
+        pixels = np.concatenate([np.zeros(0, bool), *pixels])
+        self.vectors = np.flatnonzero(~pixels) if pixels.any() else None
+        self.kind = "vector" if self.vectors is None else "dict"
+        self.kind += " goal" * has_goals + " mask" * ({"action_mask"} < self.parts.keys())
+
+    def without(self, name: str) -> "FlatBox":
+        """Return the FlatBox of all parts but one."""
+        return FlatBox(gym.spaces.Dict([pair for pair in self.own.items() if pair[0] != name]))
 
     def flatten(self, obs) -> np.ndarray:
         if not belongs(obs, self.own):
@@ -120,15 +151,28 @@ class FlatBox(gym.spaces.Box):
         return gym.spaces.flatten(self.own, obs).astype(np.float32)
 
 
-def part_sizes(space: gym.Space) -> np.ndarray:
+def part_sizes(space: gym.Space) -> list[int]:
     """Return how many values each part of an action has, 0 unless they are whole numbers."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        return [size for part in parts_of(space).values() for size in part_sizes(part)]
     if isinstance(space, gym.spaces.MultiBinary):
-        return np.full(space.shape, 2)
-    return np.asarray(getattr(space, "nvec", getattr(space, "n", 0)))
+        return [2] * math.prod(space.shape)
+    return np.ravel(getattr(space, "nvec", getattr(space, "n", 0))).tolist()
 
 
 def num_acts(space: gym.Space) -> int:
-    return math.prod(part_sizes(space).ravel().tolist())  # as large as it is
+    return math.prod(part_sizes(space))  # as large as it is
+
+
+def own_act(space: gym.Space, parts: np.ndarray):
+    """Parts from 0 [..., k] -> actions [..., *shape] of `space`; a Dict or Tuple has arrays."""
+    if isinstance(space, gym.spaces.Dict):
+        return dict(zip(space, own_act(gym.spaces.Tuple(space.values()), parts)))
+    if isinstance(space, gym.spaces.Tuple):
+        ends = np.cumsum([len(part_sizes(part)) for part in space])[:-1]
+        return tuple(map(own_act, space, np.split(parts, ends, axis=-1)))
+    acts = parts.reshape(parts.shape[:-1] + space.shape) + getattr(space, "start", 0)
+    return acts.astype(space.dtype)[()]
 
 
 class Numbered(gym.spaces.Discrete):
@@ -138,11 +182,20 @@ class Numbered(gym.spaces.Discrete):
         super().__init__(num_acts(own))
         self.own = own
 
-    def own_act(self, number: np.ndarray | np.integer) -> np.ndarray | np.integer:
-        """Numbers [...] -> actions [..., *shape] for the environment itself."""
-        parts = np.unravel_index(number, part_sizes(self.own).reshape(-1))
-        acts = np.stack(parts, axis=-1).reshape(np.shape(number) + self.own.shape)
-        return (acts + getattr(self.own, "start", 0)).astype(self.own.dtype)[()]
+    def own_act(self, number: np.ndarray | np.integer):
+        """Numbers [...] -> actions for the environment itself."""
+        return own_act(self.own, np.stack(np.unravel_index(number, part_sizes(self.own)), axis=-1))
+
+
+class Parts(gym.spaces.MultiDiscrete):
+    """The actions of the space `own`, each a vector [k] of whole numbers from 0."""
+
+    def __init__(self, own: gym.Space):
+        super().__init__(part_sizes(own))
+        self.own = own
+
+    def own_act(self, parts: np.ndarray):
+        return own_act(self.own, parts)
 
 
 def belongs(value, space: gym.Space) -> bool:
@@ -175,7 +228,7 @@ def one_line(text) -> str:
 MADE_FROM = {gym.spaces.Box: "low high dtype", gym.spaces.Discrete: "n start dtype",
              gym.spaces.MultiDiscrete: "nvec start dtype", gym.spaces.MultiBinary: "n",
              gym.spaces.Dict: "spaces", gym.spaces.Tuple: "spaces",
-             FlatBox: "own", Numbered: "own"}
+             FlatBox: "own", Numbered: "own", Parts: "own"}
 
 
 def to_plain(value):

@@ -12,8 +12,8 @@ import numpy as np
 from utils.errors import NotFinite, UsageError
 from utils.mpi import say_once
 from utils.spaces import (
-    MOST_ACTS, FlatBox, Numbered, act_kind, as_array, image_layout, is_image, num_acts, numeric,
-    one_line)
+    MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, image_layout, is_image, num_acts,
+    numeric, one_line, part_sizes, parts_of)
 
 
 MOST_NUMBERS = 10**6  # that `flat_obs` makes of an observation
@@ -24,17 +24,18 @@ def flat_obs(env: gym.Env) -> gym.Env:
     """Turn observations that are neither vectors nor images into vectors, if Gymnasium can.
 
     Discrete ones become one-hot. The parts of a Dict or a Tuple are flattened and joined, but for
-    texts and the like, which a Dict loses. Images of bools become bytes. Others stay what they are:
-    flattened, they would be learned from badly.
+    texts and the like, which a Dict loses; `make_encoder` takes images out again. Images of bools
+    become bytes. Others stay what they are: flattened, they would be learned from badly.
     """
     space = env.observation_space
     box = isinstance(space, gym.spaces.Box)
     if box and space.dtype == bool and image_layout(space.shape):
         space = gym.spaces.Box(0, 255, space.shape, np.uint8)  # as MinAtar's
         env = gym.wrappers.TransformObservation(env, lambda bools: bools * np.uint8(255), space)
-    if is_image(space) and not (layout := image_layout(space.shape))[1]:
-        say_once(f"images: {list(space.shape)} may be [H, W, C] or [C, H, W]; we take it to have "
-                 f"{space.shape[layout[0]]} channels (docs/howto.md, Images)")
+    for image in filter(is_image, parts_of(space).values()):
+        if not (layout := image_layout(image.shape))[1]:
+            say_once(f"images: {list(image.shape)} may be [H, W, C] or [C, H, W]; we take it to "
+                     f"have {image.shape[layout[0]]} channels (docs/howto.md, Images)")
     stays = box and len(space.shape) == 1
     if box and len(space.shape) > 1:  # a picture has two long sides; a board of 5 by 5 is none
         stays = sorted(space.shape)[-2] >= (36 if len(space.shape) == 2 else 5)
@@ -46,13 +47,17 @@ def flat_obs(env: gym.Env) -> gym.Env:
                  "take one part alone, as by minigrid's ImgObsWrapper")
     flat = FlatBox(own)
     size = flat.shape[0]
-    say_once(f"observations: {one_line(own)}, flattened to {size} number{'s' * (size != 1)}")
+    say_once(f"observations: {one_line(own)}, flattened to {size} number{'s' * (size != 1)}"
+             + "; each image has an encoder of its own" * (flat.vectors is not None))
     return gym.wrappers.TransformObservation(env, flat.flatten, flat)
 
 
-def numbered_acts(env: gym.Env) -> gym.Env:
-    """Let one number stand for a MultiDiscrete or MultiBinary action, or a Discrete not from 0."""
+def numbered_acts(env: gym.Env, parts: bool = False) -> gym.Env:
+    """Let one number, or with `parts` a vector of them, stand for an action of several parts, and
+    one from 0 for a Discrete that begins elsewhere."""
     space = env.action_space
+    if parts and len(part_sizes(space)) > 1 and num_acts(space):
+        return gym.wrappers.TransformAction(env, Parts(space).own_act, Parts(space))
     if act_kind(space) == "discrete" or not 0 < num_acts(space) <= MOST_ACTS:
         return env
     numbers = Numbered(space)

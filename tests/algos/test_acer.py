@@ -35,7 +35,7 @@ def make_agent(kind="discrete", seed=0, **settings):
 
 def old_rollout(agent, seed=0):
     """A random rollout of another policy, with the probabilities of that one."""
-    other = make_agent("images" if agent.images else "discrete", seed=seed + 7, **{
+    other = make_agent("images" if agent.obs_stats.image else "discrete", seed=seed + 7, **{
         name: getattr(agent.cfg, name) for name in ("num_envs", "rollout_steps")})
     return make_rollout(acer, other, seed)
 

@@ -5,7 +5,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from algos import ppo, ppo_mask
 from tests.envs import with_mask
@@ -13,7 +13,7 @@ from tests.helpers import VECTOR, close, gradients, refused, rows, vec
 from tests.onpolicy import Spy
 from utils.envs import make_envs
 from utils.optim import Adam
-from utils.spaces import FlatBox, obs_kind
+from utils.spaces import FlatBox, Parts, obs_kind
 
 SMALL = {"device": "cpu", "hidden": (8, 8), "num_envs": 2, "rollout_steps": 64,
          "minibatch_size": 16, "epochs": 2, "total_steps": 128, "run_dir": "run"}
@@ -171,11 +171,57 @@ def test_an_update_is_of_the_policy_that_acted(monkeypatch):
     close(metrics["entropy"].mean(), -probs.xlogy(probs).sum(2).mean())
 
 
+# ---- Images, and actions of several parts
+
+IMAGE = Box(0, 255, (9, 8, 3), np.uint8)
+PARTS = Parts(MultiDiscrete([3, 2]))
+HALVES = Tuple((Box(0, 1, (3,), np.int8), MultiBinary(2)))
+
+
+@pytest.mark.parametrize("seen", [
+    {"see": IMAGE, "at": VECTOR}, {"observation": Dict(see=IMAGE, at=VECTOR)}], ids=len)
+def test_all_beside_the_mask_is_seen_and_an_image_is_encoded(seen):
+    space = FlatBox(Dict(**seen, action_mask=Box(0, 1, (4,), np.int8)))
+    agent = make_agent(space)
+    assert agent.embed.sizes == [216, 3] and agent.obs_stats.mean.shape == (3,)
+    space.own.seed(1)
+    raw = space.own.sample()
+    raw["action_mask"] = np.int8([0, 1, 0, 1])
+    obs = torch.from_numpy(space.flatten(raw))[None]
+    inputs = agent.normalize_obs(obs)
+    at = torch.from_numpy(raw["at"] if "at" in raw else raw["observation"]["at"])
+    close(inputs[0, 216:], torch.cat([(at - 3) / 2, vec(0, 1, 0, 1)]))
+    assert torch.equal(inputs[:, :216], obs[:, :216])
+    assert (agent.policy(agent.encoder(inputs)).probs[0, [0, 2]] == 0).all()
+    assert agent.predict(raw) in (1, 3)
+
+
+@pytest.mark.parametrize("mask", [Box(0, 1, (5,), np.int8), HALVES], ids=["flat", "own"])
+def test_every_part_has_a_mask_of_its_own(mask):
+    """One after the other, or as Gymnasium's `MultiDiscrete.sample` takes them."""
+    space = FlatBox(Dict(observation=VECTOR, action_mask=mask))
+    agent = ppo_mask.Agent(space, PARTS, ppo_mask.Config(**SMALL))
+    given = np.array([0, 1, 0, 1, 1], np.int8)
+    raw = {"observation": np.zeros(3, np.float32),
+           "action_mask": given if mask is not HALVES else (given[:3], given[3:])}
+    obs = np.stack(500 * [space.flatten(raw)])
+    act = agent.act(obs)
+    assert (act[:, 0] == 1).all() and set(act[:, 1].tolist()) == {0, 1}
+    pi = agent.policy(agent.encoder(agent.normalize_obs(torch.from_numpy(obs[:1]))))
+    close(pi.entropy(), pi.parts[1].entropy())
+    assert agent.predict(raw)[0] == 1
+    obs[7, agent.mask] = [1, 1, 1, 0, 0]                        # nothing is left of the second
+    assert "action_mask [1.0, 1.0, 1.0, 0.0, 0.0]" in refused(agent.act, obs)
+    said = refused(ppo_mask.Agent, FlatBox(with_mask(VECTOR, 6)), PARTS, agent.cfg)
+    assert said.startswith("--env has an action_mask of 6 numbers; it takes 5, ")
+
+
 # ---- What is refused
 
 def test_a_mask_of_another_size_is_refused():
     said = refused(make_agent, FlatBox(with_mask(VECTOR, 3)))
-    assert said == "--env has an action_mask of 3 numbers; it takes 4, one for each action"
+    assert said == ("--env has an action_mask of 3 numbers; it takes 4, one for each action or "
+                    "value of a part")
 
 
 def test_algorithms_without_masks_take_them_as_vectors():

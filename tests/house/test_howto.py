@@ -4,7 +4,7 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Discrete, MultiBinary
+from gymnasium.spaces import Box, Discrete, MultiBinary
 
 from tests.helpers import steps
 from tests.house.tree import ROOT
@@ -17,6 +17,10 @@ class Echo(gym.Env):
 
     def step(self, act):
         return act, 0.0, False, False, {}
+
+
+class Unbounded(Echo):
+    observation_space = action_space = Box(-np.inf, np.inf, (2,))
 
 
 def test_the_python_of_the_page_runs(capsys):
@@ -33,6 +37,9 @@ def test_the_python_of_the_page_runs(capsys):
     env.reset(seed=0)
     ends = [env.step(env.action_space.sample())[3] for _ in range(50)]
     assert ends == [False] * 49 + [True]
+    wrapped = names["with_bounds"](Unbounded())
+    assert wrapped.action_space == Box(-1, 1, (2,))
+    assert wrapped.step(np.ones(2))[0].tolist() == [1, 1]
     wrapped = names["OnePart"](Echo())
     assert wrapped.action_space == Discrete(21)
     taken = [wrapped.step(act)[0] for act in range(21)]

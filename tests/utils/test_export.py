@@ -15,7 +15,7 @@ from tests.helpers import refused
 from tests.house.tree import ROOT
 from utils import export, play
 from utils.envs import make_envs
-from utils.spaces import FlatBox, Numbered
+from utils.spaces import FlatBox, Numbered, Parts
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -122,9 +122,19 @@ def test_every_space_is_taken_as_the_environment_has_it():
               (FlatBox(Tuple((Discrete(4), Discrete(2)))), Numbered(MultiBinary([2, 2]))),
               (Box(-1, 1, (3,), np.float64), Box(np.float64([[-1, 0]]), 5.0, dtype=np.float64)),
               (Box(0, 9, (3,), np.int64), Discrete(3)),
-              (Box(0, 255, (12, 10, 3), np.uint8), Discrete(3))]
+              (Box(0, 255, (12, 10, 3), np.uint8), Discrete(3)),
+              (FlatBox(Dict(see=Box(0, 255, (3, 9, 8), np.uint8), at=Box(-1, 1, (2,)))),
+               Parts(MultiDiscrete([[2, 3]], start=[[5, 0]], dtype=np.int32))),
+              (Box(-1, 1, (3,)), Parts(MultiBinary([2, 2])))]
     cfg = ppo.Config(hidden=(8,), bf16=True)                    # a graph has float32 instead
     check_equals_predict([ppo.Agent(*pair, cfg) for pair in spaces])
+
+
+def test_an_action_that_is_a_tuple_is_refused():
+    for space in (Parts(Tuple((Discrete(2), Discrete(2)))), Numbered(Dict(a=Discrete(2)))):
+        agent = ppo.Agent(Box(-1, 1, (3,)), space, ppo.Config(hidden=(8,)))
+        said = refused(export.export, agent, "policy.onnx")
+        assert said == "--export takes no action space that is a Tuple or a Dict"
 
 
 def test_the_program_of_the_page_acts_with_an_exported_run(capsys, monkeypatch):

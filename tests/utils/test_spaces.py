@@ -7,7 +7,7 @@ from gymnasium.spaces import (
     Box, Dict, Discrete, MultiBinary, MultiDiscrete, Sequence, Text, Tuple)
 
 from utils.run import checkpoint
-from utils.spaces import FlatBox, Numbered, from_plain, to_plain
+from utils.spaces import FlatBox, Numbered, Parts, from_plain, to_plain
 
 PAIRS = Dict([("b", Box(0, 1, (2,))), ("a", Tuple((Discrete(3, start=1), MultiBinary(2))))])
 MASKED = Dict(observation=Box(-1, 1, (3,), np.float64), action_mask=Box(0, 1, (2,), np.int8))
@@ -18,6 +18,8 @@ SPACES = [Box(np.float32([-np.inf, 0, -3]), np.float32([1, np.inf, 4])), Box(0, 
           Discrete(3, dtype=np.int32), MultiDiscrete([[2, 3], [4, 5]], start=[[0, 1], [2, 3]]),
           MultiDiscrete([2], dtype=np.int32), MultiBinary(4), MultiBinary([2, 3]), PAIRS,
           Dict({1: Discrete(2)}), FlatBox(PAIRS),
+          FlatBox(Dict(see=Box(0, 255, (5, 6, 3), np.uint8), at=Box(-1, 1, (2,)))),
+          Parts(MultiDiscrete([2, 3], start=[1, 1])), Parts(PAIRS["a"]), Parts(Dict(b=Discrete(2))),
           FlatBox(MASKED), FlatBox(GOALS), FlatBox(Discrete(3)), Numbered(Discrete(3, start=5)),
           Numbered(MultiDiscrete([2, 3], start=[1, 1])), Numbered(MultiBinary([2, 2]))]
 
@@ -45,6 +47,8 @@ def test_a_space_is_rebuilt_exactly(space):
         assert rebuilt.own == space.own and repr(rebuilt.own) == repr(space.own)
     if isinstance(space, Numbered):
         assert np.array_equal(rebuilt.own_act(np.arange(3)), space.own_act(np.arange(3)))
+    if isinstance(space, Parts):
+        assert repr(rebuilt.own_act(space.nvec - 1)) == repr(space.own_act(space.nvec - 1))
 
 
 @pytest.mark.parametrize("space", [

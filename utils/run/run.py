@@ -36,7 +36,6 @@ from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import evaluate, q_and_return
 from utils.logger import Logger, merge
-from utils.nets import is_image
 from utils.run import checkpoint
 from utils.run.directory import (
     check_shared, find_run_dir, has_rows, lock_and_empty, plain_settings, take_back, whose_code,
@@ -44,7 +43,7 @@ from utils.run.directory import (
 from utils.run.launch import check_equal, check_ranks, from_root, local_rank, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
-from utils.spaces import to_plain
+from utils.spaces import has_images, to_plain
 
 # In each rank's part of a checkpoint.
 SAVED = ("state", "rng", "cuda_rng", "env_rng", "seconds", "best")
@@ -341,5 +340,5 @@ def choose_device(cfg) -> torch.device:
     wanted = cfg.device == "cuda"
     if cfg.device == "auto" and gpus > 0:
         with closing(make_envs(cfg, 1)) as envs:
-            wanted = is_image(envs.single_observation_space)  # else the CPU is faster
+            wanted = has_images(envs.single_observation_space)  # else the CPU is faster
     return torch.device("cuda", local % gpus) if wanted else torch.device("cpu")

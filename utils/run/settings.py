@@ -60,6 +60,7 @@ class RunConfig:
     often: ClassVar[tuple] = ("env", "total_steps", "seed", "num_envs", "lr")  # first in --help
     for_games: ClassVar[dict] = {}  # settings that suit ALE/... and MinAtar/...
     for_atari: ClassVar[dict] = {}  # settings that suit ALE/..., over those for games
+    act_parts: ClassVar[bool] = False  # an action of several parts becomes a vector, not a number
     num_envs: ClassVar[int] = 0  # it takes no steps of environments
     report_every: ClassVar[int] = 1  # every call of `Run.log` reports
     start_steps: ClassVar[int] = 0  # it learns from the first step on
