@@ -41,7 +41,7 @@ import torch
 from jaxtyping import Float32, Shaped
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
-from torch.distributions.kl import kl_divergence
+from torch.distributions.kl import kl_divergence, register_kl
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 # mpi           several processes may share the environments and each batch. Config
@@ -290,6 +290,13 @@ def mean_kl(agent: Agent, obs: Inputs, pi_old: Distribution) -> Scalar:
     """
     pi = agent.policy(agent.encoder(obs))
     return kl_divergence(pi_old, pi).mean()
+
+
+@register_kl(SquashedGaussian, SquashedGaussian)
+def kl_of_gaussians(old: SquashedGaussian, new: SquashedGaussian) -> Tensor:
+    var_ratio = (2 * (old.log_std - new.log_std)).exp()
+    z = (old.loc - new.loc) / new.log_std.exp()
+    return (0.5 * (var_ratio + z.square() - 1) + new.log_std - old.log_std).sum(-1)
 
 
 def flat_grad(f: Scalar, params: list[nn.Parameter], create_graph=False) -> Vector:

@@ -11,6 +11,16 @@ from utils.envs import make_envs
 from utils.errors import UsageError
 
 
+def seed_of(run_seed: int, stream: int, step: int = 0) -> int:
+    """Return a seed for one stream of random numbers of this rank, independent of all others.
+
+    Streams: 0 PyTorch, 1 training environments, 2 evaluation. A vector environment adds 0, 1, ...
+    to it, one for each of its environments. `step` is where a resumed run starts again.
+    """
+    sequence = np.random.SeedSequence([run_seed, mpi.rank()], spawn_key=(stream, step))
+    return int(sequence.generate_state(1)[0]) >> 1  # room to add in 32 bits
+
+
 def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
              stop=lambda: False, max_steps: int = 100_000,
              envs: gym.vector.VectorEnv | None = None, steps: list | None = None
@@ -28,7 +38,7 @@ def evaluate(agent, cfg, episodes: int, seed: int, deterministic: bool = True,
     agent = copy.deepcopy(agent)
     agent.forget()
     mine, envs = envs is None, envs or make_envs(cfg, episodes)
-    obs, _ = envs.reset(seed=mpi.seed(seed, 2))  # streams 0 and 1 belong to training
+    obs, _ = envs.reset(seed=seed_of(seed, 2))  # streams 0 and 1 belong to training
     returns = np.zeros(episodes)
     lengths = np.zeros(episodes, int)
     step = 0

@@ -13,11 +13,10 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from utils import mpi
 from utils.env_ids import is_game, refusing_bad_env
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate
+from utils.evaluate import evaluate, seed_of
 from utils.spaces import one_line
 
 
@@ -101,7 +100,7 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
         if game and steps:
             shown, *_ = envs.step(agent.env_act(steps[-1]))
         elif game:
-            shown, _ = envs.reset(seed=mpi.seed(seed, 2))  # as in `evaluate`
+            shown, _ = envs.reset(seed=seed_of(seed, 2))  # as in `evaluate`
         if len(steps) % every == 0:
             frame = shown[0, 0] if game else draw(envs)
             stride = math.ceil(frame.shape[1] / 240) if small else 1

@@ -8,7 +8,6 @@ same step as one process with the whole batch. A single process never imports MP
 import functools
 import os
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -54,16 +53,6 @@ say_once = functools.cache(say)  # the same line only once in a process
 def share(total: int) -> int:
     """Return this rank's part of a total, which the ranks divide equally (`Run` checks it)."""
     return total // size()
-
-
-def seed(run_seed: int, stream: int, step: int = 0) -> int:
-    """Return a seed for one stream of random numbers of this rank, independent of all others.
-
-    Streams: 0 PyTorch, 1 training environments, 2 evaluation. A vector environment adds 0, 1, ...
-    to it, one for each of its environments. `step` is where a resumed run starts again.
-    """
-    sequence = np.random.SeedSequence([run_seed, rank()], spawn_key=(stream, step))
-    return int(sequence.generate_state(1)[0]) >> 1  # room to add in 32 bits
 
 
 def average(tensor: Tensor) -> Tensor:

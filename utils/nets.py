@@ -7,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution
-from torch.distributions.kl import register_kl
 
 from utils import mpi
 from utils.spaces import (  # noqa: F401  (algorithm files take some of them here)
@@ -60,13 +59,6 @@ class SquashedGaussian(Distribution):
         return (gaussian + 2 * (math.log(2) - self.loc - softplus)).sum(-1)
 
 
-@register_kl(SquashedGaussian, SquashedGaussian)
-def kl_of_gaussians(old: SquashedGaussian, new: SquashedGaussian) -> Tensor:
-    var_ratio = (2 * (old.log_std - new.log_std)).exp()
-    z = (old.loc - new.loc) / new.log_std.exp()
-    return (0.5 * (var_ratio + z.square() - 1) + new.log_std - old.log_std).sum(-1)
-
-
 class Categoricals(Distribution):
     """Of k independent choices [..., k]. The i-th has sizes[i] values, with a logit each."""
 
@@ -93,9 +85,8 @@ class ObsStats(mpi.RunningStats):
     """Running statistics of all that is no image, which stays as it is."""
 
     def __init__(self, space: gym.Space):
-        vectors = getattr(space, "vectors", None)  # of a Dict with images
-        super().__init__(space.shape if vectors is None else vectors.shape)
-        self.image, self.vectors = is_image(space), vectors
+        self.image, self.vectors = is_image(space), getattr(space, "vectors", None)
+        super().__init__(space.shape if self.vectors is None else self.vectors.shape)
 
     def normalize(self, obs: Tensor) -> Tensor:
         if self.image or self.vectors is None:
@@ -109,10 +100,7 @@ class ObsStats(mpi.RunningStats):
 
 
 def make_encoder(space: gym.Space, bf16: bool = False) -> nn.Module:
-    """Return a network from observations to features [B, k].
-
-    Vectors stay as they are. Images go through `nature_cnn`; of a Dict, each through its own.
-    """
+    """Return a network from observations to features [B, k]: `nature_cnn` for each image."""
     if is_image(space):
         return nature_cnn(space, bf16)
     return JointEncoder(space.leaves, bf16) if has_images(space) else nn.Identity()
@@ -163,34 +151,19 @@ def nature_cnn(space: gym.Space, bf16: bool = False) -> nn.Sequential:
             nn.Conv2d(64, 64, kernel_size=3), nn.ReLU(), nn.Flatten())
     num_features = conv(torch.zeros(1, channels, height, width)).shape[1]
     linear = nn.Linear(num_features, *cnn_out(space))
-    encoder = ImageEncoder(ImageToFloat(axis), *conv, linear, nn.ReLU())
-    encoder.bf16 = bf16
+    encoder = ImageEncoder(*conv, linear, nn.ReLU())
+    encoder.bf16, encoder.axis = bf16, axis
     return encoder
 
 
 class ImageEncoder(nn.Sequential):
-    """The layers of `nature_cnn`, in sequence."""
-    bf16 = False
+    """The layers of `nature_cnn`. It scales pixels to [0, 1]; `axis` is that of the channels."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
-            return super().forward(images).float()
-
-
-class ImageToFloat(nn.Module):
-    """Images, uint8 [B, C, H, W] or [B, H, W, C] -> floats in [0, 1], [B, C, H, W].
-
-    `axis` is that of an image's channels. The colours of a pixel lie side by side in memory, so
-    a gradient takes 0.8 of the time.
-    """
-
-    def __init__(self, axis: int):
-        super().__init__()
-        self.axis = axis
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         if self.axis == 2:  # of [H, W, C]
             images = images.movedim(-1, 1)
+        # The colours of a pixel lie side by side in memory: a gradient takes 0.8 of the time.
         images = images.contiguous(memory_format=torch.channels_last)
-        bf16 = torch.is_autocast_enabled(images.device.type)  # which would convert float32 again
-        return images.to(torch.bfloat16 if bf16 else torch.float32, copy=True).div_(255)
+        floats = images.to(torch.bfloat16 if self.bf16 else torch.float32, copy=True).div_(255)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
+            return super().forward(floats).float()

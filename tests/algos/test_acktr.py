@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributions import kl_divergence
 
-from algos import acktr
+from algos import acktr, trpo  # noqa: F401  (trpo knows the KL of Gaussians)
 from tests import onpolicy
 from tests.helpers import close, copies, moved, vec
 from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, targets, values

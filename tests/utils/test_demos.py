@@ -15,10 +15,10 @@ from tests.envs import Counter
 from tests.helpers import agent_for, refused, script, write_demos
 from tests.registry import config, module
 from tests.utils.test_checkpoint import Payload
-from utils import demos, mpi, play
+from utils import demos, play
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate
+from utils.evaluate import evaluate, seed_of
 
 LIMIT = '{"max_episode_steps": 40}'
 
@@ -62,7 +62,7 @@ def test_recorded_episodes_are_those_that_play_plays(name, env, capsys):
     assert len(ends) == 3 and ends[-1] == len(arrays["obs"]) == len(load(env).obs)
     copy, start = gym.make(env, max_episode_steps=40), 0
     for number, end in enumerate(ends):
-        obs, _ = copy.reset(seed=mpi.seed(cfg.seed, 2) + number)
+        obs, _ = copy.reset(seed=seed_of(cfg.seed, 2) + number)
         total = 0.0
         for i in range(start, end):
             assert np.array_equal(obs, arrays["obs"][i]) and obs.dtype == arrays["obs"].dtype

@@ -4,6 +4,7 @@ import torch
 from torch.distributions import (
     Independent, Normal, TanhTransform, TransformedDistribution, kl_divergence)
 
+from algos import trpo  # noqa: F401  (it knows the KL of Gaussians)
 from tests.helpers import close, gradients, vec
 from utils.nets import SquashedGaussian
 

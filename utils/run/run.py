@@ -34,7 +34,7 @@ import torch
 from utils import mpi
 from utils.envs import make_envs
 from utils.errors import UsageError
-from utils.evaluate import evaluate, q_and_return
+from utils.evaluate import evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
@@ -90,7 +90,7 @@ class Run:
     def __enter__(self):
         self.stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(self.cfg.torch_threads)
-        seed = mpi.seed(self.cfg.seed, 0)  # differs between ranks
+        seed = seed_of(self.cfg.seed, 0)  # differs between ranks
         torch.manual_seed(seed)
         random.seed(seed)  # by these two an environment may draw, though it should not
         np.random.seed(seed)  # noqa: NPY002
@@ -146,7 +146,7 @@ class Run:
         if resumed:
             self.reported_step, saved = checkpoint.load_resume(cfg.run_dir, *SAVED)
             together(self.load_checkpoint, saved)
-        self.env_seed = mpi.seed(cfg.seed, 1, self.reported_step)
+        self.env_seed = seed_of(cfg.seed, 1, self.reported_step)
         if self.reported_step >= cfg.total_steps:
             mpi.say(f"{cfg.run_dir} has its {cfg.total_steps:,.0f} steps: nothing to do; a larger "
                     "--total-steps continues it")
