@@ -56,11 +56,9 @@ BUGS = {
         "        root = self.square.sqrt() + self.eps\n")), "utils/optim.py"),
     "E": Bug("ppo", ((
         '"terminated": terminated, "done": done})', '"terminated": done, "done": done})'),)),
-    "F": Bug("ppo", tuple((
-        f'self.register_buffer("{buffer}, dtype=torch.float64))',
-        f'self.register_buffer("{buffer}, dtype=torch.float64), False)')
-        for buffer in ('count", torch.zeros(()', 'mean", torch.zeros(shape',
-                       'var", torch.ones(shape')), "utils/mpi.py"),
+    "F": Bug("ppo", ((
+        "        self.obs_stats = ObsStats(obs_space)  # of vectors\n",
+        '        self.__dict__["obs_stats"] = ObsStats(obs_space)  # of vectors\n'),)),
 }
 
 # Settings that would reveal too much in the notebook.

@@ -53,7 +53,7 @@ def make_rollout(algo, agent, seed=0):
     """Return a random rollout. next_obs is the next row's obs unless the episode ends."""
     torch.manual_seed(seed)
     steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
-    if getattr(agent, "images", False):
+    if getattr(agent.obs_stats, "image", False):
         rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
     else:
         rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)

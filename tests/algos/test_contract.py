@@ -517,7 +517,8 @@ def test_one_of_two_ranks_takes_half_of_every_count(name, monkeypatch):
     alone = watch(name, config(name, run_dir="alone", **counts))
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)      # a run of several sets its own
     twin = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 2, bcast=lambda x: x,
-                           allgather=lambda x: [x, x])          # the other is not there
+                           allgather=lambda x: [x, x],          # the other is not there
+                           Split_type=lambda kind: twin)
     for function, told in (("comm", lambda: twin), ("launched", lambda: 2),
                            ("average", lambda x: x)):
         monkeypatch.setattr(mpi, function, told)

@@ -24,7 +24,7 @@ def test_the_network_has_an_output_for_what_all_actions_share(algo, kind, duelin
     x = obs
     if kind != "vector":
         x = (obs if kind == "film" else obs.permute(0, 3, 1, 2)) / 255
-        x = agent.critic.encoder[1:](x)
+        x = torch.nn.Sequential(*agent.critic.encoder)(x)
         assert x.shape == (6, 512)
     out = agent.critic.head(x)
     assert out.shape == (6, outputs)

@@ -31,7 +31,7 @@ MORE = {"ppo": "run learn bad_input", "gail": "demos", "bc": "demos", "vpg": "a2
 
 OF_UTILS = {"mpi": "mpi a2c saving onpolicy ddpg contract run", "launch": "mpi saving run",
             "optim": "optim mpi a2c contract", "nets": "envs onpolicy dqn", "atari": "envs",
-            "buffers": "buffers envs"}
+            "buffers": "buffers envs", "evaluate": "mpi run saving"}
 
 
 def tests_of(module):

@@ -564,7 +564,7 @@ def test_encoders_are_those_of_the_papers():
     large = nature_cnn(Box(0, 255, (4, 84, 84), np.uint8))
     for net, shapes in ((small, [(16, 4, 3, 3), (128, 16 * 8 * 8)]), (large, [
             (32, 4, 8, 8), (64, 32, 4, 4), (64, 64, 3, 3), (512, 64 * 7 * 7)])):
-        layers = [layer for layer in net[1:] if not isinstance(layer, torch.nn.Flatten)]
+        layers = [layer for layer in net if not isinstance(layer, torch.nn.Flatten)]
         assert [tuple(layer.weight.shape) for layer in layers[::2]] == shapes
         assert all(isinstance(layer, torch.nn.ReLU) for layer in layers[1::2])
 

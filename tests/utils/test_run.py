@@ -175,7 +175,8 @@ def test_one_process_needs_no_mpi():
         import sys
         sys.modules["mpi4py"] = None        # any import of it now fails
         from algos import ppo
-        ppo.train(ppo.Config(env="CartPole-v1", num_envs=2, rollout_steps=64, total_steps=64))
+        ppo.train(ppo.Config(env="CartPole-v1", num_envs=2, rollout_steps=64, total_steps=64,
+                             minibatch_size=64))
         """)])
     assert done.stderr == ""
 
@@ -185,13 +186,13 @@ def test_one_process_needs_no_mpi():
 def test_a_new_budget_on_resume(capsys):
     """Annealing runs to the new end; the second half of the old schedule is not repeated."""
     train(run_dir="run", total_steps=128)
-    assert [float(row["lr"]) for row in rows("run")] == [3e-4, 1.5e-4]
+    assert [float(row["lr"]) for row in rows("run")] == [1e-3, 5e-4]
     capsys.readouterr()
     train(run_dir="run", total_steps=512, resume=True)
     said = [line for line in capsys.readouterr().out.splitlines() if "instead of" in line]
     assert len(said) == 1 and "512" in said[0] and "128" in said[0] and "anneal" in said[0]
     assert [float(row["lr"]) for row in rows("run")[2:]] == pytest.approx(
-        [3e-4 * (1 - step / 512) for step in range(128, 512, 64)])
+        [1e-3 * (1 - step / 512) for step in range(128, 512, 64)])
     config = read_config("run")
     assert config["settings"]["total_steps"] == 512
     assert [entry["step"] for entry in config["resumed"]] == [128]
@@ -581,7 +582,7 @@ def test_q_stands_beside_the_discounted_return_of_the_same_state():
 ])
 def test_choose_device(monkeypatch, name, env, gpus, rank, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(mpi, "rank", lambda: rank)
+    monkeypatch.setattr("utils.run.run.local_rank", lambda: rank)
     assert choose_device(Config(env=env, device=name)) == torch.device(expected)
 
 

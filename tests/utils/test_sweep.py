@@ -230,7 +230,7 @@ def test_result(run, capsys):
     assert result["backend"] == {"bf16": True, "device": "cpu"}
     assert result["changed"] == {
         "env_kwargs": '{"max_episode_steps": 30}', "total_steps": 512, "rollout_steps": 256,
-        "epochs": 1, "num_envs": 2, "hidden": [8]}
+        "minibatch_size": 64, "epochs": 1, "num_envs": 2, "hidden": [8]}
     assert (result["steps"], result["total_steps"], result["episodes"]) == (512, 512, 150)
     assert result["train100"] == np.mean(np.arange(50, 150))
     assert result["seconds"] == float(read_table(run, "progress.csv")[-1]["time"])
