@@ -112,7 +112,8 @@ def as_theirs(algo, cfg, num_acts=1):
             named |= {"rms_prop_eps": cfg.rmsprop_eps}
         case "ppo":
             named |= {"batch_size": cfg.minibatch_size, "n_epochs": cfg.epochs,
-                      "clip_range": cfg.clip_ratio}
+                      "clip_range": cfg.clip_ratio,
+                      "policy_kwargs": {"log_std_init": float(np.log(cfg.std_init))}}
         case "ppo_lstm":    # one LSTM for actor and critic, without a layer before it
             named |= {"batch_size": cfg.minibatch_envs * per_env, "n_epochs": cfg.epochs,
                       "clip_range": cfg.clip_ratio, "policy_kwargs": {
