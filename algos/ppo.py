@@ -8,7 +8,7 @@ The idea. Weight each sample's advantage A by ratio = pi(a|s) / pi_old(a|s). Whi
 close to pi_old, mean(ratio A) measures how much better pi is. Far away it does not,
 because the states still come from pi_old. So PPO clips the ratio: a sample whose
 probability has moved far enough in the profitable direction no longer pushes. Others
-may still move it: all share one network. Yet a rollout is good for many gradient steps.
+may still move it: all share the actor. Yet a rollout is good for many gradient steps.
 An iteration of `train`:
 
     collect              act for T steps in N parallel environments
@@ -17,9 +17,10 @@ An iteration of `train`:
       ppo_loss             one Adam step on it for each random minibatch
     update_stats         running statistics that normalise observations and rewards
 
-Departures from the paper. Continuous actions are squashed by tanh. OpenAI Baselines
-(Huang et al. 2022) added norm_obs, scale_rew, max_grad_norm, orthogonal initial weights
-and norm_adv. Only norm_obs clearly helped (benchmarks/decisions.md).
+Departures from the paper. Continuous actions are squashed by tanh. Every epoch computes
+A and R anew. OpenAI Baselines (Huang et al. 2022) added norm_obs, scale_rew, norm_adv,
+max_grad_norm and orthogonal initial weights, of which only norm_obs clearly helped
+(benchmarks/decisions.md), and clipped values, which are left out here.
 
 Healthy values. At the end of an update, `kl` is 0.001 to 0.08 and `clip_frac` 0.01 to
 0.5, most in the first half. Both fall to 0 with the learning rate.
