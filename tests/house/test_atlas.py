@@ -49,6 +49,18 @@ def test_a_row_tells_what_is_lost_and_what_shows_it(tmp_path):
     assert atlas.collect([row._replace(seeds=6)], tmp_path, path) == []     # a seed is missing
 
 
+def test_the_first_metric_that_stays_apart_is_named():
+    """For three parts, not for two; whatever the order of the metrics."""
+    def seeds(**apart):
+        metrics = {name: np.isin(np.arange(20), at) for name, at in apart.items()}
+        return 2 * [atlas.Seed(0.0, np.zeros(20), metrics, 2000)]
+
+    for kl, val in ((6, 9), (9, 6)):
+        told = atlas.separating(seeds(kl=[], val=[], short=[]),
+                                seeds(kl=range(kl, 20), val=range(val, 20), short=[2, 3]))
+        assert told == ("kl" if kl < val else "val", 700)
+
+
 @pytest.mark.slow
 def test_train_plants_a_bug_in_a_clone(tmp_path):
     row = atlas.Row("ppo-entropy-is-punished", "CartPole-v1", ("total_steps=4096",), 1)
