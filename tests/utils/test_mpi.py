@@ -67,7 +67,7 @@ COLLECTIVES = '''
 import json
 import numpy as np, torch
 from utils import mpi
-from utils.run.launch import check_equal
+from utils.run.launch import check_equal, from_root, local_rank
 
 rank = mpi.rank()
 rng = np.random.default_rng(rank)
@@ -96,6 +96,10 @@ try:
     check_equal(flat)
 except RuntimeError as error:
     out["differ"] = str(error)
+out["looked"] = []
+out["root"] = from_root(lambda: out["looked"].append(rank) or rank)
+mpi.rank = lambda: rank + 3                                     # as on the second host
+out["local"] = local_rank()
 everything = mpi.gather(out)
 if rank == 0:
     print(json.dumps(everything))
@@ -254,6 +258,8 @@ def test_three_ranks_compute_what_numpy_does():
     rngs = [np.random.default_rng(k) for k in range(3)]
     data = np.stack([rng.standard_normal((5, 4)) for rng in rngs])
     rows = np.concatenate([1e6 + rng.standard_normal((k + 2, 4)) for k, rng in enumerate(rngs)])
+    assert [(out["root"], out["looked"], out["local"]) for out in outs] == [
+        (0, [0], 0), (0, [], 1), (0, [], 2)]
     for out in outs:
         np.testing.assert_allclose(out["f64"], data.mean(0), rtol=1e-14)
         np.testing.assert_allclose(out["f32"], data.mean(0), rtol=1e-5, atol=1e-6)
