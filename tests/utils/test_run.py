@@ -542,6 +542,17 @@ def test_ranks_of_a_launcher_share_a_run_equally(monkeypatch):
     assert "--num-procs, which is 3" in refused(Run, ppo.Config(env="CartPole-v1"))
 
 
+def test_ranks_see_the_locked_folder_and_have_the_same_code():
+    cfg = ppo.Config(env="CartPole-v1", run_dir="run")
+    code, pytorch = ours = directory.whose_code(cfg)
+    Path("run").mkdir()                                         # a host may have its own
+    assert "does not see --run-dir run" in refused(directory.check_shared, cfg, ours)
+    Path("run/.lock").touch()
+    directory.check_shared(cfg, ours)
+    for other in (("other", pytorch), (code, "other")):
+        assert "PyTorch than rank 0" in refused(directory.check_shared, cfg, other)
+
+
 def test_train_takes_a_config():
     with pytest.raises(TypeError, match="train takes a Config, .* not 'CartPole-v1'"):
         Run("CartPole-v1")
