@@ -20,8 +20,8 @@ from utils.spaces import FlatBox, Parts, num_acts, obs_kind
 SMALL, LARGE = Box(0, 255, (3, 9, 8), np.uint8), Box(0, 255, (36, 40, 1), np.uint8)
 TWO, BITS = Box(-9, 9, (2,)), Box(0, 255, (2,), np.uint8)
 SEEN = Dict([("to", TWO), ("eyes", Tuple((SMALL, LARGE))), ("kind", Discrete(3)), ("bits", BITS)])
-CHOICES = Dict([("go", Tuple((Discrete(3, start=-1), MultiBinary(2)))),
-                ("x", MultiDiscrete([2, 4]))])
+CHOICES = Dict([("x", Tuple((Discrete(3, start=-1), MultiBinary(2)))),
+                ("go", MultiDiscrete([2, 4]))])            # not in the order of their names
 
 
 class Anything(Uneven):
@@ -54,7 +54,7 @@ def test_each_image_of_a_dict_has_an_encoder_of_its_own():
     flat, own, obs = some()
     assert obs_kind(flat) == "dict" and obs_kind(FlatBox(Dict(to=TWO, bits=BITS))) == "vector"
     net = make_encoder(flat)
-    before, features = obs.clone(), net(obs)
+    before, features, _ = obs.clone(), net(obs), net(obs[:1])
     assert torch.equal(obs, before)                             # also where it is not copied
     small, large = (torch.from_numpy(np.stack([seen["eyes"][i] for seen in own])) for i in (0, 1))
     alone = [nature_cnn(SMALL), nature_cnn(LARGE)]
@@ -77,9 +77,10 @@ def test_statistics_are_those_of_all_that_is_no_image():
     for each, rows in ((stats, obs), (plain, rest)):
         each.update(rows)
     assert torch.equal(stats.mean, plain.mean) and torch.equal(stats.var, plain.var)
-    seen = stats.normalize(obs.view(5, 10, -1)).flatten(0, 1)
+    before, seen = obs.clone(), stats.normalize(obs.view(5, 10, -1)).flatten(0, 1)
     assert torch.equal(seen[:, flat.vectors], plain.normalize(rest))
     assert torch.equal(seen[:, 2:-5], obs[:, 2:-5]) and seen[:, 2:-5].max() == 255
+    assert torch.equal(obs, before)                             # a rollout keeps raw ones
 
 
 TAKE = [name for name in registry.ALGOS if "dict" in registry.module(name).Agent.takes["obs"]]
@@ -133,7 +134,7 @@ def test_a_distribution_of_parts_is_that_of_independent_choices():
 
 
 @pytest.mark.parametrize("own,first", [
-    (CHOICES, {"go": (-1, np.int8([0, 0])), "x": np.array([0, 0])}),
+    (CHOICES, {"x": (-1, np.int8([0, 0])), "go": np.array([0, 0])}),
     (MultiDiscrete([[2, 3]], start=[[5, 0]]), np.array([[5, 0]])),
     (MultiBinary([2, 2]), np.zeros((2, 2), np.int8)), (Tuple((Discrete(2), Discrete(3))), (0, 0))])
 def test_parts_stand_for_the_actions_of_the_environment(own, first):
