@@ -181,7 +181,8 @@ HALVES = Tuple((Box(0, 1, (3,), np.int8), MultiBinary(2)))
 @pytest.mark.parametrize("seen", [
     {"see": IMAGE, "at": VECTOR}, {"observation": Dict(see=IMAGE, at=VECTOR)}], ids=len)
 def test_all_beside_the_mask_is_seen_and_an_image_is_encoded(seen):
-    space = FlatBox(Dict(**seen, action_mask=Box(0, 1, (4,), np.int8)))
+    first, *rest = seen.items()                                 # the mask stands between them
+    space = FlatBox(Dict([first, ("action_mask", Box(0, 1, (4,), np.int8)), *rest]))
     agent = make_agent(space)
     assert agent.embed.sizes == [216, 3] and agent.obs_stats.mean.shape == (3,)
     space.own.seed(1)
