@@ -323,10 +323,10 @@ class Agent(Policy):  # which adds predict(obs)
             self.register_buffer("high", torch.tensor(act_space.high))
         sizes = head_sizes(obs_space, cfg.hidden)
         self.embed = nn.Sequential(mlp(sizes, nn.Tanh), nn.Tanh())
-        if has_images(obs_space):
-            encoder = make_encoder(obs_space, cfg.bf16)
-            one = is_image(obs_space)
-            self.embed = encoder if one else nn.Sequential(encoder, self.embed)
+        if is_image(obs_space):
+            self.embed = make_encoder(obs_space, cfg.bf16)
+        elif has_images(obs_space):  # of a Dict: encode the images, then join all parts
+            self.embed = nn.Sequential(make_encoder(obs_space, cfg.bf16), self.embed)
         self.lstm = nn.LSTM(sizes[-1], cfg.lstm_size)  # PyTorch's initial weights
         self.actor = mlp([cfg.lstm_size, *cfg.hidden, num_outputs], nn.Tanh)
         self.critic = mlp([cfg.lstm_size, *cfg.hidden, 1], nn.Tanh)

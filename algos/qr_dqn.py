@@ -22,7 +22,8 @@ eps falls from the first step on. The settings are for CartPole and MinAtar.
 
 Healthy values. On CartPole `q` rises above 90. `q_loss` is 2 to 9 at first, and below 1
 in the end; it grows with n. `spread`, the standard deviation of theta, is 0.5 to 1.5 on
-average, then falls below 0.5. It is above 10 where the pole may fall.
+average, then falls below 0.5. While Q learns it is above 10 where the pole may fall:
+states that look alike to the network have other returns.
 
 Run   python -m algos.qr_dqn --env CartPole-v1
 Diff  diff algos/dqn.py algos/qr_dqn.py, or diff algos/c51.py algos/qr_dqn.py

@@ -70,8 +70,9 @@ class Row(NamedTuple):
 
 def read_rows(bugs: list[str]) -> list[Row]:
     """Return the rows of BUGS, or those of some bugs. KeyError: a bug has no row."""
-    rows = [Row(**row | {"set": tuple(row.get("set", ()))})
-            for row in tomllib.loads(BUGS.read_text(encoding="utf-8"))["row"]]
+    rows = [Row(bug, task["env"], tuple(task.get("set", ())), task.get("seeds", 10))
+            for task in tomllib.loads(BUGS.read_text(encoding="utf-8"))["task"]
+            for bug in task["bugs"].split()]
     if unknown := set(bugs) - {row.bug for row in rows}:
         raise KeyError(f"no row of {BUGS.name} has {', '.join(sorted(unknown))}")
     return [row for row in rows if not bugs or row.bug in bugs]

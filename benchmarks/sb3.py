@@ -212,7 +212,8 @@ def main():
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),
-                  curve=curve(log.rows, model.num_timesteps), command=" ".join(sys.argv[1:]),
+                  curve=curve(log.rows, model.num_timesteps),
+                  command=" ".join(sys.argv[1:]).replace(str(args.out), "DIR"),
                   versions={library.__name__: library.__version__, "torch": torch.__version__,
                             "gymnasium": gym.__version__})
     (args.out / "result.json").write_text(json.dumps(result))

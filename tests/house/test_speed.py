@@ -60,7 +60,7 @@ THEIRS = {"num_envs": "n_envs", "lam": "gae_lambda", "minibatch_size": "batch_si
 @pytest.mark.parametrize("algo,env,ours,more", [
     ("a2c", "Pendulum-v1", ON_POLICY | {"lr": 0.1, "ent_coef": 0.4, "max_grad_norm": 0.6},
      {"n_steps": 64}),
-    ("ppo", "Pendulum-v1", PPO | {"minibatch_size": 32}, {"n_steps": 64}),
+    ("ppo", "Pendulum-v1", PPO | {"minibatch_size": 32, "std_init": 0.3}, {"n_steps": 64}),
     ("ppo_lstm", "CartPole-v1", PPO | {"minibatch_envs": 1}, {"n_steps": 64, "batch_size": 64}),
     ("trpo", "Reacher-v4", ON_POLICY | {
         "v_lr": 0.1, "minibatch_size": 32, "cg_steps": 4, "max_kl": 0.5, "damping": 0.6,
@@ -88,6 +88,8 @@ def test_the_peer_has_our_settings(algo, env, ours, more):
         had = getattr(peer, name)
         assert (had(0.5) if callable(had) else had) == (
             x / 2 if name == "learning_rate" and getattr(cfg, "anneal_lr", False) else x), name
+    if "std_init" in ours:
+        assert peer.policy.log_std.exp().detach().tolist() == pytest.approx([ours["std_init"]])
 
 
 def test_peers_keep_their_own_settings_for_returns_where_these_suit_them():

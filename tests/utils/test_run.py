@@ -33,6 +33,7 @@ from tests.helpers import (
     steps, wait_for)
 from tests.toy import Agent, Config, Stop, Toy, start, train as toy_train
 from utils import env_ids, mpi, play, results
+from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.evaluate import q_and_return
 from utils.run import Run, directory, run as run_module, settings
@@ -146,6 +147,7 @@ def test_nothing_outlasts_a_run(env, tmp_path):
     """A sweep in one process would run out of files, or wait for ever for TensorBoard's threads."""
     gc.collect()                                                # environments of other tests
     mujoco.set_mju_user_warning(None)
+    make_envs(Config(env=env), 1).close()       # packages set variables when they are imported
     before, threads = outer(), set(threading.enumerate())
     with nullcontext() if env == "Hopper-v4" else pytest.raises(RuntimeError, match="too hot"):
         train(env=env, run_dir="run", torch_threads=2, rollout_steps=4, minibatch_size=4,
@@ -260,15 +262,17 @@ def test_init_from_leaves_the_box_to_the_environment():
 
 # ---- Processes
 
-def test_a_signal_saves_and_ends_the_process():
+def test_a_signal_saves_and_ends_the_process(monkeypatch):
     process = subprocess.Popen(
         command("--env", "CartPole-v1", *FLAGS, "--total-steps", "1e9", "--run-dir", "run"),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     path = Path("run/progress.csv")
     try:
         wait_for(lambda: path.exists() and path.read_text().count("\n") > 4, process)
-        with pytest.raises(UsageError, match="another process"):
-            train(run_dir="run", resume=True, total_steps=1e9)
+        for tasks, hint in (("1", "in run$"), ("2", "--mpi=pmi2$")):     # 2: srun without PMI
+            monkeypatch.setenv("SLURM_STEP_NUM_TASKS", tasks)
+            with pytest.raises(UsageError, match=f"another process .*{hint}"):
+                train(run_dir="run", resume=True, total_steps=1e9)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=PATIENCE)
     finally:
