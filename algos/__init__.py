@@ -2,6 +2,13 @@
 import os
 import signal
 import sys
+from pathlib import Path
+
+import utils
+
+found = utils.__file__ or utils.__path__
+if found != str(Path(__file__).parents[1] / "utils" / "__init__.py"):
+    raise ImportError(f"algos needs the utils beside it, but Python found {found} first")
 
 # Only for --torch-threads 2 or more: a thread that waits for another sleeps at once. By
 # default it spins, and beside another busy process a run then takes up to 100 times as

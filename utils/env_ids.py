@@ -81,10 +81,11 @@ def what_is_wrong(cfg, error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"{given}; it takes a JSON object of what the environment takes: {said}"
     if isinstance(error, gym.error.DependencyNotInstalled | ImportError):
-        for extra, begins in {"atari": "ALE/", "minatar": "MinAtar/", "robotics": ROBOTICS,
-                              "box2d": name if "ox2" in said else ()}.items():
+        for missing, begins in {"ale-py": "ALE/", "minatar": "MinAtar/",
+                                "gymnasium-robotics": ROBOTICS,
+                                "'gymnasium[box2d]'": name if "ox2" in said else ()}.items():
             if name.startswith(begins):
-                return f", which is not installed: pip install -e '.[{extra}]'"
+                return f", which is not installed: pip install {missing}"
         new = f"{cfg.env[:-1]}4"
         if re.search("have been moved|mujoco_py", said) and new in gym.registry:
             return f", which is not installed: {new} is the same robot with the MuJoCo of today"

@@ -24,7 +24,7 @@ def export(agent, file) -> None:
     try:
         importlib.import_module("onnxscript")
     except ImportError as error:
-        raise UsageError(f"--export needs pip install -e '.[export]': {error}") from None
+        raise UsageError(f"--export needs pip install onnxscript: {error}") from None
     if getattr(getattr(agent.spaces[1], "own", None), "spaces", None):
         raise UsageError("--export takes no action space that is a Tuple or a Dict")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing

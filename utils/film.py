@@ -53,8 +53,8 @@ def make_drawn(cfg) -> gym.vector.VectorEnv:
         return envs
     except Exception as error:
         raise UsageError(f"--video cannot draw {cfg.env} here: {one_line(error)}. It needs pip "
-                         "install -e '.[video]'; MuJoCo without a display also needs apt-get "
-                         "install libegl1 libgl1") from None
+                         "install 'imageio[ffmpeg]' pygame-ce; MuJoCo without a display also "
+                         "needs apt-get install libegl1 libgl1") from None
 
 
 def follow_robot(env: gym.Env) -> None:

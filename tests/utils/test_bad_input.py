@@ -2,6 +2,8 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -145,3 +147,13 @@ def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
                                        "total_steps": 320, "run_dir": "run"}))
     notes = " ".join(caught.value.__notes__)
     assert "Faulty-v0" in notes and "step 64" in notes and saved("run")[0] == 64
+
+
+@pytest.mark.parametrize("file", ["utils.py", "utils/__init__.py"])
+def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    paths = os.pathsep.join(map(str, (tmp_path, Path(ppo.__file__).parents[1])))
+    done = subprocess.run([sys.executable, "-m", "algos.ppo"], capture_output=True, text=True,
+                          cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths})
+    assert f"Python found {tmp_path / file} first" in done.stderr and done.returncode == 1

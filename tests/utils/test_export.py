@@ -161,4 +161,4 @@ def test_the_program_of_the_page_acts_with_an_exported_run(capsys, monkeypatch):
 def test_a_missing_package_is_named_with_our_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     said = refused(export.export, None, "policy.onnx")
-    assert said.startswith("--export needs pip install -e '.[export]': ")
+    assert said.startswith("--export needs pip install onnxscript: ")
