@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
-from benchmarks.suite import HERE, ROOT, code_of, flags, read_lines, settings_of, verdict
+from benchmarks.suite import HERE, ROOT, code, flags, read_lines, settings_of, verdict
 from plot import read_columns
 
 
@@ -85,7 +85,7 @@ def difference(old: dict, new: dict) -> tuple[float, str]:
 def ask(row: dict, seeds: list[int]) -> dict:
     """Return the verdict on a row and its other seeds. RuntimeError: a run cannot be made."""
     algo, commits, best = row["algo"], (row["git_commit"], "HEAD"), (0.0, "same syntax trees")
-    old, new = (code_of(algo, Path(checkout(commit).name)) for commit in commits)
+    old, new = (code(algo, Path(checkout(commit).name)) for commit in commits)
     for seed in seeds[:3] if old != new else []:
         words = ["--env", row["env"], "--seed", str(seed), *flags(row["changed"])]
         words += ["--report-every", "200"] * ("--start-steps" in usage("HEAD", algo))   # soon

@@ -100,7 +100,7 @@ def test_the_hash_is_that_of_what_an_algorithm_computes_with(name, text, changed
         for path, told in files.items():
             Path(tree, path).parent.mkdir(parents=True, exist_ok=True)
             Path(tree, path).write_text(told)
-        found.append([suite.code_of(algo, Path(tree).resolve()) for algo in "ab"])
+        found.append([suite.code(algo, Path(tree).resolve()) for algo in "ab"])
     assert [algo for algo, x, y in zip("ab", *found) if x != y] == [*changed]
 
 

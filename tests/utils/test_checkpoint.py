@@ -8,6 +8,7 @@ import sys
 import warnings
 import zipfile
 from collections import OrderedDict, deque
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from tests import toy
 from tests.helpers import ROOT, refused, rows, run, same, steps
 from utils import files, play
 from utils.errors import UsageError
-from utils.run import checkpoint, directory
+from utils.run import checkpoint, code, directory
 from utils.run.directory import has_changed
 
 PAYLOAD = {"agent": OrderedDict(w=torch.arange(6.0).view(2, 3), n=torch.tensor(7)),
@@ -190,7 +191,7 @@ def edit(monkeypatch):
 def test_a_config_of_a_notebook_has_no_file(monkeypatch):
     monkeypatch.delattr(toy, "__file__")
     toy.train(toy.Config())
-    assert directory.file_of(toy.Config) is None
+    assert code.file_of(toy.Config) is None
     assert not KEPT.exists() and not has_changed(toy.Config, "run")
 
 
@@ -201,9 +202,11 @@ def test_only_code_counts_as_changed(edit, monkeypatch):
                           ('"""It says more."""\nx = 1\n', False), ("x = 1\n", False)]:
         edit(text)
         assert has_changed(toy.Config, "run") == changed, text
+    edit("from utils import envs\n")
+    toy.train(toy.Config(overwrite=True))
     shutil.copytree(ROOT / "utils", "utils", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(directory, "__file__", os.path.abspath("utils/run/directory.py"))
-    for name, changed in ("logger", False), ("envs", True):
+    monkeypatch.setattr(directory, "code_of", partial(code.code_of, utils=Path("utils")))
+    for name, changed in ("logger", False), ("goals", False), ("envs", True):
         assert not has_changed(toy.Config, "run")
         with open(f"utils/{name}.py", "a") as file:
             file.write("\nx = 1\n")
@@ -260,12 +263,12 @@ def test_a_commit_that_lacks_the_code_is_marked(monkeypatch):
     file = Path("clone/run.py")
     file.parent.mkdir()
     file.write_text("x = 1\n")
-    monkeypatch.setattr(directory, "__file__", str(file.absolute()))
-    assert directory.origin()["git_commit"] == ""              # no repository
+    monkeypatch.setattr(code, "UTILS", Path("clone"))
+    assert code.origin()["git_commit"] == ""              # no repository
     git("init", "-q")
     git("add", "run.py")
     git("commit", "-qm", "All")
     head = git("rev-parse", "HEAD")
-    assert directory.origin()["git_commit"] == head
+    assert code.origin()["git_commit"] == head
     file.write_text("x = 2\n")
-    assert directory.origin()["git_commit"] == f"{head}-dirty"
+    assert code.origin()["git_commit"] == f"{head}-dirty"

@@ -4,6 +4,7 @@
     launch.py       how ranks start and end together
     run.py          Run: seeds, signals, reports, checkpoints
     directory.py    the run directory, its lock and config.json
+    code.py         whose code a run has
     checkpoint.py   policy.pt, best.pt and what --resume needs
     summary.py      the last lines
 """

@@ -1,8 +1,6 @@
 """The directory of a run: where it is, who may write in it, and config.json."""
 
-import ast
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -10,10 +8,8 @@ import platform
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict, replace
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
 import gymnasium as gym
@@ -24,6 +20,7 @@ from utils.env_ids import with_version
 from utils.errors import UsageError
 from utils.files import atomic_write, write_text
 from utils.run import checkpoint
+from utils.run.code import code_of, file_of, module_of, origin
 from utils.run.launch import cores
 from utils.run.command import as_text, flag
 
@@ -37,66 +34,6 @@ FREE = {"total_steps", "async_envs", "device", "torch_threads", "bf16", "run_dir
 # The files of a run, with config.json, which names it as one, at the end.
 PARTS = ("algo*.py", "progress.csv", "episodes.csv", "events.out.tfevents.*",
          "policy.pt", "best.pt", "resume-*", "result.json", "config.json")
-PACKAGES = ("torch", "gymnasium", "numpy", "mujoco", "ale_py", "box2d", "mpi4py")
-# What learning is computed with, beside the algorithm file.
-HELPERS = "atari buffers demos envs goals mpi nets optim policy spaces wrappers"
-
-
-# ---- whose code
-
-
-def file_of(config_class) -> Path | None:
-    """Return the file that defines a Config, or None if it is a notebook's."""
-    path = Path(getattr(sys.modules.get(config_class.__module__), "__file__", None) or "")
-    return path.resolve() if path.is_file() else None
-
-
-def module_of(config_class) -> str:
-    """Return the module of a Config, such as "algos.x", even if it is the running program."""
-    path = file_of(config_class) or Path("notebook")
-    package = f"{path.parent.name}." if (path.parent / "__init__.py").exists() else ""
-    return package + path.stem
-
-
-def has_changed(config_class, run_dir) -> bool:
-    """Return whether a run was made, or last resumed, with other code: its file or HELPERS."""
-    config = read_config(run_dir)
-    before = [config, *config.get("resumed", [])][-1].get("code")  # an older version may lack it
-    return before not in (None, code_hash(config_class))
-
-
-def code_hash(config_class) -> str:
-    """Return a hash of what Python runs of a Config's file and of HELPERS."""
-    files = [Path(__file__).parents[1] / f"{name}.py" for name in HELPERS.split()]
-    files += filter(None, [file_of(config_class)])
-    return hashlib.sha256("".join(plain(file.read_bytes()) for file in files).encode()).hexdigest()
-
-
-@functools.cache
-def plain(source: bytes) -> str:
-    """Return a program in one layout, without comments and docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node):
-            del node.body[0]
-    return ast.unparse(tree)
-
-
-def origin():
-    """Return the command, git commit ("" outside of a repository) and versions of this process."""
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        commit = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True,
-                                text=True).stdout.strip()
-    except OSError:
-        commit = None  # git is not installed
-    return {"command": shlex.join(sys.orig_argv), "git_commit": commit,
-            "versions": {"python": sys.version.split()[0], **versions}}
 
 
 # ---- which directory
@@ -169,6 +106,13 @@ def read_config(run_dir):
     return config | {"settings": settings}
 
 
+def has_changed(config_class, run_dir) -> bool:
+    """Return whether a run was made, or last resumed, with other code."""
+    config = read_config(run_dir)
+    before = [config, *config.get("resumed", [])][-1].get("code")  # an older version may lack it
+    return before not in (None, code_of(file_of(config_class)))
+
+
 def has_rows(run_dir):
     """Return whether a run has reported. One that has not loses nothing by starting again."""
     path = Path(run_dir, "progress.csv")
@@ -226,7 +170,7 @@ def take_back(made):
 
 def whose_code(cfg):
     """Return what has to be the same on all ranks."""
-    return code_hash(type(cfg)), version("torch")
+    return code_of(file_of(type(cfg))), version("torch")
 
 
 def check_shared(cfg, root_code):
@@ -242,7 +186,7 @@ def check_shared(cfg, root_code):
 def write_config(cfg, step, initial):
     """Write config.json and, beside it, the algorithm file. A resume appends its own origin."""
     module, kept = module_of(type(cfg)), Path(cfg.run_dir, "algo.py")
-    now = origin() | {"code": code_hash(type(cfg))}
+    now = origin() | {"code": code_of(file_of(type(cfg)))}
     if cfg.resume:
         config = read_config(cfg.run_dir)
         before = config["settings"]["total_steps"]

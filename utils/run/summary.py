@@ -7,7 +7,7 @@ from datetime import timedelta
 import numpy as np
 
 from utils.logger import read_table
-from utils.run.directory import module_of
+from utils.run.code import module_of
 
 
 def summary(cfg, step: int, seconds: float) -> str:
