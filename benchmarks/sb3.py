@@ -31,6 +31,8 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without installation
 
+from utils.run.directory import plain_settings
+
 ON_POLICY = "a2c", "ppo", "ppo_lstm", "trpo"
 CONTRIB = {"trpo": sb3_contrib.TRPO, "ppo_lstm": sb3_contrib.RecurrentPPO}
 # On MuJoCo, A2C has its default batch and rate, TRPO the settings of RL Zoo.
@@ -197,8 +199,9 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     changed = {"num_envs": args.num_envs} if args.num_envs else {}
-    model = make_peer(args.algo, import_module(f"algos.{args.algo}").Config.for_env(
-        args.env, seed=args.seed, total_steps=args.total_steps, **changed))
+    cfg = import_module(f"algos.{args.algo}").Config.for_env(
+        args.env, seed=args.seed, total_steps=args.total_steps, **changed)
+    model = make_peer(args.algo, cfg)
     log = Episodes()
     model.learn(int(args.total_steps), callback=log)
     seconds = time.time() - log.start
@@ -208,7 +211,7 @@ def main():
     library = sb3_contrib if args.algo in CONTRIB else stable_baselines3
     result = dict(library="sb3-contrib" if args.algo in CONTRIB else "stable-baselines3",
                   algo=args.algo, env=args.env, seed=args.seed,
-                  settings=changed, changed=changed,
+                  settings=plain_settings(cfg), changed=changed,      # `as_theirs` took them
                   total_steps=model.num_timesteps, seconds=round(seconds, 1),
                   train100=float(np.mean([row[3] for row in log.rows[-100:]])),
                   eval=evaluate(model, args.algo, args.env, args.seed, args.episodes),
