@@ -3,6 +3,8 @@
     python benchmarks/atlas.py train --out DIR [--bugs ppo-time-limit-is-an-end ...] [--jobs 2]
     python benchmarks/atlas.py collect --out DIR    write atlas.jsonl and figures/atlas.svg
 
+With --seeds 5, rows have five seeds; the same command without it adds the others.
+
 BUGS says which bugs of tests/mutants/ are trained on what. A bug, and any other edit of a file in
 algos/, becomes an algorithm of its own in a clone of this repository: there algos/ppo+ID.py is
 algos/ppo.py with the edit, and `python -m utils.sweep --algos ppo ppo+ID ...` trains both with the
@@ -209,9 +211,10 @@ if __name__ == "__main__":
     parser.add_argument("do", choices=["train", "collect"])
     parser.add_argument("--out", type=Path, required=True, help="the folder of all runs")
     parser.add_argument("--bugs", nargs="*", default=[], help="only these; default: all of BUGS")
+    parser.add_argument("--seeds", type=int, default=10, help="seeds of a row, at most")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
-    chosen = read_rows(args.bugs)
+    chosen = [row._replace(seeds=min(row.seeds, args.seeds)) for row in read_rows(args.bugs)]
     if args.do == "train":
         sys.exit(train(chosen, args.out, args.jobs))
     for told in collect(chosen, args.out):
