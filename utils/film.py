@@ -34,7 +34,7 @@ def make_window(cfg) -> gym.vector.VectorEnv:
     return envs
 
 
-def make_drawn(cfg) -> gym.vector.VectorEnv:
+def make_drawn(cfg, file: str) -> gym.vector.VectorEnv:
     """Return one environment for `write_video`. UsageError: it cannot be drawn here."""
     if not has_display():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else pygame complains on stderr
@@ -42,7 +42,7 @@ def make_drawn(cfg) -> gym.vector.VectorEnv:
             ctypes.CDLL("libEGL.so.1")
             os.environ.setdefault("MUJOCO_GL", "egl")
     try:
-        for package in ("imageio", "imageio_ffmpeg"):
+        for package in ("imageio", "imageio_ffmpeg")[: 1 if file.endswith(".gif") else 2]:
             importlib.import_module(package)
         if is_game(cfg.env, "ALE/"):  # it has no `render`, but may observe its screen
             return make_envs(cfg, 1, grayscale=False, img_height=210, img_width=160, stack_num=1)
@@ -58,8 +58,13 @@ def make_drawn(cfg) -> gym.vector.VectorEnv:
 
 
 def follow_robot(env: gym.Env) -> None:
-    """Draw a robot by the camera of its model that moves with it, so it stays in the picture."""
+    """Draw a robot by the camera of its model that moves with it, on a floor that does not end."""
     renderer = getattr(env, "mujoco_renderer", None)
+    if renderer:  # the size of a plane is only drawn, with so many repeats of a pattern
+        model = renderer.model
+        planes = model.geom_type == 0
+        model.geom_size[planes, :2] *= 100
+        model.mat_texrepeat[np.unique(model.geom_matid[planes & (model.geom_matid >= 0)])] *= 100
     if renderer and renderer.model.cam_mode.any():  # 0: the camera is fixed
         renderer.camera_id = int(np.flatnonzero(renderer.model.cam_mode)[0])
 
@@ -87,7 +92,7 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
     fps, every = 15 if game else envs.metadata.get("render_fps") or 30, 1
     options = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "error"}  # even sides
     small = file.endswith(".gif")
-    if small:  # it compresses badly: at most 20 frames per second, 240 pixels wide
+    if small:  # it compresses badly: 300 frames, at most 20 per second, 240 pixels wide
         every = math.ceil(fps / 20)
         options = {"duration": 1000 * every / fps, "loop": 0}
 
@@ -101,7 +106,7 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
             shown, *_ = envs.step(agent.env_act(steps[-1]))
         elif game:
             shown, _ = envs.reset(seed=seed_of(seed, 2))  # as in `evaluate`
-        if len(steps) % every == 0:
+        if len(steps) % every == 0 and not (small and len(steps) >= 300 * every):
             frame = shown[0, 0] if game else draw(envs)
             stride = math.ceil(frame.shape[1] / 240) if small else 1
             writer.append_data(frame[::stride, ::stride])

@@ -40,7 +40,7 @@ class Play:
     run: str  # a run directory, such as runs/HalfCheetah-v4/ppo/seed1
     episodes: int = 10  # number of episodes to evaluate
     render: bool = False  # play the episodes one by one in a window
-    video: str = ""  # first draw one episode into this file, an .mp4 or a small .gif
+    video: str = ""  # first draw one episode into this file, an .mp4, or the beginning as a .gif
     record: str = ""  # write the episodes as demonstrations into this .npz file (utils/demos.py)
     export: str = ""  # only write the policy as an ONNX graph into this .onnx file (docs/howto.md)
     overwrite: bool = False  # --record and --export replace a file that exists
@@ -72,7 +72,7 @@ def main(play: Play) -> np.ndarray | None:
         check_target("--record", play.record, (".npz",), play.overwrite)
     _, cfg, policy = read_run(play.run, play.best)
     torch.set_num_threads(cfg.torch_threads)
-    drawn = make_drawn(cfg) if play.video else None
+    drawn = make_drawn(cfg, play.video) if play.video else None
     window = make_window(cfg) if play.render else None
     agent = load_agent(play.run, play.best)
     # best.pt was chosen by its returns in the episodes of the run's own seed.
@@ -98,7 +98,8 @@ def main(play: Play) -> np.ndarray | None:
             if not length:
                 print(f"{play.video}: {most:,} steps; the episode goes on, so none is evaluated")
                 return np.empty(0)
-            print(f"{play.video}: an episode with return {ret:.2f} in {length} steps")
+            print(f"{play.video}: an episode with return {ret:.2f} in {length} steps; now "
+                  f"{play.episodes} that are not drawn", flush=True)
         shown = [evaluate(agent, cfg, min(MOST_ENVS, play.episodes - k), seed + k, deterministic,
                           max_steps=play.max_steps) for k in range(0, play.episodes, MOST_ENVS)]
     returns, lengths = np.concatenate(shown, axis=1)

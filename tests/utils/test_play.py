@@ -229,7 +229,7 @@ def test_frames_of_any_size_are_written(trained, monkeypatch, shape, capfd):
     monkeypatch.setattr(Odd, "frame", np.full(shape, 200, np.uint8))
     for name, size in (("run.mp4", (shape[0] + shape[0] % 2, shape[1] + shape[1] % 2)),
                        ("run.gif", shape[:2])):
-        _, length = film.write_video(agent, cfg, film.make_drawn(cfg), name, seed=1)
+        _, length = film.write_video(agent, cfg, film.make_drawn(cfg, name), name, seed=1)
         shown = frames(name)
         assert shown.shape[1:] == (*size, 3)                    # of an .mp4 both sides are even
         assert abs(shown.mean() - 200) < 5
@@ -249,14 +249,15 @@ def test_who_waits_for_a_policy_without_noise_is_told_of_it(run, capsys):
 def test_minatar_is_drawn_as_bytes_and_large():
     pytest.importorskip("minatar")
     with warnings.catch_warnings(action="error"):  # Gymnasium's about floats is not for players
-        picture = film.draw(film.make_drawn(ppo.Config("MinAtar/Breakout-v1")))
+        picture = film.draw(film.make_drawn(ppo.Config("MinAtar/Breakout-v1"), "a.gif"))
     assert picture.shape == (160, 160, 3) and picture.dtype == np.uint8 and picture.max() > 100
 
 
 def test_a_film_of_an_endless_episode_is_cut(trained, capsys):
     """And not evaluated: what a good policy does in ten endless episodes nobody would see."""
     run = str(trained["Pendulum-v1"][0])
-    for most, said in (39, "39 steps; the episode goes on"), (40, "in 40 steps\n1 episodes: "):
+    for most, said in (39, "39 steps; the episode goes on"), (
+            40, "in 40 steps; now 1 that are not drawn\n1 episodes: "):
         play.main(play.Play(run, 1, video="run.mp4", max_steps=most))
         assert said in capsys.readouterr().out and len(frames("run.mp4")) == most
 
@@ -265,7 +266,7 @@ def test_neither_long_films_nor_many_episodes_fill_memory(trained, monkeypatch):
     run, agent, cfg = trained["Pendulum-v1"]
     monkeypatch.setattr(film, "evaluate", lambda *args: kept.append(args[-1]) or evaluate(*args))
     kept, numbers = [], []
-    film.write_video(agent, cfg, film.make_drawn(cfg), "run.mp4", seed=1)
+    film.write_video(agent, cfg, film.make_drawn(cfg, "run.mp4"), "run.mp4", seed=1)
     assert len(kept[0]) == 40 and all(isinstance(act, torch.Tensor) for act in kept[0][:-1])
     monkeypatch.setattr(play, "MOST_ENVS", 2)
     monkeypatch.setattr(play, "evaluate", lambda agent, cfg, episodes, *args, **more:
@@ -289,6 +290,8 @@ def test_a_missing_package_is_named_with_a_command(trained, monkeypatch, package
     with pytest.raises(UsageError, match=rf"{package}.*It needs pip install 'imageio"):
         play.main(play.Play(str(trained["CartPole-v1"][0]), 1, video="run.mp4"))
     assert not os.listdir()
+    if package == "imageio_ffmpeg":                             # which a .gif does without
+        play.main(play.Play(str(trained["CartPole-v1"][0]), 1, video="run.gif"))
 
 
 def test_an_atari_video_shows_the_game_that_the_agent_plays():
@@ -299,7 +302,8 @@ def test_an_atari_video_shows_the_game_that_the_agent_plays():
     agent, seen = ppo.train(cfg), []
     player = SimpleNamespace(env_act=agent.env_act, forget=agent.forget, act=lambda obs, *how: (
         seen.append(obs[0].copy()) or agent.act(obs, *how)))
-    ret, length = film.write_video(player, cfg, film.make_drawn(cfg), "pong.mp4", seed=1)
+    drawn = film.make_drawn(cfg, "pong.mp4")
+    ret, length = film.write_video(player, cfg, drawn, "pong.mp4", seed=1)
     assert length == len(seen) == 30 and ret == int(ret)
     shown = frames("pong.mp4")
     assert shown.shape == (30, 210, 160, 3)
@@ -313,7 +317,7 @@ def test_the_screen_follows_the_game_frame_by_frame():
     """Its stickiness, the ends of lives and FIRE, too: a small ball elsewhere is easily missed."""
     pytest.importorskip("ale_py")
     cfg, acts = ppo.Config("ALE/Breakout-v5", '{"episodic_life": true}'), np.random.default_rng(1)
-    game, screen = make_envs(cfg, 1), film.make_drawn(cfg)
+    game, screen = make_envs(cfg, 1), film.make_drawn(cfg, "a.mp4")
     for envs in (game, screen):
         envs.reset(seed=1)
     for _ in range(300):
@@ -323,12 +327,14 @@ def test_the_screen_follows_the_game_frame_by_frame():
     assert game.lives < 5
 
 
-@pytest.mark.parametrize("env, camera", [("HalfCheetah-v5", 0), ("InvertedPendulum-v5", -1)])
-def test_which_camera_draws(env, camera):
-    """One that moves with the robot, or Gymnasium's (-1) if there is none."""
+@pytest.mark.parametrize("env, camera, floor", [("HalfCheetah-v5", 0, 4000),
+                                                ("InvertedPendulum-v5", -1, None)])
+def test_which_camera_draws(env, camera, floor):
+    """One that moves with the robot, or Gymnasium's (-1) if there is none. It sees a floor."""
     view = gym.make(env, render_mode="rgb_array")
     film.follow_robot(view.unwrapped)
     assert view.unwrapped.mujoco_renderer.camera_id == camera
+    assert floor is None or view.unwrapped.model.geom("floor").size[0] == floor
 
 
 @pytest.mark.slow
