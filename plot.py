@@ -47,7 +47,7 @@ AXES = {"steps": "environment steps", "time": "minutes", "ep_ret": "episode retu
 LEGEND = f"""\
 train: mean return of the training episodes in the last tenth of the steps, at most {END[1]} of them
 eval: mean return of the final policy without exploration noise
--: fewer than {END[0]} episodes there, or no evaluation: see python -m utils.sweep --results FOLDER
+-: fewer than {END[0]} episodes there, or no evaluation: python -m utils.sweep --results FOLDER
 [a, b]: 95% percentile bootstrap over seeds; *: fewer than {FEW} seeds, so no interval, no claim"""
 STATISTICS = {"mean": np.mean,      # iqm drops whole seeds: none of 3, the best and worst of 6
               "iqm": lambda values, axis=0: trim_mean(values, 0.25, axis)}
@@ -328,7 +328,9 @@ def draw(groups: dict, plot: Plot) -> Figure:
                ylabel="" if k % columns else AXES.get(plot.y, plot.y))
         ax.xaxis.set_major_formatter(EngFormatter(sep=""))      # 2k, 1.5M
         handles |= {handle.get_label(): handle for handle in ax.get_legend_handles_labels()[0]}
-    caption = f"line: {plot.aggregate} of seeds, to where the first ends; band: standard deviation"
+    several = any(len(runs) > 1 for lines in groups.values() for runs in lines.values())
+    caption = (f"line: {plot.aggregate} of seeds, to where the first ends; band: standard deviation"
+               if several else "line: one seed")
     width, height = (6, 3.6) if len(panels) == 1 else (4 * columns, 2.7 * rows)
     columns = max(1, int(15 * width / max(len(label) + 8 for label in handles)))
     figure.legend(handles=handles.values(), loc="outside lower center", ncols=columns,

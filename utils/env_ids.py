@@ -77,6 +77,9 @@ def what_is_wrong(cfg, error: Exception) -> str:
     """Return what follows "--env is ..." in the message about an environment that is not made."""
     said = " ".join(str(error).partition(" was raised from the environment creator")[0].split())
     package, _, name = cfg.env.rpartition(":")
+    ending = re.search("(-v[0-9]+)?$", name)[0]  # of what was typed, for a name that is like it
+    said = re.sub("(?<=Did you mean: `)[^`]*", lambda like: like[0] + ending * (
+        like[0] + ending in gym.registry), said)
     given = f"; --env-kwargs is {cfg.env_kwargs}" * (cfg.env_kwargs != "{}")
     if isinstance(error, json.JSONDecodeError):
         return f"{given}; it takes a JSON object of what the environment takes: {said}"

@@ -14,7 +14,7 @@ from tests.helpers import saved, snapshot, steps
 from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.command import program
-from utils.run.directory import replaced_files
+from utils.run.directory import read_config, replaced_files
 from utils.run.settings import parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
@@ -67,6 +67,9 @@ def test_a_directory_that_holds_a_run(refusal, run):
         for more in ([], ["--overwrite"]):
             message = refusal(*FLAGS, "--run-dir", "run", *more)
             assert "run holds no run: config.json: No" in message
+    (run / "config.json").touch()
+    with pytest.raises(UsageError, match="holds no run: it has run$"):
+        read_config(".")
     for path in run.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     (run / "notes").touch()                                     # a directory is not yet a run
@@ -149,6 +152,12 @@ def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
     assert "Faulty-v0" in notes and "step 64" in notes and saved("run")[0] == 64
 
 
+def test_an_algorithm_that_is_not_there_is_named():
+    done = subprocess.run([sys.executable, "-m", "algos.pppo"], capture_output=True, text=True,
+                          cwd=Path(ppo.__file__).parents[1])
+    assert done.stderr == "error: there is no algos.pppo; python -m algos lists them\n"
+
+
 @pytest.mark.parametrize("file", ["utils.py", "utils/__init__.py"])
 def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
     (tmp_path / file).parent.mkdir(exist_ok=True)
@@ -156,4 +165,4 @@ def test_another_utils_in_front_of_ours_is_named(tmp_path, file):
     paths = os.pathsep.join(map(str, (tmp_path, Path(ppo.__file__).parents[1])))
     done = subprocess.run([sys.executable, "-m", "algos.ppo"], capture_output=True, text=True,
                           cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths})
-    assert f"Python found {tmp_path / file} first" in done.stderr and done.returncode == 1
+    assert f"Python found {tmp_path / file}" in done.stderr and done.returncode == 1

@@ -38,7 +38,7 @@ from utils.wrappers import OwnStep, success as success_of
 # ---- What can be wrong with --env and --env-kwargs
 
 @pytest.mark.parametrize("env,kwargs,message", [
-    ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*Did you mean: `HalfCheetah`"),
+    ("HalfCheeta-v4", "{}", "--env is HalfCheeta-v4: .*Did you mean: `HalfCheetah-v4`"),
     ("no_such_package:Env-v0", "{}", "imported: No module .*no_such_package"),
     ("a b", "{}", "--env is a b"), ("pong", "{}", "called ALE/Pong-v5"),
     ("CartPole-v1", "{'a': 1}", "--env-kwargs is .* it takes a JSON object"),

@@ -96,7 +96,9 @@ def read_config(run_dir):
         config = json.loads(path.read_text(encoding="utf-8"))
         settings, _ = config["settings"].items(), (config["algo"], config["module"])
     except OSError as error:
-        raise UsageError(f"{run_dir} holds no run: config.json: {error.strerror}") from None
+        inside = " ".join(sorted(str(each.parent) for each in path.parent.glob("*/config.json")))
+        raise UsageError(f"{run_dir} holds no run: " + (
+            f"it has {inside}" if inside else f"config.json: {error.strerror}")) from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} is damaged: {type(error).__name__} {error}") from None
     # JSON makes lists of tuples, which a frozen dataclass could not hash.
