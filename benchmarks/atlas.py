@@ -2,6 +2,7 @@
 
     python benchmarks/atlas.py train --out DIR [--bugs ppo-time-limit-is-an-end ...] [--jobs 2]
     python benchmarks/atlas.py collect --out DIR    write atlas.jsonl and figures/atlas.svg
+    python benchmarks/atlas.py catch [--bugs ...]   note in atlas.jsonl which test fails first
 
 With --seeds 5, rows have five seeds; the same command without it adds the others.
 
@@ -19,6 +20,9 @@ repeated by naming its bug. A row of atlas.jsonl has
     metric, step     the first metric of progress.csv that tells the two apart, and when: all seeds
                      of one lie above all of the other in three successive twentieths of the run
     curves           means over seeds for each twentieth of the run
+    caught           the first test that fails with the bug; absent if no test did, or none ran
+
+`catch` runs the tests of tests/mutants/ for the rows that have no `caught`, or for --bugs.
 """
 import argparse
 import json
@@ -36,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))    # run without in
 
 import plot
 from benchmarks.suite import HERE, ROOT, read_lines
+from tests.mutants import __main__ as mutants
 from tests.mutants import catalogue
 from utils.files import write_text
 from utils.run.directory import as_folder
@@ -195,25 +200,60 @@ def collect(rows: list[Row], out: Path, path: Path = HERE / "atlas.jsonl") -> li
     """Write the rows whose runs are there to atlas.jsonl, over older ones, and draw all."""
     found = {(row["bug"], row["env"]): row for row in read_lines(path)}
     new = [told for row in rows if (told := compare(row, out))]
-    found |= {(row["bug"], row["env"]): row for row in new}
-    lines = [json.dumps(row).replace("NaN", "null") for _, row in sorted(found.items())]
-    write_text(path, "\n".join(lines) + "\n")
-    found = read_lines(path)
+    for row in new:
+        told = json.loads(json.dumps(row).replace("NaN", "null"))
+        found[row["bug"], row["env"]] = found.get((row["bug"], row["env"]), {}) | told
+    write_rows([*found.values()], path)
     with plot.matplotlib.rc_context(plot.STYLE):
-        plot.save(draw([row for row in found if None not in row["lost"]]),
+        plot.save(draw([row for row in read_lines(path) if None not in row["lost"]]),
                   str(path.parent / "figures" / "atlas.svg"))
     return new
+
+
+def write_rows(rows: list[dict], path: Path) -> None:
+    rows = sorted(rows, key=lambda row: (row["bug"], row["env"]))
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+# ---- Testing
+
+def catch(bugs: list[str], path: Path = HERE / "atlas.jsonl") -> int:
+    """Note the test that fails first, bug by bug. Return 1 if one survives. KeyError: no row."""
+    rows = read_lines(path)
+    if unknown := set(bugs) - {row["bug"] for row in rows}:
+        raise KeyError(f"no row of {path.name} has {', '.join(sorted(unknown))}")
+    chosen = set(bugs) or {row["bug"] for row in rows if "caught" not in row}
+    todo = [each for each in catalogue.plantings(catalogue.read()) if each.id in chosen]
+    return mutants.report(noted(mutants.run_all(todo, 1), path))
+
+
+def noted(results, path: Path):
+    """Yield the results. Each is in the file before the next begins."""
+    for result in results:
+        name, found, test = result.by.partition("::")
+        rows = read_lines(path)         # anew: `collect` may have added some
+        for row in (row for row in rows if row["bug"] == result.id):
+            row.pop("caught", None)
+            if result.outcome == "killed" and found:
+                file = catalogue.test_file(name.removeprefix("test_").removesuffix(".py"))
+                row["caught"] = f"{file}::{test}"
+        write_rows(rows, path)
+        yield result
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python benchmarks/atlas.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=["train", "collect"])
-    parser.add_argument("--out", type=Path, required=True, help="the folder of all runs")
+    parser.add_argument("do", choices=["train", "collect", "catch"])
+    parser.add_argument("--out", type=Path, help="the folder of all runs")
     parser.add_argument("--bugs", nargs="*", default=[], help="only these; default: all of BUGS")
     parser.add_argument("--seeds", type=int, default=10, help="seeds of a row, at most")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     args = parser.parse_args()
+    if args.do == "catch":
+        sys.exit(catch(args.bugs))
+    if not args.out:
+        parser.error(f"{args.do} needs --out")
     chosen = [row._replace(seeds=min(row.seeds, args.seeds)) for row in read_rows(args.bugs)]
     if args.do == "train":
         sys.exit(train(chosen, args.out, args.jobs))

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from benchmarks import atlas
+from tests.mutants import __main__ as mutants
 from tests.mutants import catalogue
 
 
@@ -47,6 +48,9 @@ def test_a_row_tells_what_is_lost_and_what_shows_it(tmp_path):
     assert (told["metric"], told["step"]) == ("kl", 1100)       # apart from step 1000 on
     assert (tmp_path / "figures/atlas.svg").exists()
     assert atlas.collect([row._replace(seeds=6)], tmp_path, path) == []     # a seed is missing
+    path.write_text(json.dumps(told | {"caught": "test_NaN"}) + "\n")
+    atlas.collect([row], tmp_path, path)
+    assert json.loads(path.read_text()) == told | {"caught": "test_NaN"}
 
 
 def test_the_first_metric_that_stays_apart_is_named():
@@ -59,6 +63,23 @@ def test_the_first_metric_that_stays_apart_is_named():
         told = atlas.separating(seeds(kl=[], val=[], short=[]),
                                 seeds(kl=range(kl, 20), val=range(val, 20), short=[2, 3]))
         assert told == ("kl" if kl < val else "val", 700)
+
+
+def test_a_row_names_the_test_that_fails(tmp_path):
+    def found(ident, outcome, by):
+        results = [mutants.Result(ident, outcome, by, 1.0)]
+        assert list(atlas.noted(results, path)) == results
+        return [json.loads(line).get("caught") for line in path.read_text().splitlines()]
+
+    path = tmp_path / "atlas.jsonl"
+    atlas.write_rows([{"bug": "b", "env": "e"}, {"bug": "b", "env": "d"}, {"bug": "a", "env": "e"}],
+                     path)
+    test = "tests/algos/test_a2c.py::test_gae[a - b]"
+    assert found("b", "killed", "test_a2c.py::test_gae[a - b]") == [None, test, test]
+    assert found("a", "killed", "the time limit") == [None, test, test]
+    assert found("b", "survived", "") == [None, None, None]
+    with pytest.raises(KeyError, match="no-such-bug"):
+        atlas.catch(["a", "no-such-bug"], path)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from tests.mutants import catalogue
 from tests.mutants.catalogue import ROOT, TESTS, file_of, planted, plantings, read, sample
 
 COPIED = ("algos", "utils", "tests")                            # other folders are linked
+OURS = (*COPIED, "benchmarks", "plot")                          # imported anew in the copy
 CHECKS = "AssertionError|KeyError|ValueError|FloatingPointError"  # of ours
 LIMIT = 600                                                     # seconds of CPU for all tests
 # Imported once, before forking, because the imports take longer than most tests.
@@ -87,7 +88,7 @@ def start_tests(module, tree):
         os.dup2(said, 1), os.dup2(said, 2)
         os.chdir(tree)
         os.environ["COLUMNS"] = "400"
-        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
             del sys.modules[name]
         sys.path[:] = [str(tree), *(path for path in sys.path if Path(path).resolve() != ROOT)]
         files = [catalogue.test_file(name, tree) for name in TESTS[module]]
