@@ -3,8 +3,8 @@
     python -m docs      writes docs/_build/index.html, to open in a browser
 
 The site is made from the algorithm files, docs/equations.toml, the published
-runs, the planted bugs and the notebooks. Notebooks are shown with the outputs
-stored in them, which pytest -m notebooks compares with new ones.
+runs, the planted bugs and what they cost, and the notebooks. Notebooks are shown
+with the outputs stored in them, which pytest -m notebooks compares with new ones.
 """
 import importlib.util
 from dataclasses import dataclass

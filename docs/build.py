@@ -11,7 +11,7 @@ import nbformat
 import ziamath
 from sphinx.application import Sphinx
 
-from docs import page, results
+from docs import atlas, page, results
 from docs.algorithm import ROOT, algorithms, ideas
 
 HERE = Path(__file__).resolve().parent
@@ -63,7 +63,10 @@ def write_sources(source: Path) -> None:
     with redirect_stderr(io.StringIO()):        # plot.py notes there which runs it pools
         for name, algo in algorithms().items():
             results.write_curves(name, static / "curves")
-            write(source / f"algos/{name}.md", page.page(algo, results.markdown(name)))
+            write(source / f"algos/{name}.md",
+                  page.page(algo, results.markdown(name), atlas.links(name)))
+    for path, text in atlas.pages().items():
+        write(source / path, text)
     for path in DOCUMENTS:
         text = (ROOT / path).read_text(encoding="utf-8")
         write(source / path, re.sub(r"\]\((algos/\w+)\.py\)", r"](\1.md)", text))
@@ -98,6 +101,8 @@ def index() -> str:
     """Return the start page: two ways in, and the ladder."""
     begin = "".join(f'<li><a href="notebooks/{name}.html">{escape(title)}</a>{escape(rest)}</li>'
                     for title, name, rest in tutorials())
+    measured = bool(atlas.rows())
+    bugs = (' The <a href="atlas.html">atlas</a> shows what silent bugs cost.' if measured else "")
     commands = re.findall(r"^```sh\n(.+?)\n```", (ROOT / "README.md").read_text("utf-8"), re.M)
     return f"""# plainrl
 
@@ -110,7 +115,7 @@ notebook and compares them.</p><ol>{begin}</ol></section>
 <section><h2>I know RL</h2><p>Climb the ladder below. A file is its parent plus one idea, so the
 new lines are the lesson. Open a file, or the number behind it to see the diff.</p>
 <p>Start with <a href="algos/ppo.html">PPO</a> or <a href="algos/sac.html">SAC</a>, or compare
-all published runs in the <a href="explorer.html">explorer</a>.</p>
+all published runs in the <a href="explorer.html">explorer</a>.{bugs}</p>
 <div class="command"><code>{escape(commands[0])}</code></div>
 <p>Games: with <code>pip install -e '.[minatar]'</code>, <code>python -m algos.ppo --env
 MinAtar/Breakout-v1</code> learns in minutes. <a href="docs/games.html">More games</a></p>
@@ -126,7 +131,8 @@ Each file adds its idea, and so many lines, to the one that it stands under.
                     for k, (title, name, _) in enumerate(tutorials(), 1)])}
 {toctree("Algorithms", [f"{ideas()[name][0]} <algos/{name}>" for name in algorithms()])}
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/README>",
-                     "benchmarks/all", "benchmarks/decisions"])}
+                     "benchmarks/all", "benchmarks/decisions",
+                     *(["Silent bugs <atlas>"] if measured else [])])}
 {toctree("Use", ["The README <README>", "docs/games", "docs/settings", "docs/howto",
                  "docs/cluster", "docs/debugging", "CONTRIBUTING", "CHANGELOG",
                  "notebooks/README"])}

@@ -21,8 +21,12 @@ LEADS = {
     "agent": "The networks, and how the policy acts."}
 
 
-def page(algo: Algorithm, results: str) -> str:
-    """Return the Markdown of an algorithm's page. `results` is the table of its runs."""
+def page(algo: Algorithm, results: str, measured: str = "") -> str:
+    """Return the Markdown of an algorithm's page.
+
+    results     the table of its runs
+    measured    links to what its bugs cost
+    """
     short, idea, _ = ideas()[algo.name]
     return "\n\n".join([
         f"# {algo.title}",
@@ -34,7 +38,7 @@ def page(algo: Algorithm, results: str) -> str:
         *next_files(algo),
         "## Shapes", raw(shapes(algo)),
         "## Learning curves", raw(chart(algo)), results,
-        *(["## Silent bugs", raw(silent_bugs(algo))] if algo.bugs else [])])
+        *(["## Silent bugs", raw(measured + silent_bugs(algo))] if algo.bugs else [])])
 
 
 def raw(html: str) -> str:
@@ -207,11 +211,14 @@ def silent_bugs(algo: Algorithm) -> str:
 
 
 def bug(bug: dict) -> str:
+    return (f'<details class="bug"><summary>{escape(bug["wrong"])}</summary>{bug_diff(bug)}'
+            f"<p>Where it was found: {escape(bug['found'].rstrip('.'))}.</p></details>")
+
+
+def bug_diff(bug: dict) -> str:
     html = []
     for line in bug["diff"]:
         kind = {"+": "add", "-": "del", "@": "hunk"}.get(line[0], "ctx")
         text = re.sub(r"^@@ -(\d+).*", r"line \1", line)
         html.append(f'<span class="{kind}">{escape(text)}\n</span>')
-    return (f'<details class="bug"><summary>{escape(bug["wrong"])}</summary><div class="highlight">'
-            f'<pre class="diff">{"".join(html)}</pre></div><p>Where it was found: '
-            f"{escape(bug['found'].rstrip('.'))}.</p></details>")
+    return f'<div class="highlight"><pre class="diff">{"".join(html)}</pre></div>'

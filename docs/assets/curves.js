@@ -1,4 +1,5 @@
-/* Learning curves: one algorithm with its seeds, and the explorer of all published runs. */
+/* Learning curves: one algorithm with its seeds, a bug beside the clean file, and the explorer of
+   all published runs. */
 "use strict";
 
 const COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255",
@@ -247,6 +248,19 @@ function showAlgorithm(root) {
   new ResizeObserver(() => pick.redraw()).observe(root);
 }
 
+// ---- A bug beside the clean file
+
+function showPair(root) {
+  const { steps, curves } = JSON.parse(root.dataset.pair);
+  const series = curves.map((ys, i) => ({ name: ["clean", "planted"][i], colour: COLOURS[i],
+    grid: ys.map((_, k) => steps * (k + 1) / ys.length),
+    y: ys.map((y) => y === null ? null : [y, y, y]) })).filter((one) => one.y.some((y) => y));
+  const box = root.appendChild(picture("Learning curves of the clean and the planted file"));
+  root.append(element("div", { class: "keys" }, ...series.map((one) =>
+    element("span", { style: `--key: ${one.colour}` }, one.name))));
+  new ResizeObserver(() => draw(box.firstChild, series, [], "steps", steps)).observe(box);
+}
+
 // ---- The explorer
 
 function usualBudget(lines) {
@@ -331,6 +345,7 @@ function showExplorer(root) {
 
 document.addEventListener("DOMContentLoaded", () => {
   for (const root of document.querySelectorAll(".chart")) {
-    (root.classList.contains("explorer") ? showExplorer : showAlgorithm)(root);
+    const show = root.classList.contains("explorer") ? showExplorer : showAlgorithm;
+    (root.dataset.pair ? showPair : show)(root);
   }
 });

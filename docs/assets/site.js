@@ -1,4 +1,4 @@
-/* Popovers, the switch between the whole file and new lines, folded lines, and copy buttons. */
+/* Popovers, the switch between the whole file and new lines, folded lines, filters, copy buttons. */
 "use strict";
 
 // ---- Popovers: an equation, or a line of code.
@@ -80,6 +80,26 @@ function arrive() {
   }
 }
 
+// ---- Tables whose rows can be filtered by their data
+
+function filterRows(rows, chosen) {
+  for (const row of rows) {
+    row.hidden = Object.entries(chosen).some(([name, x]) => x && row.dataset[name] !== x);
+  }
+}
+
+function addFilters(table) {
+  const rows = [...table.tBodies[0].rows], chosen = {};
+  const filters = table.dataset.filters.split(" ").map((name) => {
+    const values = [...new Set(rows.map((row) => row.dataset[name]))].sort();
+    return choice(name, [["", "all"], ...values.map((x) => [x, x])], "", (x) => {
+      chosen[name] = x;
+      filterRows(rows, chosen);
+    });
+  });
+  table.parentNode.before(element("div", { class: "controls" }, ...filters));
+}
+
 // ---- Commands
 
 function addCopyButton(box) {
@@ -102,4 +122,5 @@ document.addEventListener("DOMContentLoaded", () => {
   setUpTips();
   setUpSource();
   document.querySelectorAll(".command").forEach(addCopyButton);
+  document.querySelectorAll("[data-filters]").forEach(addFilters);
 });

@@ -1,4 +1,4 @@
-"""The reading site: its links, equations and new lines."""
+"""The reading site: its links, equations, new lines and the atlas."""
 import json
 import re
 import shutil
@@ -16,8 +16,8 @@ for package in command.NEEDED:
 
 from benchmarks.suite import read_suite  # noqa: E402
 from docs.algorithm import ROOT, algorithms  # noqa: E402
-from docs import results  # noqa: E402
-from docs.build import build  # noqa: E402
+from docs import atlas, results  # noqa: E402
+from docs.build import build, index  # noqa: E402
 from utils.errors import UsageError  # noqa: E402
 
 
@@ -66,17 +66,46 @@ def broken(site, pages):
                 yield f"{name}: {link}"
 
 
+def atlas_row(bug, lost=(0.5, 0.4, 0.6), **given):
+    curves = [[None, *range(19)], [None, *range(0, 38, 2)]]
+    return {"bug": bug, "env": "Acrobot-v1", "settings": "", "steps": 2000, "commit": "abc",
+            "clean": [200.0, 220.0], "planted": [100.0, 110.0], "difference": [-105.0, -126.0, -84],
+            "lost": lost, "steps_to": [1600, None], "metric": "kl", "step": 700, "curves": curves
+            } | given
+
+
+ROWS = [
+    atlas_row("ppo-lam-decay-crosses-episodes", (0.05, -0.1, 0.2), metric="val_mean"),
+    atlas_row("ppo-time-limit-is-an-end@a2c", caught="tests/algos/test_a2c.py::test_gae[1 < 2]"),
+    atlas_row("ppo-time-limit-is-an-end@a2c", (0.7, 0.6, 0.8), env="Ant-v4", metric=None,
+              step=None),
+    atlas_row("dqn-target-is-the-critic", [None] * 3, planted=[None, None], difference=[None] * 3,
+              curves=[[1.0] * 20, [None] * 20]),
+    atlas_row("ddpg-no-such-bug", (0.3, None, None), metric="actor_grad_norm")]
+
+
+@pytest.fixture
+def atlas_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(atlas, "PATH", tmp_path / "atlas.jsonl")
+    return tmp_path / "atlas.jsonl"
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     site = tmp_path_factory.mktemp("site") / "whole"
-    assert build(site) == ""
+    stored = atlas.PATH.read_text("utf-8") if atlas.PATH.exists() else ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(atlas, "PATH", site.with_name("atlas.jsonl"))
+        atlas.PATH.write_text(stored + "".join(json.dumps(row) + "\n" for row in ROWS))
+        assert build(site) == ""
     return site, read(site)
 
 
 def test_every_link_resolves(whole):
     site, pages = whole
-    assert {"index.html", "explorer.html", *(f"algos/{name}.html" for name in algorithms())
-            } <= pages.keys()
+    assert {"index.html", "explorer.html", "atlas.html", "atlas/dqn-target-is-the-critic.html",
+            "atlas/ppo-time-limit-is-an-end-in-a2c.html",
+            *(f"algos/{name}.html" for name in algorithms())} <= pages.keys()
     assert sum(name[:10] == "notebooks/" for name in pages) == 8
     assert sum(len(page.links) for page in pages.values()) > 500
     assert list(broken(site, pages)) == []
@@ -162,6 +191,71 @@ def test_the_explorer_opens_on_many_lines():
             for (folder, env, library, algo, _), found in results.groups().items()
             if env == "HalfCheetah-v4"]
     assert {"ppo", "sac"} <= {line["algo"] for line in here if line["budget"] == usual(here)}
+
+
+def test_without_rows_there_is_no_atlas(atlas_file):
+    assert atlas.pages() == {} and atlas.links("ppo") == "" and "atlas" not in index()
+    atlas_file.write_text(json.dumps(ROWS[0]) + "\n")
+    assert list(atlas.pages()) == ["atlas.md", "atlas/ppo-lam-decay-crosses-episodes.md"]
+    assert atlas.links("ppo") == ('<p>Silent bugs of this file, measured: <a href="../atlas/ppo-lam'
+                                  '-decay-crosses-episodes.html">ppo-lam-decay-crosses-episodes</a>'
+                                  ".</p>") and "atlas.html" in index()
+
+
+def test_the_atlas_is_sorted_by_what_is_lost(atlas_file):
+    atlas_file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    pages = atlas.pages()
+    assert len(pages) == 5                                      # two rows are of one bug
+    rows = re.findall(r'<tr data-algorithm="(\w+)" data-symptom="(.+?)">.*?</td><td>.*?</td><td>'
+                      r"(.+?)</td><td>(.+?)</td><td>(.+?)</td></tr>", pages["atlas.md"])
+    kl = "<code>kl</code>, step 700"
+    assert rows == [
+        ("dqn", "the run ends", "Acrobot-v1", "ends 2 of 2 runs", kl),
+        ("a2c", "no metric", "Ant-v4", "70% [60%, 80%]", "none"),
+        ("a2c", "the policy", "Acrobot-v1", "50% [40%, 60%]", kl),
+        ("ddpg", "a gradient norm", "Acrobot-v1", "30%", "<code>actor_grad_norm</code>, step 700"),
+        ("ppo", "costs nothing here", "Acrobot-v1", "5% [-10%, 20%]",
+         "<code>val_mean</code>, step 700")]
+
+
+def test_the_page_of_a_bug(atlas_file):
+    atlas_file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    pages = atlas.pages()
+    page = pages["atlas/ppo-time-limit-is-an-end-in-a2c.md"]
+    for part in ("A time limit is stored as a termination", "Where it was found: cleanrl#198",
+                 '<span class="del">-', "## On Ant-v4", "## On Acrobot-v1",
+                 "<th>clean</th><td>210</td><td>2: 200; 220</td><td>1,600</td>",
+                 "<th>planted</th><td>105</td><td>2: 100; 110</td><td>never</td>",
+                 "Planted minus clean: -105 [-126, -84]. The bug loses 50% [40%, 60%]",
+                 "separates them is <code>kl</code>, by step 700",
+                 "No metric of progress.csv separates them before the end.",
+                 "<code>tests/algos/test_a2c.py::test_gae[1 &lt; 2]</code>",
+                 "atlas.py train --out DIR --bugs ppo-time-limit-is-an-end@a2c<"):
+        assert part in page, part
+    assert page.count("The test that catches it") == 1
+    ended = pages["atlas/dqn-target-is-the-critic.md"]
+    assert "The bug ends 2 of 2 runs." in ended and "<td>-</td><td>2: -; -</td>" in ended
+    gone = pages["atlas/ddpg-no-such-bug.md"]
+    assert "have changed since" in gone and "diff" not in gone and "found:" not in gone
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="it needs Node.js")
+def test_filters_show_the_rows_that_have_what_is_chosen():
+    script = ["globalThis.document = {addEventListener() {}};",
+              (ROOT / "docs/assets/site.js").read_text(encoding="utf-8"), """
+        const rows = ["ppo kl", "ppo loss", "dqn kl"].map((text) => {
+          const [algorithm, symptom] = text.split(" ");
+          return { dataset: { algorithm, symptom } };
+        });
+        const shown = [{}, { algorithm: "ppo" }, { algorithm: "ppo", symptom: "kl" },
+          { algorithm: "", symptom: "kl" }].map((chosen) => {
+          filterRows(rows, chosen);
+          return rows.map((row) => row.hidden ? 0 : 1).join("");
+        });
+        console.log(shown.join(" "));"""]
+    done = subprocess.run(["node"], input="\n".join(script), capture_output=True, text=True,
+                          check=True)
+    assert done.stdout.split() == ["111", "110", "100", "101"]
 
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
