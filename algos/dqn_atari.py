@@ -81,7 +81,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 250_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
-    huber_delta: float = 1.0  # d, the error from which on the loss is linear (1 to 100)
+    huber_delta: float = 1.0  # d, the error beyond which L is linear (1 to 100)
     bf16: bool = False  # encode images in bfloat16, if the processor has it: faster
 
 
@@ -170,8 +170,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         L  = mean h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < d, else d (|x| - d/2)
 
     h is the Huber loss: a large error pulls no harder than one of d = huber_delta. So
-    where errors are larger, Q is near the median of y, not its mean: a prize of 100 in
-    one case of ten looks worthless. Rewards should be of size 1, or d as large as they.
+    where errors are larger, Q is near the median of y, not its mean: falls in one case
+    of ten, or rare prizes, count for nothing. The paper's d = 1 is for rewards clipped
+    to [-1, 1], as those of games; with d = 100, L is nearly always the squared error.
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that

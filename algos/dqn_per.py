@@ -22,8 +22,8 @@ Departures from the paper, besides those of dqn.py. The paper divides DQN's lear
 rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient. In
 our runs PER was not clearly better than DQN (benchmarks/README.md).
 
-Healthy values. On CartPole `q` ends above 85. `td_error` (Q - y) is 0 to 5 and `q_loss`
-0.3 at first, 0.01 in the end: `weight`, near 0.15, is lowest where errors are large.
+Healthy values. On CartPole `q` overshoots and ends between 95 and 110. `q_loss` ends
+below 0.2: `weight`, near 0.15 in the end, is lowest where errors are large.
 
 Run   python -m algos.dqn_per --env CartPole-v1
 Diff  diff algos/dqn.py algos/dqn_per.py
@@ -71,7 +71,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     buffer_size: int = 50_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
-    target_every: int = 500  # environment steps between copies to critic_targ
+    target_every: int = 100  # environment steps between copies to critic_targ
     batch_size: int = 128  # B, samples per update (usually 32 to 512)
     lr: float = 2.5e-4  # Adam's initial learning rate (1e-5 to 3e-3)
     anneal_lr: bool = True  # anneal the learning rate linearly to zero
@@ -80,7 +80,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     eps_steps: int = 20_000  # environment steps in which eps falls from 1 to eps_end
     double: bool = True  # Double DQN: Q chooses the target's action, Q_targ rates it
     dueling: bool = True  # dueling network: learn what all actions have in common
-    huber_delta: float = 1.0  # d, the error from which on the loss is linear (1 to 100)
+    huber_delta: float = 100.0  # d, the error beyond which L is linear (1 to 100)
     omega: float = 0.6  # exponent of priorities, alpha in the paper (0 to 0.7)
     beta_start: float = 0.4  # initial exponent of the weights w (0.4 to 1)
     hidden: tuple[int, ...] = (128, 128)  # hidden layer widths, for vector observations
@@ -88,7 +88,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "lr": 1e-3, "eps_end": 0.01,
-        "eps_steps": 100_000}
+        "eps_steps": 100_000, "huber_delta": 1.0}
 
 
 # ===================================== data types =====================================
@@ -180,8 +180,9 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         L  = mean w h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < d, else d (|x| - d/2)
 
     h is the Huber loss: a large error pulls no harder than one of d = huber_delta. So
-    where errors are larger, Q is near the median of y, not its mean: a prize of 100 in
-    one case of ten looks worthless. Rewards should be of size 1, or d as large as they.
+    where errors are larger, Q is near the median of y, not its mean: falls in one case
+    of ten, or rare prizes, count for nothing. The paper's d = 1 is for rewards clipped
+    to [-1, 1], as those of games; with d = 100, L is nearly always the squared error.
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that
