@@ -276,14 +276,15 @@ def wins(groups: dict[Key, list[dict]]) -> str:
     seeds = sorted(len(results) for results, _ in equal)
 
     told = []
-    for sign, word in ((1, "wins"), (-1, "losses")):
+    for sign, word in ((1, "better"), (-1, "worse")):
         where = ", ".join(f"{results[0]['algo']} on {results[0]['env']}"
                           for (results, _), each in zip(equal, signs) if each == sign)
-        told.append(f"{signs.count(sign)} clear {word}" + f" ({where})" * bool(where))
+        told.append(f"{word} in {signs.count(sign)}" + f" ({where})" * bool(where))
     return wrapped(
-        f"- Of {len(pairs)} comparisons with {' and '.join(names)}, {len(equal)} have equal "
-        f"numbers of seeds ({seeds[0]} to {seeds[-1]}): {' and '.join(told)}, where the 95% "
-        "intervals do not overlap. Of A2C, only our settings were tuned."
+        f"- We ran {' and '.join(names)} beside {len(equal)} of our rows, with as many seeds "
+        f"({seeds[0]} to {seeds[-1]}). By intervals that do not overlap, we are "
+        f"{' and '.join(told)}. Of A2C, only our settings were tuned. Beside "
+        f"{len(pairs) - len(equal)} more rows they have other numbers of seeds."
         + told_older(sum((results for results, _ in equal), [])), "  ")
 
 
