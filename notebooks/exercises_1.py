@@ -1,4 +1,4 @@
-"""Checks for the exercises of 1_policy_gradient_to_ppo.ipynb. Answers are in answers_1.py."""
+"""Checks for 1_policy_gradient_to_ppo.ipynb. Answers: spoilers/answers_1.py."""
 import torch
 from checking import close, exercise, true
 

@@ -1,4 +1,4 @@
-"""Checks for the exercises of 2_q_learning_to_sac.ipynb. Answers are in answers_2.py."""
+"""Checks for 2_q_learning_to_sac.ipynb. Answers: spoilers/answers_2.py."""
 import math
 
 import torch

@@ -1,4 +1,4 @@
-"""Checks for the exercises of 3_where_episodes_end.ipynb. Answers are in answers_3.py."""
+"""Checks for 3_where_episodes_end.ipynb. Answers: spoilers/answers_3.py."""
 import numpy as np
 from checking import Wrong, close, exercise, true
 

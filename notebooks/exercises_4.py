@@ -1,4 +1,4 @@
-"""Checks for the exercises of 4_bug_clinic.ipynb. Answers are in answers_4.py."""
+"""Checks for 4_bug_clinic.ipynb. Answers: spoilers/answers_4.py."""
 from dataclasses import replace
 
 import clinic

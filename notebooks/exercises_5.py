@@ -1,4 +1,4 @@
-"""Checks for the exercises of 5_is_it_better.ipynb. Answers are in answers_5.py."""
+"""Checks for 5_is_it_better.ipynb. Answers: spoilers/answers_5.py."""
 from itertools import combinations, product
 
 import numpy as np

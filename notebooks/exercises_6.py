@@ -1,4 +1,4 @@
-"""Checks for the exercises of 6_memory_goals_demonstrations.ipynb. Answers are in answers_6.py."""
+"""Checks for 6_memory_goals_demonstrations.ipynb. Answers: spoilers/answers_6.py."""
 import numpy as np
 import torch
 from checking import Wrong, close, exercise, true

@@ -1,4 +1,4 @@
-"""Checks for the exercises of 7_distributions_masks_language.ipynb. Answers are in answers_7.py."""
+"""Checks for 7_distributions_masks_language.ipynb. Answers: spoilers/answers_7.py."""
 import numpy as np
 import torch
 from checking import close, exercise, true

@@ -1,7 +1,8 @@
 """Every notebook runs from top to bottom, and every exercise tells right from wrong answers.
 
 The checks of `notebooks/<n>_<title>.ipynb` are in exercises_<n>.py, its worked answers in
-answers_<n>.py, under the same names. wrong.py has the errors that are planted in the answers.
+spoilers/answers_<n>.py, under the same names. wrong.py has the errors that are planted in the
+answers.
 """
 import importlib
 import inspect
@@ -30,9 +31,9 @@ def number(path):
     return path.stem.split("_")[0]
 
 
-def load(name, monkeypatch):
-    """Import a module from the folder of notebooks, as a notebook does."""
-    monkeypatch.syspath_prepend(FOLDER)
+def load(name, monkeypatch, folder=FOLDER):
+    """Import a module from the folder of notebooks, as a notebook does, or from another one."""
+    monkeypatch.syspath_prepend(folder)
     return importlib.import_module(name)
 
 
@@ -45,7 +46,7 @@ def exercises(path, monkeypatch):
 
 def answers(path, monkeypatch):
     """Return name -> worked answer. Helpers of the answers start with an underscore."""
-    module = load(f"answers_{number(path)}", monkeypatch)
+    module = load(f"answers_{number(path)}", monkeypatch, FOLDER / "spoilers")
     return {name: value for name, value in vars(module).items()
             if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"}
 

@@ -1,6 +1,7 @@
 """Plausible errors in the worked answers to the exercises: exercise -> [(right, wrong), ...].
 
-Each replaces a part of the answer in notebooks/answers_<n>.py. The checks must reject the result.
+Each replaces a part of the answer in notebooks/spoilers/answers_<n>.py. The checks must reject the
+result.
 """
 MASK = " * (1 - done[t])"
 PICK = "q_targ[torch.arange(len(q)), pick]"
