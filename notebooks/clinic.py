@@ -8,7 +8,6 @@ patient is the current file except for these lines, and a change of the file tha
 noticed.
 """
 import difflib
-import importlib.util
 import sys
 import types
 from typing import NamedTuple
@@ -118,13 +117,45 @@ def difference(name):
 
 # ---- Environments
 
-def scripted():
-    """Return tests/envs.py, which has the counter of our tests. It is imported by its path."""
-    if "tests.envs" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("tests.envs", lab.ROOT / "tests" / "envs.py")
-        sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)  # registers its environments: "tests.envs:Counter-v0", ...
-    return sys.modules["tests.envs"]
+class Scripted(gym.Env):
+    """Observe (environment, episode, time), whatever the action. `counter_rollout` says how
+    episodes end. Environments are numbered in the order of creation.
+    """
+
+    observation_space, action_space = Box(-np.inf, np.inf, (3,)), Box(-1, 1, (2,))
+    made = 0
+    lengths = (3,), (7,), (1, 5, 2)  # of the episodes in environments 0, 1 and 2
+
+    def __init__(self):
+        self.number, self.episode = Scripted.made, -1
+        Scripted.made += 1
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode, self.time = self.episode + 1, 0
+        return np.float32([self.number, self.episode, 0]), {}
+
+    def step(self, act):
+        self.time += 1
+        lengths, how = self.lengths[self.number], (self.number + self.episode) % 3
+        end = self.time == lengths[self.episode % len(lengths)]
+        return (np.float32([self.number, self.episode, self.time]), 1.0, end and how != 1,
+                end and how != 0, {})
+
+
+class Line(gym.Env):
+    """Ten steps along a line to 0. The reward is minus the distance that is left."""
+
+    observation_space, action_space = Box(-np.inf, np.inf, (1,)), Box(-0.2, 0.4, (1,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.time = float(self.np_random.uniform(-1, 1)), 0
+        return np.float32([self.x]), {}
+
+    def step(self, act):
+        self.x, self.time = self.x + float(act[0]), self.time + 1
+        return np.float32([self.x]), -abs(self.x), False, self.time == 10, {}
 
 
 class Orchard(gym.Env):
@@ -168,8 +199,7 @@ class Thermostat(gym.Env):
         return np.float32([self.kelvin]), -abs(self.kelvin - 293) / 8, False, self.time == 20, {}
 
 
-Counter = scripted().Counter
-for kind in (Orchard, Thermostat):
+for kind in (Scripted, Line, Orchard, Thermostat):
     gym.register(f"{kind.__name__}-v0", kind)
 
 
@@ -182,8 +212,8 @@ def counter_rollout(algo, steps=12):
     environment 2. They end terminated, truncated and both, in turn. The first one of environment 1
     is truncated.
     """
-    Counter.made.clear()  # they are numbered in the order of creation
-    cfg = algo.Config(env="tests.envs:Counter-v0")
+    Scripted.made = 0
+    cfg = algo.Config(env="Scripted-v0")
     envs = make_envs(cfg, 3)
     agent = algo.Agent(envs.single_observation_space, envs.single_action_space, cfg)
     return algo.collect(agent, envs, envs.reset(seed=1)[0], steps)[0]

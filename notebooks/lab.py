@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import algos
 from plot import read_columns
 
-ROOT = Path(algos.__file__).resolve().parents[1]
-sys.path.append(str(ROOT))                      # benchmarks is not installed
+ROOT = Path(algos.__file__).resolve().parents[1]  # of the code that runs, perhaps installed
+CLONE = Path(__file__).resolve().parents[1]
+sys.path.append(str(CLONE))                     # benchmarks is not installed
 
 from benchmarks.suite import read_suite  # noqa: E402
 
@@ -38,7 +39,7 @@ def stored(env, algo, suite="results", library="plainrl"):
     `run["curve"]` has rows of (step, mean return). benchmarks/README.md explains `run["train100"]`
     and `run["eval"]`; `run["seconds"]` is the duration.
     """
-    runs = [run for run in read_suite(ROOT / f"benchmarks/{suite}.jsonl")
+    runs = [run for run in read_suite(CLONE / f"benchmarks/{suite}.jsonl")
             if (run["env"], run["algo"], run.get("library", "plainrl")) == (env, algo, library)]
     return sorted(runs, key=lambda run: run["seed"])
 
