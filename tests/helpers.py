@@ -6,6 +6,7 @@ in that file.
 import csv
 import importlib.util
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -203,18 +204,24 @@ def snapshot(folder="."):
 
 
 def refused(function, *args):
-    """Return the message of a UsageError. Nothing must have been written."""
+    """Return the message of a UsageError, its paths with /. Nothing must have been written."""
     before = snapshot()
     with pytest.raises(UsageError) as caught:
         function(*args)
     assert snapshot() == before, "something was written"
-    return str(caught.value)
+    return str(caught.value).replace(os.sep, "/")
 
 
 # ---- Other processes
 
+def not_on_windows(reason):
+    return pytest.mark.skipif(sys.platform == "win32", reason=reason)
+
+
 def mpiexec():
     """Return the mpiexec beside this Python, or else the first one on the path."""
+    if sys.platform == "win32":
+        pytest.skip("there is no mpich for Windows")
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside if beside.exists() else shutil.which("mpiexec") or "mpiexec")
 

@@ -1,5 +1,6 @@
 """Test plot.py: what it finds, computes, draws, prints, skips and refuses."""
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -260,7 +261,7 @@ def test_a_line_is_of_the_seeds_that_have_come_as_far(ends, drawn, length, capsy
     for seed, end in enumerate(ends, 1):
         write_run(f"runs/{seed}", seed=seed, returns=range(end // 10))
     fig = figure(smooth=(10,))
-    said = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.replace(os.sep, "/").splitlines()
     assert len(said) == sum(end < 1000 for end in ends)
     for seed, end in enumerate(ends, 1):
         told = [line for line in said if line.startswith(f"runs/{seed}: unfinished, at step {end}")]
@@ -479,7 +480,7 @@ def test_what_cannot_be_read_is_named_and_skipped(name, text, said, capsys):
         path = write_run(f"runs/bad{seed}", seed=seed) / name
         path.unlink() if text is None else path.write_text(text)
     assert len(plot.load(asked())) == 1
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.replace(os.sep, "/").splitlines()
     assert line.startswith(f"skipped; {said}") and line.endswith(": runs/bad2, runs/bad3")
 
 
@@ -511,5 +512,5 @@ def test_status_two_and_one_message(args, said, capsys):
     write_run("runs/b", seed=2)
     with pytest.raises(SystemExit) as caught:
         cli(*args)
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = capsys.readouterr().err.replace(os.sep, "/").splitlines()
     assert caught.value.code == 2 and said in line and not list(Path().glob("curves.*"))

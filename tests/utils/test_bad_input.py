@@ -34,7 +34,7 @@ def refusal(capfd):
         assert caught.value.code == 2, message
         assert snapshot(".") == before, "something was written"
         assert message.startswith("error: ") and len(message) < 600 and "\n" not in message, message
-        return message
+        return message.replace(os.sep, "/")
     return refuse
 
 
@@ -108,9 +108,9 @@ def test_overwrite_deletes_a_run_and_nothing_else(refusal, run):
 
 @pytest.mark.parametrize("run_dir", ["file", "file/run", "/dev/null/run", "/proc/run"])
 def test_a_directory_that_cannot_be_written(refusal, run_dir):
-    if run_dir == "/proc/run" and not os.path.exists("/proc"):
-        pytest.skip("no /proc here")
     Path("file").write_text("mine")
+    if not Path(run_dir).parent.exists():
+        pytest.skip(f"there is no {Path(run_dir).parent} here")
     assert f"--run-dir is {run_dir}: " in refusal(*FLAGS, "--run-dir", run_dir)
 
 

@@ -220,7 +220,7 @@ def test_play_warns_if_the_code_has_changed():
         play.load_agent("run")
     config = Path("run/config.json")
     config.write_text(config.read_text().replace('"code": "', '"code": "9'))
-    with pytest.warns(UserWarning, match="algos.ppo, or .* has changed since run .*run/algo.py"):
+    with pytest.warns(UserWarning, match="algos.ppo, or .* has changed since run .*run.algo.py"):
         play.load_agent("run")
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 import pytest
 
 from algos import dqn, ppo, sac, vpg
-from tests.helpers import ROOT, name_of, run
+from tests.helpers import ROOT, name_of, not_on_windows, run
 from tests.toy import Config
 from utils import mpi, play
 from utils.errors import UsageError
@@ -254,6 +254,7 @@ def test_ctrl_c_reaches_a_program_that_a_shell_runs_with_an_ampersand(monkeypatc
         signal.signal(signal.SIGINT, before)
 
 
+@not_on_windows("os.kill ends a process there, without a signal")
 def test_ctrl_c_while_the_modules_are_imported_prints_nothing():
     Path("gymnasium.py").write_text("import os\nos.kill(os.getpid(), 2)\n")    # found first
     assert run([sys.executable, "-m", "algos.ppo"], -signal.SIGINT).stderr == ""

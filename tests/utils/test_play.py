@@ -85,6 +85,8 @@ def rewrite(run, module=None, **settings):
 
 def hide(file):
     """Put a directory in the place of a file. Permissions do not stop root."""
+    if sys.platform == "win32":
+        pytest.skip("Windows calls a directory that is read a file without permission")
     file.unlink()
     file.mkdir()
 

@@ -29,8 +29,8 @@ import torch
 
 from algos import ppo
 from tests.helpers import (
-    PATIENCE, ROOT, assert_same_run, command, mpiexec, refused, rows, run, same, saved, snapshot,
-    steps, wait_for)
+    PATIENCE, ROOT, assert_same_run, command, mpiexec, not_on_windows, refused, rows, run, same,
+    saved, snapshot, steps, wait_for)
 from tests.toy import Agent, Config, Stop, Toy, start, train as toy_train
 from utils import env_ids, mpi, play, results
 from utils.envs import make_envs
@@ -262,6 +262,7 @@ def test_init_from_leaves_the_box_to_the_environment():
 
 # ---- Processes
 
+@not_on_windows("a process there gets no SIGINT from another one, and runs are not locked")
 def test_a_signal_saves_and_ends_the_process(monkeypatch):
     process = subprocess.Popen(
         command("--env", "CartPole-v1", *FLAGS, "--total-steps", "1e9", "--run-dir", "run"),

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import mpiexec, refused, rows, run, saved
+from tests.helpers import mpiexec, not_on_windows, refused, rows, run, saved
 from tests.toy import Agent, Config, Stop, Toy, start, train
 from utils.logger import Logger, Table, read_table
 from utils.run import checkpoint, directory, run as run_module
@@ -210,7 +210,7 @@ def test_a_signal_saves_and_ends(number, status, capfd):
     with pytest.raises(Stopped) as caught, start(Config()) as log:
         log.advance(100)
         log.advance(100)
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert checkpoint.load_resume("run")[0] == 100              # not in the middle of a phase
         log.advance(100)
     assert caught.value.status == status
@@ -236,10 +236,10 @@ def test_a_signal_to_a_single_process_does_not_wait_for_the_report():
 def test_a_second_ctrl_c_ends_at_once():
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as caught, start(Config()) as log:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)                         # one Ctrl-C, come by two ways
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)                         # one Ctrl-C, come by two ways
         log.signal_time -= 1
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         pytest.fail("the second Ctrl-C was not noticed")
     assert "the checkpoint of step 0 in run stays; --resume" in caught.value.__notes__[0]
     assert signal.getsignal(signal.SIGINT) is before
@@ -252,12 +252,13 @@ def test_ctrl_c_while_the_run_is_set_up_waits_for_what_can_be_resumed(module, wh
     plain = getattr(module, where)
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         patch.setattr(module, where, lambda *args: (
-            os.kill(os.getpid(), signal.SIGINT), plain(*args))[1])
+            signal.raise_signal(signal.SIGINT), plain(*args))[1])
         train(Config())
     train(Config(resume=True))
     assert len(rows()) == 8
 
 
+@not_on_windows("Windows does not fork")
 def test_processes_of_an_environment_end_when_they_are_told_to():
     """Forked from a run, they have its handlers. A Ctrl-C reaches them, too, but is for the run."""
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
@@ -281,6 +282,7 @@ def test_threads_leave_the_signals_alone():
     assert done and signal.getsignal(signal.SIGTERM) is before
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux alone has /dev/full")
 def test_a_disk_too_full_for_a_row():
     with pytest.raises(OSError, match="No space left"), start(Config()) as log:
         Path("run/progress.csv").unlink()

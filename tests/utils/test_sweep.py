@@ -2,6 +2,7 @@
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from algos import ppo
-from tests.helpers import wait_for
+from tests.helpers import not_on_windows, wait_for
 from utils import play, results, sweep
 from utils.errors import UsageError
 from utils.logger import read_table
@@ -31,7 +32,8 @@ def test_dry_run_lists_the_exact_commands(capsys):
     listed = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
     expected = [
         [sys.executable, "-m", "algos.ppo", "--env", env, "--lr", lr, "--total-steps", "1e5",
-         "--seed", seed, "--run-dir", f"out/{env}/ppo/lr={value},total_steps=100000/seed{seed}"]
+         "--seed", seed, "--run-dir",
+         str(Path("out", env, f"ppo/lr={value},total_steps=100000/seed{seed}"))]
         for seed in "12" for env in ("CartPole-v1", "Acrobot-v1")
         for lr, value in (("1e-4", "0.0001"), ("3e-4", "0.0003"))]
     assert listed == expected
@@ -40,7 +42,7 @@ def test_dry_run_lists_the_exact_commands(capsys):
 
 def folders(*settings, **more):
     asked = sweep.Sweep(algos=("ppo",), envs=("CartPole-v1",), set=settings, out="out", **more)
-    return [str(job.run_dir.relative_to("out/CartPole-v1/ppo")) for job in sweep.plan(asked)]
+    return [job.run_dir.relative_to("out/CartPole-v1/ppo").as_posix() for job in sweep.plan(asked)]
 
 
 def test_shards_divide_the_runs():
@@ -95,6 +97,7 @@ def test_a_flag_that_a_sweep_does_not_have(flag, said):
 
 # ---- Running
 
+@not_on_windows("there is no SIGKILL")
 def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(capsys):
     asked = sweep.Sweep(**FLAKY, seeds=2, set=("total_steps=640", *SMALL), out="out")
     Path("kill").touch()
@@ -126,6 +129,7 @@ def test_a_killed_run_is_listed_then_resumed_and_finished_ones_are_skipped(capsy
     assert one["steps"] == 640 and len(one["eval"]) == 10
 
 
+@not_on_windows("a process there gets no signal from another one")
 @pytest.mark.parametrize("number,status,said", [
     (signal.SIGINT, 130, "stopped by Ctrl-C; the same command continues from here\n"),
     (signal.SIGTERM, 143, "")])
@@ -264,7 +268,7 @@ def test_a_result_has_at_most_100_evaluations_and_the_last(run):
 
 def test_results_pass_over_what_is_not_finished_and_names_what_is_damaged(run, capsys):
     for name in ("short", "broken", "torn"):
-        subprocess.run(["cp", "-r", run, run.parent / name], check=True)
+        shutil.copytree(run, run.parent / name)
     config = json.loads((run / "config.json").read_text())
     config["settings"]["total_steps"] = 1024
     (run.parent / "short/config.json").write_text(json.dumps(config))

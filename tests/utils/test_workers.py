@@ -9,7 +9,7 @@ import pytest
 from gymnasium.spaces import Box, Discrete
 
 from algos import ppo, sac_her
-from tests.helpers import refused, rows
+from tests.helpers import not_on_windows, refused, rows
 from utils.envs import make_envs
 
 
@@ -56,6 +56,7 @@ def test_a_run_is_the_same_to_the_bit(env):
         assert rows("here", name) == rows("workers", name) and rows("here", name)
 
 
+@not_on_windows("there are no process groups")
 def test_workers_draw_by_their_own_seeds_and_are_not_stopped_by_ctrl_c():
     """Also from generators that an environment should leave alone. Ctrl-C goes to a group."""
     drawn = []
