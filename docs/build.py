@@ -17,8 +17,8 @@ from docs.algorithm import ROOT, algorithms, ideas
 HERE = Path(__file__).resolve().parent
 FONT = Path(ziamath.__file__).parent / "fonts/STIXTwoMath-Regular.ttf"
 # What the site has at its place in the repository, so links between them hold.
-DOCUMENTS = ("README.md", "docs/games.md", "docs/howto.md", "docs/cluster.md", "docs/debugging.md",
-             "docs/settings.md", "benchmarks/README.md", "benchmarks/all.md",
+DOCUMENTS = ("README.md", "docs/course.md", "docs/games.md", "docs/howto.md", "docs/cluster.md",
+             "docs/debugging.md", "docs/settings.md", "benchmarks/README.md", "benchmarks/all.md",
              "benchmarks/decisions.md", "benchmarks/tried.csv", "notebooks/README.md",
              "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff")
 SETTINGS = {
@@ -133,7 +133,7 @@ Each file adds its idea, and so many lines, to the one that it stands under.
 {toctree("Results", ["Explorer <explorer>", "Benchmarks <benchmarks/README>",
                      "benchmarks/all", "benchmarks/decisions",
                      *(["Silent bugs <atlas>"] if measured else [])])}
-{toctree("Use", ["The README <README>", "docs/games", "docs/settings", "docs/howto",
+{toctree("Use", ["The README <README>", "docs/course", "docs/games", "docs/settings", "docs/howto",
                  "docs/cluster", "docs/debugging", "CONTRIBUTING", "CHANGELOG",
                  "notebooks/README"])}
 """
