@@ -68,7 +68,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     total_steps: float = 1.5e5  # environment steps
     num_envs: int = 1  # N, parallel environments
     report_every: int = 1000  # environment steps between reports
-    buffer_size: int = 50_000  # transitions in the replay buffer
+    buffer_size: int = 150_000  # transitions in the replay buffer
     start_steps: int = 1000  # environment steps before the updates start
     update_every: int = 2  # environment steps per update
     target_every: int = 100  # environment steps between copies to critic_targ
@@ -88,7 +88,7 @@ class Config(RunConfig):  # it adds env, seed, ... (see --help), and checks all 
     for_games = {  # for MinAtar/ and ALE/, unless a flag says otherwise
         "total_steps": 1e6, "num_envs": 8, "start_steps": 5000, "update_every": 4,
         "target_every": 1000, "batch_size": 32, "lr": 1e-3, "eps_end": 0.01,
-        "eps_steps": 100_000, "huber_delta": 1.0}
+        "eps_steps": 100_000, "buffer_size": 50_000, "huber_delta": 1.0}
 
 
 # ===================================== data types =====================================
