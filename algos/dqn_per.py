@@ -179,10 +179,11 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
         y  = r + gamma (1 - terminated) Q_targ(s', a'), a constant
         L  = mean w h(Q(s, a) - y), with h(x) = x^2 / 2 if |x| < d, else d (|x| - d/2)
 
-    h is the Huber loss: a large error pulls no harder than one of d = huber_delta. So
-    where errors are larger, Q is near the median of y, not its mean: falls in one case
-    of ten, or rare prizes, count for nothing. The paper's d = 1 is for rewards clipped
-    to [-1, 1], as those of games; with d = 100, L is nearly always the squared error.
+    h is the Huber loss: no error pulls harder than one of d = huber_delta. Say y is 100
+    in nine samples of ten and 0 in one. L should be least at their mean, 90, and is for
+    large d. With d = 1, nine pull up and one pulls down, all by 1, and Q ends near 100,
+    as if the one did not exist. So d is above most errors here, 100, and 1, as in the
+    paper, for games, whose rewards are about 1.
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that
