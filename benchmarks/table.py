@@ -203,8 +203,9 @@ def told_older(results: list[dict]) -> str:
 def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
     """Return a table with new cells in the columns `minutes` and `ends at`.
 
-    Each row with a command gets its results. `ends at` is the mean train100 over seeds; a star
-    marks fewer than FEW, and older commits follow. "$OLD" stands for the page's OLD='...'.
+    Each row with a command gets its results. `ends at` is the mean train100 over seeds, or eval
+    where there is none; a star marks fewer than FEW, and older commits follow. "$OLD" stands for
+    the page's OLD='...'.
     """
     lines, values = text.strip().splitlines(), dict(re.findall(r"^(\w+)='(.*)'$", page, re.M))
     columns = lines[0].split("|")
@@ -213,6 +214,8 @@ def runs(text: str, groups: dict[Key, list[dict]], page: str) -> str:
             words = [values.get(word.removeprefix("$"), word) for word in shlex.split(told[1])]
             found = matching(words, groups)
             end = float(returns(found, "train100").mean()) if found else np.nan
+            if found and np.isnan(end):     # it trains on no episodes of its own
+                end = float(returns(found, "eval").mean())
             alike = [run for run in found if ("--bf16" in words) == bool(
                 (run["changed"] | run.get("backend", {})).get("bf16"))]
             new = {"minutes": minutes(alike), "ends at": (

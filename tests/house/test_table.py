@@ -75,10 +75,12 @@ def test_a_clear_win_takes_as_many_seeds_and_intervals_apart(theirs, clear):
     assert row["train100"].startswith("**") == (clear == "ours")
     assert row["peer"].startswith("**") == (clear == "theirs")
     if len(theirs) == 3:
-        where = {True: "1 clear {} (ppo on Hopper-v4)", False: "0 clear {}"}
-        assert ("seeds (3 to 3): " + where[clear == "ours"].format("wins") + " and "
-                + where[clear == "theirs"].format("losses") + ", where"
+        where = {True: "{} in 1 (ppo on Hopper-v4)", False: "{} in 0"}
+        assert ("(3 to 3). By intervals that do not overlap, we are "
+                + where[clear == "ours"].format("better") + " and "
+                + where[clear == "theirs"].format("worse") + "."
                 ) in " ".join(table.wins(found).split())
+
 
 
 def test_of_equal_settings_only_rows_of_this_code_are_shown(monkeypatch):
