@@ -4,7 +4,8 @@
 
 A folder holds a folder or a notebook per student, with the student's name. Each notebook runs anew
 in an empty folder; then our checks judge its functions. An exercise is right, wrong, unanswered,
-timeout, crashed (the kernel died), unreadable (the file is no notebook) or missing (no file).
+timeout, error (what it needs failed, such as an import that took too long), crashed (the kernel
+died), unreadable (the file is no notebook) or missing (no file).
 Students' code runs with your rights, so use a container. It could even replace the checks.
 """
 import argparse
@@ -23,8 +24,7 @@ from nbclient import NotebookClient
 HERE = Path(__file__).resolve().parent
 EXERCISES = {path.stem[-1]: re.findall(r"^@exercise\ndef (\w+)", path.read_text("utf-8"), re.M)
              for path in sorted(HERE.glob("exercises_*.py"))}
-WORDS = {"right": "right", "not answered yet": "unanswered",
-         "NameError": "unanswered", "KeyboardInterrupt": "timeout"}
+WORDS = {"right": "right", "not answered yet": "unanswered"}
 
 
 def students(path):
@@ -61,10 +61,22 @@ def grade(file, number, seconds):
             asyncio.run(asyncio.wait_for(client.async_execute(), 10 * seconds))
         except Exception as error:  # DeadKernelError, or a loop that ignores interrupts
             otherwise = "timeout" if isinstance(error, TimeoutError) else "crashed"
-    told = [[each.get("ename") or each.data["text/plain"].strip("'").partition(": ")[2]
-             for each in cell.outputs if each.output_type in ("execute_result", "error")]
-            for cell in checks]  # the names of errors and the verdicts
-    return [WORDS.get(words[0], "wrong") if words else otherwise for words in told]
+    told = [[each for each in cell.outputs if each.output_type in ("execute_result", "error")]
+            for cell in checks]
+    return [word(outputs[0], name) if outputs else otherwise
+            for outputs, name in zip(told, EXERCISES[number])]
+
+
+def word(output, name):
+    """Return the verdict that a check of the exercise `name` has printed, or what its error means.
+
+    An answer that raises an error is wrong: the check says so itself.
+    """
+    if output.output_type == "execute_result":
+        return WORDS.get(output.data["text/plain"].strip("'").partition(": ")[2], "wrong")
+    if output.ename == "NameError" and f"'{name}'" in output.evalue:
+        return "unanswered"
+    return "timeout" if output.ename == "KeyboardInterrupt" else "error"
 
 
 def main():
@@ -75,13 +87,22 @@ def main():
     args = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
     found = {}  # student -> number of the notebook -> file
+    for path in args.paths:
+        if not path.exists() and path.suffix != ".ipynb":
+            parser.error(f"there is no folder {path}")
     for who, file in (pair for path in args.paths for pair in students(path)):
-        found.setdefault(who, {}).update({read(file)[0]: file} if file.suffix == ".ipynb" else {})
+        own = found.setdefault(who, {})
+        if file.suffix == ".ipynb":
+            number = read(file)[0]
+            if number in own:
+                print(f"{who}: {file} is graded, {own[number]} is not", file=sys.stderr)
+            own[number] = file
     numbers = sorted({n for files in found.values() for n in files if n}) or list(EXERCISES)
     print("student", "right", *(f"{n}.{x}" for n in numbers for x in EXERCISES[n]), sep=",")
     with ThreadPoolExecutor(args.jobs) as pool:
         for who, row in zip(found, pool.map(lambda who: sum(
-                (grade(found[who].get(n), n, args.seconds) for n in numbers), []), found)):
+                (grade(found[who].get(n, found[who].get("")), n, args.seconds) for n in numbers),
+                []), found)):
             csv.writer(sys.stdout, lineterminator="\n").writerow([who, row.count("right"), *row])
             sys.stdout.flush()
 

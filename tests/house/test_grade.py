@@ -31,9 +31,13 @@ def test_every_student_gets_a_line(tmp_path):
     (tmp_path / "in/eve").mkdir()
     (tmp_path / "in/fay").mkdir()
     (tmp_path / "in/fay" / name).write_text("{")
+    (tmp_path / "in/gus.ipynb").write_text("hello")
+    hand_in(tmp_path / "in/hal" / name, ANSWERS, "import sys\nsys.modules['exercises_1'] = None")
+    hand_in(tmp_path / "in/hal/1_again.ipynb")
     env = os.environ | {"JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter")}
     done = run([sys.executable, ROOT / "notebooks/grade.py", tmp_path / "in", tmp_path / name,
                 "--seconds", 20], env=env)
+    assert f"hal: {tmp_path / 'in/hal' / name} is graded, " in done.stderr
     head, *lines = csv.reader(done.stdout.splitlines())
     assert head == ["student", "right", "1.exact_gradient", "1.returns_to_go", "1.advantages",
                     "1.clip_slope", "1.kl"]
@@ -41,4 +45,5 @@ def test_every_student_gets_a_line(tmp_path):
         "ada": ["5"] + ["right"] * 5, "bob": ["0"] + ["unanswered"] * 3 + ["wrong", "unanswered"],
         "cleo": ["4"] + ["right"] * 4 + ["timeout"], "dan": ["0"] + ["crashed"] * 5,
         "eve": ["0"] + ["missing"] * 5, "fay": ["0"] + ["unreadable"] * 5,
+        "gus": ["0"] + ["unreadable"] * 5, "hal": ["0"] + ["error"] * 5,
         str(tmp_path / name).removesuffix(".ipynb"): ["0"] + ["missing"] * 5}
