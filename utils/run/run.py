@@ -38,8 +38,8 @@ from utils.evaluate import evaluate, q_and_return, seed_of
 from utils.logger import Logger, merge
 from utils.run import checkpoint
 from utils.run.directory import (
-    check_shared, find_run_dir, has_rows, lock_and_empty, plain_settings, take_back, whose_code,
-    write_config)
+    check_shared, find_run_dir, has_rows, lock_and_empty, plain_settings, read_config, take_back,
+    whose_code, write_config)
 from utils.run.launch import check_equal, check_ranks, from_root, local_rank, together
 from utils.run.settings import RunConfig
 from utils.run.summary import summary
@@ -175,7 +175,11 @@ class Run:
         policy = checkpoint.load_file(path, "agent", "step", flag="--init-from: ")
         # The bounds of the action box belong to the environment, not to the policy.
         bounds = {name: own[name] for name in ("low", "high") if name in own}
-        checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
+        try:
+            checkpoint.load_into(self.agent, policy["agent"] | bounds, path)
+        except UsageError as error:
+            made = read_config(self.cfg.init_from)["module"]
+            raise UsageError(f"--init-from: {error}; it is a run of {made}") from None
         for part in self.agent.modules():  # the first update replaces them: the task is another
             if isinstance(part, mpi.RunningStats):
                 part.count.zero_()
