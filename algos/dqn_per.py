@@ -19,8 +19,8 @@ One step of `train`:
     (copy)      once per `target_every` steps, critic_targ <- critic
 
 Departures from the paper, besides those of dqn.py. The paper divides DQN's learning
-rate by four, and clips rewards and errors to [-1, 1]; here, h clips the gradient. In
-our runs PER was not clearly better than DQN (benchmarks/README.md).
+rate by four, here it is halved. In our runs PER was not clearly better than DQN
+(benchmarks/README.md).
 
 Healthy values. On CartPole `q` overshoots and ends between 95 and 110. `q_loss` ends
 below 0.2: `weight`, near 0.15 in the end, is lowest where errors are large.
