@@ -29,6 +29,7 @@ import json
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
@@ -42,6 +43,7 @@ import plot
 from benchmarks.suite import HERE, ROOT, read_lines
 from tests.mutants import __main__ as mutants
 from tests.mutants import catalogue
+from utils.errors import UsageError
 from utils.files import write_text
 from utils.run.directory import as_folder
 
@@ -118,7 +120,10 @@ class Seed(NamedTuple):
 
 
 def read_seed(folder: Path) -> Seed:
-    run = plot.read_run(folder, "steps", "ep_ret")
+    try:
+        run = plot.read_run(folder, "steps", "ep_ret")
+    except UsageError:      # it ended before an episode did
+        return Seed(np.nan, np.full(BINS, np.nan), {}, 0)
     total, progress = int(run.total_steps), plot.read_columns(folder / "progress.csv")
     return Seed(run.train if run.steps >= total else np.nan, parts(run.x, run.y, total),
                 {name: parts(progress["step"], x, total) for name, x in progress.items()
@@ -161,7 +166,8 @@ def compare(row: Row, out: Path) -> dict | None:
         return None
     config = json.loads(folders[1][0].read_text())
     ends = [np.array([seed.end for seed in seeds]) for seeds in (clean, planted)]
-    curves = [np.nanmean([seed.curve for seed in seeds], 0) for seeds in (clean, planted)]
+    with warnings.catch_warnings(action="ignore"):      # where no seed has an episode
+        curves = [np.nanmean([seed.curve for seed in seeds], 0) for seeds in (clean, planted)]
     total, start = clean[0].total_steps, float(curves[0][np.isfinite(curves[0])][0])
     gain = ends[0].mean() - start
 
@@ -191,7 +197,7 @@ def draw(rows: list[dict]) -> Figure:
         ax.plot(middle, y, "o", color=plot.COLOURS[1], markersize=4)
     ax.axvline(0, color="black", linewidth=0.8)
     ax.set_yticks(range(len(rows)), [f"{row['bug']}, {row['env']}" for row in rows], fontsize=7)
-    ax.set_xlabel("share of the clean file's gain that is lost (95% interval over seeds)")
+    ax.set_xlabel("share of the clean file's gain that is lost, 95% intervals")
     ax.set_xlim(-0.5, 1.5)
     return figure
 

@@ -1,7 +1,8 @@
-"""Find the broken part of an algorithm with five environments.
+"""Find the broken part of an algorithm with five environments, or by what a run has logged.
 
     python -m tests.probe --algo ppo                 # algos/ppo.py, 30 seconds
     python -m tests.probe --algo ppo --set lr=1e-3   # with your own settings
+    python -m tests.probe --run RUN                  # compare it with known bugs
 
 Each environment needs one more part to work than the one before. The right
 values and the right actions, discrete and continuous, are known. The first
@@ -125,11 +126,11 @@ class Command:
     algo: str = "ppo"  # name of an algorithm: ppo for algos/ppo.py
     seed: int = 1  # seed of every run
     set: tuple[str, ...] = ()  # settings of the algorithm, such as lr=1e-3 norm_obs=False
+    run: str = ""  # instead: the directory of a run, which benchmarks/doctor.py examines
 
 
-def parse(args):
+def parse(asked):
     """Return the name of an algorithm, its module, and the settings that were given."""
-    asked = read_command(Command, __doc__, "python -m tests.probe", args)
     algo = find_module(f"algos.{asked.algo}", f"--algo {asked.algo}")
     own = ALGOS[asked.algo].probed if asked.algo in ALGOS else {}
     return asked.algo, algo, own | {"seed": asked.seed} | dict(
@@ -156,8 +157,12 @@ def quiet_probe(algo, case, box, settings):
 
 
 def main():
-    """Run all probes. Return exit status 0 if every one is learned, else 1."""
-    name, algo, settings = parse(None)
+    """Run all probes, or examine a run. Return exit status 0 if all is well, else 1."""
+    asked = read_command(Command, __doc__, "python -m tests.probe")
+    if asked.run:
+        from benchmarks import doctor  # takes a second
+        return doctor.ask(asked.run)
+    name, algo, settings = parse(asked)
     print(f"{'probe':<12}{'actions':<11}{'':<14}{'expected':>9}{'got':>9}")
     failed, ran = [], set()
     for case in CASES:

@@ -38,8 +38,8 @@ def test_a_time_limit_is_not_an_end(env_kwargs, val):
 
 
 def test_the_probes_take_the_settings_of_their_algorithm_and_those_given():
-    assert probe.parse(["--algo", "acktr"])[2] == {"seed": 1, **ALGOS["acktr"].probed}
-    assert probe.parse(["--algo", "acktr", "--set", "lr=0.1", "--seed", "2"])[2] == {
+    assert probe.parse(probe.Command("acktr"))[2] == {"seed": 1, **ALGOS["acktr"].probed}
+    assert probe.parse(probe.Command("acktr", 2, ("lr=0.1",)))[2] == {
         **ALGOS["acktr"].probed, "lr": 0.1, "seed": 2}
 
 

@@ -1,0 +1,76 @@
+"""The doctor: it names the bug that a run looks like, and leaves a healthy run alone."""
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks import doctor
+
+CLEAN, BUGS = "ppo", {"ppo+time-limit-is-an-end": (5, 0), "ppo+entropy-is-punished": (0, -5)}
+STEPS = 1000
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a function that writes a run: `shift` moves kl, and val from its second half on."""
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(0)
+
+    def write(algo, seed, shift=(0, 0), env="CartPole-v1", until=STEPS, scale=1):
+        run = folder / env / algo / f"seed{seed}"
+        run.mkdir(parents=True)
+        (run / "config.json").write_text(json.dumps({
+            "algo": algo, "module": f"algos.{algo}",
+            "settings": {"env": env, "seed": seed, "total_steps": STEPS}}))
+        (run / "result.json").touch()
+        rows = ["step,time,kl,val_mean,success"]
+        for at in range(20, until + 1, 20):
+            kl, val = rng.uniform(-1, 1, 2) + (shift[0], shift[1] * (at > STEPS / 2))
+            rows.append(f"{at},1,{kl},{scale * val},")      # nothing is known of success
+        (run / "progress.csv").write_text("\n".join(rows) + "\n")
+        return run
+
+    for seed in range(1, 6):
+        write(CLEAN, seed)
+        for bug, shift in BUGS.items():
+            write(bug, seed, shift)
+    write.folder = folder
+    return write
+
+
+@pytest.fixture
+def learned(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "DATA", tmp_path / "doctor.jsonl")
+    rows = [row for row in doctor.learn([runs.folder]) if row["env"] == "CartPole-v1"]
+    doctor.DATA.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def ask(capsys, run):
+    return doctor.ask(run), capsys.readouterr().out
+
+
+def test_a_copy_with_a_bug_is_told_from_a_healthy_run(runs, learned, capsys):
+    status, said = ask(capsys, runs("my_ppo", 11))
+    assert status == 0 and said.startswith(
+        "my_ppo on CartPole-v1, 1,000 steps, beside 3 healthy runs of ppo\n"
+        "healthy   nothing is out of the ordinary; ") and said.count("nearest   ") == 2
+    for (bug, shift), first, name in zip(BUGS.items(), ("step 0", "step 500"), ("kl", "val_mean")):
+        status, said = ask(capsys, runs(f"my_{bug[-3:]}", 11, shift))
+        lines = said.splitlines()
+        assert status == 1 and len(lines) <= 10
+        assert lines[1].startswith(f"unusual   {name} from {first}: ")
+        assert lines[2].startswith(f"suspect   {bug.replace('+', '-')}: ")
+
+
+def test_a_run_that_is_not_over_and_one_of_another_task(runs, learned, capsys):
+    assert ask(capsys, runs("early", 11, (5, 0), until=300))[0] == 1
+    assert ask(capsys, runs("early", 12, (0, -5), until=300))[0] == 0   # it begins later
+    status, said = ask(capsys, runs("ppo", 11, scale=100, env="Other-v0"))
+    assert status == 0 and "on CartPole-v1; only in metrics without a unit" in said     # not val
+    assert ask(capsys, runs("ppo", 12, (9, 0), env="Other-v0"))[0] == 1                 # but kl
+
+
+def test_other_seeds_are_scored(runs, learned, capsys):
+    doctor.score([runs.folder / "CartPole-v1" / name for name in (CLEAN, *BUGS)])
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "4 planted runs: 100% noticed, 100% have the bug among the first three suspects; 2 clean "
+        "runs: 0% alarm")
