@@ -651,8 +651,9 @@ def test_atari_and_minatar_bring_settings_of_their_own():
     assert suited("acer")["lr"] == module("acer").Config.lr
     assert small["ppo_popart"] | {"scale_rew": False} == small["ppo"]
     assert suited("ppo_popart") | {"scale_rew": False} == suited("ppo")
-    assert small["dqn"] == small["dqn_per"] == small["c51"] == small["qr_dqn"]
-    assert suited("c51") == suited("dqn") | {"v_min": -10, "v_max": 10}
+    own = {"buffer_size": module("c51").Config.buffer_size, "huber_delta": 1}   # not on CartPole
+    assert small["dqn"] == small["dqn_per"] == small["c51"] | own == small["qr_dqn"] | own
+    assert suited("c51") | own == suited("dqn") | {"v_min": -10, "v_max": 10}
 
 
 # ---- What is refused
