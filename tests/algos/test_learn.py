@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from algos import acer, ddpg, ppo, sac, td3
+from algos import acer, ppo
 from tests import probe
 from tests.helpers import rows, write_demos
 from tests.registry import ALGOS, module
@@ -44,28 +44,6 @@ def test_the_probes_take_the_settings_of_their_algorithm_and_those_given():
 
 
 # ---- Larger ones
-
-OFF_POLICY = {"total_steps": 1500, "start_steps": 300, "report_every": 500, "buffer_size": 1500,
-              "num_envs": 2, "batch_size": 64, "lr": 5e-3, "tau": 0.05}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("algo,settings", [
-    (ppo, {"total_steps": 16384, "num_envs": 16, "rollout_steps": 512, "minibatch_size": 128,
-           "lr": 3e-3}),
-    (ddpg, OFF_POLICY), (td3, OFF_POLICY),
-    (sac, OFF_POLICY | {"alpha": 0.01, "learn_alpha": False}),
-], ids=["ppo", "ddpg", "td3", "sac"])
-def test_reach(algo, settings):
-    """Continuous actions, as far as it goes and not beyond: nearly what is possible."""
-    cfg = algo.Config(env="tests.envs:Reach-v0", gamma=0.9, hidden=(32,), **settings, **QUICK)
-    returns, _ = evaluate(algo.train(cfg), cfg, 50, seed=1)
-    far, near = 0.2, 0.4                                        # a step down, a step up
-    starts = np.linspace(-1, 1, 1001)
-    left = [np.maximum(np.where(starts > 0, starts - t * far, -starts - t * near), 0)
-            for t in range(1, 11)]
-    assert returns.mean() > -1.3 * np.sum(left, axis=0).mean() - 0.1
-
 
 IN_ROLLOUTS = {"total_steps": 8192, "num_envs": 16, "rollout_steps": 128, "minibatch_size": 64,
                "minibatch_envs": 4, "epochs": 2, "v_steps": 3, "lr": 1e-3, "gamma": 0.5}
