@@ -18,10 +18,12 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
+from stable_baselines3.common.logger import configure
 
 from algos import ppo
 from tests import envs as scripted
 from tests.envs import HIGH, LOW
+from utils.demos import Demos
 from utils.envs import make_envs
 from utils.errors import UsageError
 from utils.run import checkpoint
@@ -91,6 +93,13 @@ def bare(algo):
     return sys.modules[name]
 
 
+def shaken(agent, size=0.1):
+    """Return the agent after small random changes of all its parameters."""
+    for param in agent.parameters():
+        param.data += size * torch.randn_like(param)
+    return agent
+
+
 def copies(agent):
     """Return a copy of an agent's state dict."""
     return {name: param.detach().clone() for name, param in agent.state_dict().items()}
@@ -99,6 +108,14 @@ def copies(agent):
 def moved(before, agent):
     """Return the names of tensors that changed since `before`, a result of `copies`."""
     return {name for name, now in agent.state_dict().items() if not torch.equal(before[name], now)}
+
+
+def noted(patch, owner, name, see=lambda *args: args):
+    """Let a function note what `see` makes of its arguments. Return the list of these notes."""
+    notes, plain = [], getattr(owner, name)
+    patch.setattr(owner, name, lambda *args, **kwargs: (
+        notes.append(see(*args, *kwargs.values())), plain(*args, **kwargs))[1])
+    return notes
 
 
 def script(number, steps):
@@ -146,6 +163,16 @@ def write_demos(file="demos.npz", env="CartPole-v1", env_kwargs="{}", lengths=(3
     return arrays
 
 
+def make_demos(kind="box", count=40, seed=0):
+    """Return pairs in which the action follows from the observation: one of BOX, or of 0, 1, 2."""
+    torch.manual_seed(seed)
+    obs = 3 + 2 * torch.randn(count, 3)
+    if kind == "discrete":
+        return Demos(obs, obs.argmax(1))
+    unit = torch.tanh((obs[:, :2] - 3) / 2)
+    return Demos(obs, torch.lerp(torch.tensor(LOW), torch.tensor(HIGH), (unit + 1) / 2))
+
+
 # ---- stable-baselines3
 
 class Nowhere(gym.Env):
@@ -153,6 +180,13 @@ class Nowhere(gym.Env):
 
     def __init__(self, obs_space, act_space):
         self.observation_space, self.action_space = obs_space, act_space
+
+
+def give(model, pairs):
+    """Give a model of stable-baselines3 our parameters, by (our, their) pairs, and no logger."""
+    model.set_logger(configure(None, []))
+    for our, their in pairs:
+        their.data.copy_(our.data)
 
 
 # ---- Runs
@@ -203,13 +237,17 @@ def snapshot(folder="."):
             for path in sorted(Path(folder).rglob("*"))}
 
 
-def refused(function, *args):
-    """Return the message of a UsageError, its paths with /. Nothing must have been written."""
+def refused(function, *args, says="", **kwargs):
+    """Return the message of a UsageError, its paths with /, in which `says` is found. Nothing must
+    be written."""
     before = snapshot()
     with pytest.raises(UsageError) as caught:
-        function(*args)
+        function(*args, **kwargs)
+    said = str(caught.value).replace(os.sep, "/")
     assert snapshot() == before, "something was written"
-    return str(caught.value).replace(os.sep, "/")
+    assert re.search(says, said), said
+    assert len(said) < 600 and "\n" not in said, said
+    return said
 
 
 # ---- Other processes

@@ -9,13 +9,11 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from tests import envs as scripted
-from tests.helpers import BOX, VECTOR, close, name_of, quick
+from tests.helpers import BOX, VECTOR, close, name_of, quick, shaken
 from utils.optim import Adam
 from utils.spaces import FlatBox
 
 # ---- Continuous actions: ddpg, td3, sac, sac_her
-
-
 
 def make_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
     """Return a small agent whose weights, targets included, differ from the initial ones."""
@@ -24,10 +22,7 @@ def make_agent(algo, seed=0, space=BOX, obs_space=VECTOR, **settings):
         none = Box(0, 1, (0,))
         obs_space = FlatBox(gym.spaces.Dict(achieved_goal=none, desired_goal=none,
                                             observation=obs_space))
-    agent = algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings}))
-    for param in agent.parameters():
-        param.data += 0.1 * torch.randn_like(param)
-    return agent
+    return shaken(algo.Agent(obs_space, space, algo.Config(**{"hidden": (16, 16), **settings})))
 
 
 def make_batch(algo, size=32, seed=0, dtype=torch.float32):
@@ -120,10 +115,7 @@ def dqn_agent(algo, kind="", num_acts=4, seed=0, **settings):
     """Return a small agent whose weights, the target's included, differ from the initial ones."""
     torch.manual_seed(seed)
     cfg = quick(algo, **{"hidden": (16, 16)} | settings)
-    agent = algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg)
-    for param in agent.parameters():
-        param.data += 0.1 * torch.randn_like(param)
-    return agent
+    return shaken(algo.Agent(DQN_SPACES[dqn_kind(algo, kind)], Discrete(num_acts), cfg))
 
 
 def dqn_batch(algo, kind="", size=32, seed=0, dtype=torch.float32):

@@ -10,7 +10,7 @@ from gymnasium.spaces import Box, Discrete
 from torch.distributions import Categorical, Independent, Normal
 
 from algos import a2c, acktr, gail, ppo, ppo_lstm, ppo_popart, trpo, vpg
-from tests.helpers import BOX, VECTOR, name_of, write_demos
+from tests.helpers import BOX, VECTOR, name_of, noted, shaken, write_demos
 from utils.nets import SquashedGaussian
 from utils.optim import Adam, RMSProp
 
@@ -19,6 +19,7 @@ ONPOLICY = {"vpg": vpg, "a2c": a2c, "acktr": acktr, "trpo": trpo, "ppo": ppo,
 IMAGES = Box(0, 255, (44, 36, 3), np.uint8)                     # height, width, channels
 DISCRETE = Discrete(4)
 SPACES = {"box": (VECTOR, BOX), "discrete": (VECTOR, DISCRETE), "images": (IMAGES, DISCRETE)}
+every_kind = pytest.mark.parametrize("kind", SPACES)
 # Only the settings that the algorithm's Config has are used.
 SMALL = {"num_envs": 3, "rollout_steps": 24, "minibatch_size": 24, "epochs": 1, "v_steps": 3,
          "minibatch_envs": 3, "lstm_size": 8, "hidden": (8, 8), "report_every": 1, "device": "cpu"}
@@ -36,9 +37,7 @@ def make_config(algo, **settings):
 def make_agent(algo, kind="box", seed=0, **settings):
     """Return a small agent whose weights and statistics differ from the initial ones."""
     torch.manual_seed(seed)
-    agent = algo.Agent(*SPACES[kind], make_config(algo, **settings))
-    for param in agent.parameters():
-        param.data += 0.05 * torch.randn_like(param)
+    agent = shaken(algo.Agent(*SPACES[kind], make_config(algo, **settings)), 0.05)
     stats = agent.obs_stats
     stats.count.fill_(50), stats.mean.fill_(3.0), stats.var.fill_(4.0)
     if hasattr(agent, "reward_sum_stats"):
@@ -53,7 +52,7 @@ def make_rollout(algo, agent, seed=0):
     """Return a random rollout. next_obs is the next row's obs unless the episode ends."""
     torch.manual_seed(seed)
     steps, envs = agent.cfg.rollout_steps // agent.cfg.num_envs, agent.cfg.num_envs
-    if getattr(agent.obs_stats, "image", False):
+    if getattr(getattr(agent, "obs_stats", None), "image", False):
         rows = torch.randint(256, (2 * steps + 1, envs, *IMAGES.shape), dtype=torch.uint8)
     else:
         rows = 3 + 2 * torch.randn(2 * steps + 1, envs, *VECTOR.shape)
@@ -81,8 +80,9 @@ def make_optimizers(algo, agent, make=None):
         return [adam(agent.critic)]
     if name_of(algo) == "acktr":
         return [algo.KFAC(agent)]
-    if algo is a2c:
-        return [(fitting(make) if make else RMSProp)(agent)]
+    if name_of(algo) in ("a2c", "acer"):
+        made = type("Made", (make, RMSProp), {}) if make else RMSProp   # as annotations require
+        return [made(agent)]
     params = agent.policy_parameters() if algo is gail else agent
     return [make(params) if make else Adam(params, eps=1e-5)]
 
@@ -106,11 +106,6 @@ def parameters(agent):
     return torch.cat([param.detach().flatten().clone() for param in agent.parameters()])
 
 
-def fitting(optimizer):
-    """Return the class as a subclass of RMSProp, which the annotations of a2c require."""
-    return type(optimizer.__name__, (optimizer, RMSProp), {})
-
-
 def learn(algo, agent, rollout, make=None, lr=1e-3):
     """Make a first update. Return the parameters after it, and the metrics."""
     return learn_with(algo, agent, make_optimizers(algo, agent, make), rollout, lr)
@@ -121,6 +116,19 @@ def learn_with(algo, agent, optimizers, rollout, lr=1e-3):
     rest = [rollout] if algo is trpo else [rollout, lr]
     metrics = algo.update(agent, *optimizers, *rest)
     return parameters(agent), metrics
+
+
+def two_updates(algo, kind, changed=lambda agent, rollout: rollout, **settings):
+    """Return a new agent after updates with two random rollouts, which `changed` may change."""
+    torch.manual_seed(0)
+    agent = algo.Agent(*SPACES[kind], make_config(algo, minibatch_size=8, epochs=2, **settings))
+    optimizers = make_optimizers(algo, agent)
+    for seed in range(2):
+        rollout = changed(agent, make_rollout(algo, agent, seed))
+        torch.manual_seed(seed)
+        learn_with(algo, agent, optimizers, rollout)
+        agent.update_stats(rollout)
+    return agent
 
 
 def values(agent, raw_obs):
@@ -174,23 +182,16 @@ def rows_of(call, agent, rollout):
     return equal.int().argmax(1)
 
 
-class Spy:
-    """A loss that keeps what it was given, and a copy of the agent as it then was."""
-
-    def __init__(self, loss):
-        self.loss = loss
-        self.calls = []
-
-    def __call__(self, agent, minibatch):
-        self.calls.append(SimpleNamespace(agent=copy.deepcopy(agent), **vars(minibatch)))
-        return self.loss(agent, minibatch)
+def losses(patch, algo, name):
+    """Note what a loss is given, and a copy of the agent as it then is. Return the list of it."""
+    return noted(patch, algo, name, lambda agent, minibatch: SimpleNamespace(
+        agent=copy.deepcopy(agent), **vars(minibatch)))
 
 
-def spied(algo, name, agent, rollout, lr=1e-3, spy=Spy):
+def spied(algo, name, agent, rollout, lr=1e-3):
     """Make an update. Return the calls of the loss of this name, new parameters and metrics."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(algo, name, spy := spy(getattr(algo, name)))
-        return spy.calls, *learn(algo, agent, rollout, lr=lr)
+        return losses(patch, algo, name), *learn(algo, agent, rollout, lr=lr)
 
 
 # ---- stable-baselines3

@@ -4,15 +4,14 @@ import copy
 import pytest
 import torch
 from stable_baselines3 import A2C
-from stable_baselines3.common.logger import configure
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 
 from algos import a2c, acktr
 from tests.algos.test_contract import build
-from tests.helpers import Nowhere, close, name_of, same, steps
+from tests.helpers import Nowhere, close, give, name_of
 from tests.onpolicy import (
-    SPACES, Descent, Spy, distribution, learn_with, make_agent, make_optimizers, make_rollout,
+    SPACES, Descent, distribution, learn_with, losses, make_agent, make_optimizers, make_rollout,
     pairs, parameters, targets, use_the_entropy_before_tanh)
 from tests.registry import config
 from utils.optim import RMSProp
@@ -32,13 +31,13 @@ def test_the_flag_chooses(rule):
 def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
     """Down its gradient, or by the step of the natural gradient."""
     agent = make_agent(algo, kind, max_grad_norm=0.0)
-    rollout, spy = make_rollout(algo, agent), Spy(algo.a2c_loss)
+    rollout = make_rollout(algo, agent)
     start, before = parameters(agent), copy.deepcopy(agent)
     adv, ret = targets(algo, agent, rollout)
-    monkeypatch.setattr(algo, "a2c_loss", spy)
+    calls = losses(monkeypatch, algo, "a2c_loss")
     [optimizer] = make_optimizers(algo, agent, Descent)
     after, metrics = learn_with(algo, agent, [optimizer], rollout, lr=0.1)
-    (batch,) = spy.calls
+    (batch,) = calls
     close(batch.obs, agent.normalize_obs(rollout.obs).flatten(0, 1))
     assert torch.equal(batch.act, rollout.act.flatten(0, 1))
     close(batch.adv, adv, rtol=1e-4, atol=1e-5)
@@ -55,19 +54,6 @@ def test_one_step_on_the_whole_batch(algo, kind, monkeypatch):
         close(metrics["grad_norm"], optimizer.grad.norm())
 
 
-def test_report_every_changes_nothing_but_the_reports():
-    """Also if a report does not fall on a whole number of rollouts."""
-    agents, reports = [], []
-    for every in (8, 20, 40):
-        agents.append(a2c.train(a2c.Config("CartPole-v1", num_envs=2, rollout_steps=8,
-                                           total_steps=80, report_every=every, lr=0.1,
-                                           run_dir=f"run{every}")))
-        reports.append(steps(f"run{every}"))
-    assert reports == [list(range(8, 81, 8)), [24, 40, 64, 80], [40, 80]]
-    first, *others = (agent.state_dict() for agent in agents)
-    assert all(same(first, other) for other in others)
-
-
 @pytest.mark.parametrize("kind", ["box", "discrete"])
 @pytest.mark.parametrize("tf,rule", [(True, RMSpropTFLike), (False, torch.optim.RMSprop)])
 def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, rule, monkeypatch):
@@ -77,14 +63,12 @@ def test_loss_gradient_and_ten_steps_are_those_of_stable_baselines3(kind, tf, ru
               "optimizer_kwargs": {"alpha": 0.99, "eps": 0.03}}   # where it stands shows, too
     model = A2C("MlpPolicy", Nowhere(*SPACES[kind]), 1e-2, n_steps=64, ent_coef=0.1, vf_coef=0.5,
                 max_grad_norm=0.5, policy_kwargs=policy, device="cpu")
-    model.set_logger(configure(None, []))
-    for our, their in pairs(agent, model.policy):
-        their.data.copy_(our.data)
-    start, optimizer, spy = parameters(agent), RMSProp(agent, 0.03, tf), Spy(a2c.a2c_loss)
-    monkeypatch.setattr(a2c, "a2c_loss", spy)
+    give(model, pairs(agent, model.policy))
+    start, optimizer = parameters(agent), RMSProp(agent, 0.03, tf)
+    calls = losses(monkeypatch, a2c, "a2c_loss")
     for seed in range(10):
         metrics = a2c.update(agent, optimizer, make_rollout(a2c, agent, seed), 1e-2)
-        batch, nothing = spy.calls[-1], torch.zeros(64)
+        batch, nothing = calls[-1], torch.zeros(64)
         sample = RolloutBufferSamples(batch.obs, batch.act, nothing, nothing, batch.adv, batch.ret)
         model.rollout_buffer.get = lambda batch_size, sample=sample: iter([sample])
         model.train()

@@ -8,10 +8,11 @@ from torch.nn.utils import parameters_to_vector as flat
 
 from algos import acer
 from tests import onpolicy
-from tests.helpers import bare, close, copies, gradients, refused, rows, same, vec
-from tests.onpolicy import SPACES, Descent, Spy, fitting, make_config, make_rollout
+from tests.algos.test_contract import watch
+from tests.helpers import bare, close, copies, gradients, noted, refused, rows, same, vec
+from tests.onpolicy import (
+    SPACES, Descent, learn, losses, make_config, make_optimizers, make_rollout)
 from utils.envs import make_envs
-from utils.optim import RMSProp
 
 every_kind = pytest.mark.parametrize("kind", ["discrete", "images"])
 SMALL = {"buffer_size": 72, "replay_ratio": 2, "ent_coef": 0.1}     # three rollouts of 24 steps
@@ -42,14 +43,6 @@ def old_rollout(agent, seed=0):
 
 def trained(agent):
     return [param for param in agent.parameters() if param.requires_grad]
-
-
-def make_optimizer(agent, make=RMSProp):
-    return (make if make is RMSProp else fitting(make))(trained(agent))
-
-
-def learn(agent, rollout, make=RMSProp, lr=1e-3):
-    return acer.update(agent, make_optimizer(agent, make), rollout, lr)
 
 
 def outputs(agent, raw_obs):
@@ -166,14 +159,6 @@ def test_the_whole_direction_from_distributions(kind):
     assert (ratio > c).sum() > 3 and (policy.probs / mu > c).any(-1).sum() > (ratio > c).sum()
 
 
-def loss_and_gradients(agent, batch):
-    """Loss, metrics and gradients by name."""
-    loss, metrics = acer.acer_loss(agent, batch)
-    named = {name: param for name, param in agent.named_parameters() if param.requires_grad}
-    grads = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-    return loss.detach(), metrics, dict(zip(named, grads))
-
-
 def test_the_policy_gradient_refuses_columns():
     for at in range(5):
         args = [torch.ones(4, 3)] * 3 + [torch.zeros(4, dtype=torch.int64), torch.ones(4)]
@@ -188,13 +173,13 @@ def test_the_policy_gradient_refuses_columns():
 @every_kind
 def test_one_step_on_the_whole_batch_down_its_gradient(kind, monkeypatch):
     agent = make_agent(kind, max_grad_norm=0.0)
-    rollout, spy = old_rollout(agent), Spy(acer.acer_loss)
+    rollout = old_rollout(agent)
     expected = q_batch(agent, rollout)
     start = flat(trained(agent))
-    monkeypatch.setattr(acer, "acer_loss", spy)
-    optimizer = make_optimizer(agent, Descent)
+    calls = losses(monkeypatch, acer, "acer_loss")
+    [optimizer] = make_optimizers(acer, agent, Descent)
     metrics = acer.update(agent, optimizer, rollout, 0.1)
-    (batch,) = spy.calls
+    (batch,) = calls
     for name, value in vars(expected).items():
         close(getattr(batch, name), value, rtol=1e-4, atol=1e-5)
     assert not batch.ret.requires_grad
@@ -210,7 +195,7 @@ def test_the_average_begins_as_the_policy_and_follows_its_weights_after_the_step
     agent = make_agent(kind, tau=tau)
     old = flat(agent.policy_avg.parameters())
     before = flat(agent.policy_net().parameters())
-    learn(agent, old_rollout(agent), lr=0.1)
+    learn(acer, agent, old_rollout(agent), lr=0.1)
     new = flat(agent.policy_net().parameters())
     assert len(old) == len(new) and (new - before).abs().max() > 1e-3
     close(flat(agent.policy_avg.parameters()), old + tau * (new - old), rtol=1e-4, atol=1e-6)
@@ -228,7 +213,7 @@ def test_a_replay_is_normalised_with_the_statistics_of_now_and_keeps_its_old_pro
     policy, _, _ = outputs(agent, rollout.obs.flatten(0, 1))
     ratio = policy.probs.gather(-1, rollout.act.flatten()[:, None])[:, 0] / (
         kept.flatten(0, 1).exp().gather(-1, rollout.act.flatten()[:, None])[:, 0])
-    metrics = learn(agent, rollout)
+    _, metrics = learn(acer, agent, rollout)
     assert (ratio - 1).abs().max() > 0.1
     close(metrics["ratio"], ratio, rtol=1e-4)
     close(metrics["q"], q, rtol=1e-4, atol=1e-5)
@@ -265,30 +250,16 @@ def test_the_buffer_keeps_the_latest_rollouts_and_draws_each_as_often():
 
 # ---- Whole runs
 
-def train(run_dir="run", total_steps=72, **settings):
-    return acer.train(config(**{"env": "CartPole-v1", "run_dir": run_dir,
-                                "total_steps": total_steps} | settings))
-
-
-def watched(monkeypatch, **settings):
+def watched(**settings):
     """Train. Return (rollout, metrics) of every update."""
-    seen, plain = [], acer.update
-
-    def look(agent, optimizer, rollout, lr):
-        seen.append((rollout, plain(agent, optimizer, rollout, lr)))
-        return seen[-1][1]
-
-    monkeypatch.setattr(acer, "update", look)
-    train(**settings)
-    return seen
+    seen = watch("acer", config(env="CartPole-v1", run_dir="run", **settings))
+    return [(phase.args["rollout"], phase.metrics) for phase in seen.updates]
 
 
 def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
     """Raw, and with the probabilities of then. Ratios of a new one are 1, of old ones not."""
-    acted, plain = [], acer.collect_with_policy
-    monkeypatch.setattr(acer, "collect_with_policy", lambda agent, *args: (
-        acted.append(copies(agent)), plain(agent, *args))[1])
-    seen = watched(monkeypatch, total_steps=240, lr=0.05, seed=3)
+    acted = noted(monkeypatch, acer, "collect_with_policy", lambda agent, *_: copies(agent))
+    seen = watched(total_steps=240, lr=0.05, seed=3)
     new, old, older = seen[::3], [each for i, each in enumerate(seen) if i % 3], 0
     assert len(new) == 10 and len(old) == 20
     envs = make_envs(config(env="CartPole-v1"), 1)
@@ -309,8 +280,8 @@ def test_old_rollouts_are_replayed_as_they_were_collected(monkeypatch):
     assert obs[0].abs().max() <= 0.05                           # raw: of CartPole's first state
 
 
-def test_a_report_tells_new_and_replayed_rollouts_apart(monkeypatch):
-    seen = watched(monkeypatch, total_steps=96, report_every=48)
+def test_a_report_tells_new_and_replayed_rollouts_apart():
+    seen = watched(total_steps=96, report_every=48)
     for row, updates in zip(rows("run"), (seen[:6], seen[6:]), strict=True):
         for name in ("q_loss", "entropy", "grad_norm", "explained_variance", "kl_avg", "projected"):
             for prefix, some in (("", updates[::3]), ("replayed_", updates[1::3] + updates[2::3])):
@@ -325,7 +296,11 @@ def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_no
     """L_Q has no ratio, and vf_coef adds its whole gradient to the policy's in a shared encoder."""
     agents = [make_agent(kind, vf_coef=vf_coef) for vf_coef in (0.0, 0.5)]
     batch = q_batch(agents[0], old_rollout(agents[0]))
-    without, (_, metrics, grads) = (loss_and_gradients(agent, batch) for agent in agents)
+    grads = []
+    for agent in agents:
+        loss, metrics = acer.acer_loss(agent, batch)
+        loss.backward()
+        grads.append({name: param.grad for name, param in agent.named_parameters()})
     assert metrics["ratio"].min() < 0.7 and metrics["ratio"].max() > 1.2
     q = agents[1](batch.obs)[1][range(len(batch.act)), batch.act]
     loss = (q - batch.ret).square().mean()
@@ -334,8 +309,8 @@ def test_every_old_row_trains_critic_and_encoder_alike_however_unlikely_it_is_no
         for name, param in getattr(agents[1], part).named_parameters():
             expected, = torch.autograd.grad(0.5 * loss, [param], retain_graph=True)
             name = f"{part}.{name}"
-            close(grads[name] - without[2][name], expected, rtol=1e-3, atol=1e-5)
-            assert part == "critic" or without[2][name].any()
+            close(grads[1][name] - grads[0][name], expected, rtol=1e-3, atol=1e-5)
+            assert part == "critic" or grads[0][name].any()
 
 
 def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
@@ -345,7 +320,7 @@ def test_probabilities_that_underflow_are_ratios_of_1_where_pi_is_mu():
         agent.actor[-1].bias.data[1] -= 200
         rollout = vars(make_rollout(acer, agent))
         act = torch.full_like(rollout["act"], taken)
-        metrics = learn(agent, acer.Rollout(**rollout | {"act": act}), lr=0.0)
+        _, metrics = learn(acer, agent, acer.Rollout(**rollout | {"act": act}), lr=0.0)
         close(metrics["ratio"], torch.ones(24), rtol=1e-3)
         assert all(x.isfinite().all() for x in metrics.values())
         assert flat(agent.parameters()).isfinite().all()
@@ -361,5 +336,5 @@ def test_a_buffer_is_restored_onto_its_own_device():
 def test_the_buffer_tells_the_memory_of_obs_and_next_obs_and_refuses_one_without_end(capsys):
     acer.ReplayBuffer(64_000, gym.spaces.Box(0, 255, (4, 84, 84), np.uint8), torch.device("cpu"))
     assert "64,000 transitions, 3.61 GB" in capsys.readouterr().out
-    said = refused(lambda: train(buffer_size=10**9))
+    said = refused(acer.train, config(env="CartPole-v1", run_dir="run", buffer_size=10**9))
     assert said.startswith("--buffer-size") and "GB" in said

@@ -10,10 +10,9 @@ from torch.distributions import kl_divergence
 
 from algos import acktr, trpo  # noqa: F401  (trpo knows the KL of Gaussians)
 from tests import onpolicy
-from tests.helpers import close, copies, moved, vec
-from tests.onpolicy import SPACES, distribution, make_agent, make_rollout, targets, values
+from tests.helpers import close, copies, moved, noted, vec
+from tests.onpolicy import distribution, every_kind, make_agent, make_rollout, targets, values
 
-every_kind = pytest.mark.parametrize("kind", SPACES)
 tiny_agent = partial(onpolicy.tiny_agent, acktr, hidden=())
 
 
@@ -87,7 +86,6 @@ LAYERS = [nn.Linear(3, 2), nn.Conv2d(2, 3, 3), nn.Conv2d(2, 3, (2, 3), stride=(2
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 def test_the_gradient_is_the_sum_of_e_x(layer):
     """In the order of weight and bias: e x' summed over positions is each sample's gradient."""
-    torch.manual_seed(0)
     size = (4, 3) if isinstance(layer, nn.Linear) else (4, layer.in_channels, 6, 5)
     inputs = torch.randn(size)
     out = layer(inputs)
@@ -134,10 +132,8 @@ def test_running_factors_by_hand():
 
 
 def test_weights_of_the_first_batches_by_hand(monkeypatch):
-    agent, given = make_agent(acktr, decay=0.8), []
-    plain = acktr.LayerFisher.update
-    monkeypatch.setattr(acktr.LayerFisher, "update",
-                        lambda self, grad, w: given.append(w) or plain(self, grad, w))
+    agent = make_agent(acktr, decay=0.8)
+    given = noted(monkeypatch, acktr.LayerFisher, "update", lambda self, grad, w: w)
     measured(agent, torch.randn(8, 3), 7)
     close(given[::6], [1, 1 / 2, 1 / 3, 1 / 4, 0.2, 0.2, 0.2])
     assert given[::6] == given[5::6]  # all six layers alike
@@ -194,7 +190,6 @@ def test_damping_survives_a_dead_layer():
 @pytest.mark.parametrize("layer", LAYERS, ids=str)
 @pytest.mark.parametrize("damping", [0.01, 1.0])
 def test_solve_is_that_with_the_explicit_kronecker_product(layer, damping):
-    torch.manual_seed(0)
     num_outputs, num_inputs = layer.weight.flatten(1).shape
     X, S = (root @ root.T for root in (torch.randn(num_inputs + 1, 40),
                                        torch.randn(num_outputs, 9)))
@@ -243,10 +238,10 @@ def test_momentum_by_hand():
 
 @every_kind
 def test_the_inputs_of_the_batch_are_measured_before_the_step(kind, monkeypatch):
-    agent, given, plain = make_agent(acktr, kind), [], acktr.KFAC.measure
+    agent = make_agent(acktr, kind)
     rollout, before = make_rollout(acktr, agent), copies(agent)
-    monkeypatch.setattr(acktr.KFAC, "measure", lambda self, agent, obs: given.append(
-        (obs, moved(before, agent))) or plain(self, agent, obs))
+    given = noted(monkeypatch, acktr.KFAC, "measure",
+                  lambda self, agent, obs: (obs, moved(before, agent)))
     acktr.update(agent, acktr.KFAC(agent), rollout, 0.1)
     ((obs, changed),) = given
     close(obs, agent.normalize_obs(rollout.obs).flatten(0, 1))

@@ -8,7 +8,7 @@ from sb3_contrib import ARS
 from stable_baselines3.common.logger import configure
 
 from algos import ars
-from tests.helpers import Nowhere, close, rows, vec
+from tests.helpers import Nowhere, close, noted, rows, vec
 from utils import mpi
 from utils.envs import make_envs
 
@@ -128,9 +128,7 @@ def test_every_rollout_starts_with_a_reset():
 
 
 def test_statistics_are_fixed_in_an_iteration_and_then_include_all_of_it(monkeypatch):
-    counts, plain = [], ars.Agent.act
-    monkeypatch.setattr(ars.Agent, "act", lambda agent, *args, **kwargs: counts.append(
-        agent.obs_stats.count.item()) or plain(agent, *args, **kwargs))
+    counts = noted(monkeypatch, ars.Agent, "act", lambda agent, *_: agent.obs_stats.count.item())
     Echo.made.clear()
     agent = ars.train(config())
     assert counts == [count for count in (0, 10, 20, 30) for _ in range(5)]

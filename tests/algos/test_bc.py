@@ -8,7 +8,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from algos import bc
-from tests.helpers import BOX, LOG_2PI, VECTOR, close, copies, refused, rows, same, vec, write_demos
+from tests.helpers import (
+    BOX, LOG_2PI, VECTOR, close, copies, make_demos, noted, refused, rows, same, vec, write_demos)
 from tests.onpolicy import parameters
 from utils.demos import Demos, load_demos
 from utils.envs import make_envs
@@ -29,16 +30,6 @@ def make_agent(kind="box", seed=0, obs_space=VECTOR, **settings):
     agent = bc.Agent(obs_space, ACTS[kind], config(**settings))
     agent.obs_stats.mean.fill_(3.0), agent.obs_stats.var.fill_(4.0)
     return agent
-
-
-def make_demos(agent, count=40, seed=0):
-    """Return pairs in which the action follows from the observation, but for a little noise."""
-    torch.manual_seed(seed)
-    obs = 3 + 2 * torch.randn(count, 3)
-    if agent.discrete:
-        return Demos(obs, (obs.sum(1) > 9).long())
-    unit = torch.tanh((obs[:, :2] - 3) / 2)
-    return Demos(obs, torch.lerp(torch.tensor(BOX.low), torch.tensor(BOX.high), (unit + 1) / 2))
 
 
 # ---- Equations
@@ -75,7 +66,7 @@ def test_loss_by_hand(kind):
 @pytest.mark.parametrize("kind", ACTS)
 def test_a_batch_is_what_the_policy_gets_when_it_acts(kind):
     agent = make_agent(kind)
-    demos = make_demos(agent)
+    demos = make_demos(kind)
     batch = bc.prepare(agent, demos)
     close(batch.obs, (demos.obs - 3) / 2)
     act = agent.act(demos.obs, deterministic=True)
@@ -115,7 +106,7 @@ def test_one_pair_is_refused():
 def test_the_best_held_out_loss_decides_who_acts(kind):
     """Random actions are learned by heart, so the held-out loss soon rises."""
     agent = make_agent(kind, lr=0.03, check_every=5, std_init=2.0)
-    demos, wrong = make_demos(agent), make_demos(agent, seed=1)
+    demos, wrong = make_demos(kind), make_demos(kind, seed=1)
     demos = Demos(wrong.obs, demos.act)                          # nothing to be learned
     train, held_out = (bc.prepare(agent, part) for part in bc.split(demos, 0.3, seed=0))
     learner, seen = copy.deepcopy(agent), []
@@ -138,17 +129,12 @@ def test_the_best_held_out_loss_decides_who_acts(kind):
 
 
 def test_held_out_pairs_are_never_learned_from(monkeypatch):
-    agent, seen, plain = make_agent("discrete", check_every=200), [], bc.bc_loss
-    train, held_out = (bc.prepare(agent, part) for part in bc.split(make_demos(agent), 0.3, 0))
+    agent = make_agent("discrete", check_every=200)
+    train, held_out = (bc.prepare(agent, part) for part in bc.split(make_demos("discrete"), 0.3, 0))
     learner = copy.deepcopy(agent)
-
-    def note(agent, batch):
-        if torch.is_grad_enabled():
-            seen.append(batch)
-        return plain(agent, batch)
-
-    monkeypatch.setattr(bc, "bc_loss", note)
+    seen = noted(monkeypatch, bc, "bc_loss", lambda agent, batch: torch.is_grad_enabled() and batch)
     bc.update(agent, learner, Adam(learner), train, held_out)
+    seen = [batch for batch in seen if batch]
     acts = dict(zip(map(tuple, train.obs.tolist()), train.act.tolist()))
     assert {tuple(row) for batch in seen for row in batch.obs.tolist()} == set(acts)
     for batch in seen:

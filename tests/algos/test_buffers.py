@@ -12,9 +12,8 @@ from hypothesis import given, settings as how, strategies as st
 from scipy import stats
 
 from algos import c51, ddpg, dqn, dqn_atari, dqn_per, qr_dqn, sac, sac_her, td3
-from tests.helpers import VECTOR, close, name_of
+from tests.helpers import VECTOR, close, name_of, refused
 from utils import mpi
-from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.spaces import FlatBox
 
@@ -126,8 +125,7 @@ def test_ring_tells_its_memory_and_refuses_what_cannot_fit(algo, kind, capsys):
     said = f"replay buffer: 1,000,000 transitions, {size} when full\n"
     assert capsys.readouterr().out == said
     said = f"--buffer-size is {10**12}, which takes {need * 1e3:.2f} GB"
-    with pytest.raises(UsageError, match=said):
-        make(algo, 10**12, kind)
+    refused(make, algo, 10**12, kind, says=said)
 
 
 # ---- Priorities
@@ -299,8 +297,8 @@ def test_frame_ring_of_a_million_takes_7_gb_and_what_cannot_fit_is_refused(monke
     assert 7.0e9 < sum(column.nbytes for column in buffer.columns.values()) < 7.1e9
     assert "1,000,000 transitions, 7.0" in capsys.readouterr().out
     monkeypatch.setattr(mpi, "size", lambda: 4)                # each of four has as many
-    with pytest.raises(UsageError, match="--buffer-size is 400000000000, which takes 2"):
-        dqn_atari.FrameBuffer(10**11, 1, 4, (4, 84, 84), CPU)
+    refused(dqn_atari.FrameBuffer, 10**11, 1, 4, (4, 84, 84), CPU,
+            says="--buffer-size is 400000000000, which takes 2")
 
 
 # ---- Goals that are given afterwards

@@ -1,15 +1,12 @@
 """algos/ddpg.py and td3.py against stable-baselines3, and what holds for sac, too."""
-
 import pytest
 import torch
 from stable_baselines3 import DDPG, TD3
-from stable_baselines3.common.logger import configure
 
 from algos import crossq, ddpg, sac, sac_her, td3
 from tests import helpers, offpolicy
-from tests.helpers import bare, close, name_of, quick
-from tests.offpolicy import (
-    make_agent, make_batch, make_optimizers, noise_is, update)
+from tests.helpers import bare, close, give, name_of, quick
+from tests.offpolicy import make_agent, make_batch, make_optimizers, noise_is, update
 
 every_algo = pytest.mark.parametrize("algo", [ddpg, td3, sac], ids=name_of)
 and_td3 = pytest.mark.parametrize("algo", [ddpg, td3], ids=name_of)
@@ -61,10 +58,8 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(algo, monkeypatch
     model = (TD3 if delayed else DDPG)(
         "MlpPolicy", helpers.Nowhere(helpers.VECTOR, helpers.UNIT), 1e-3, device="cpu",
         buffer_size=1, policy_kwargs={"net_arch": [16, 16]}, **settings, **theirs)
-    model.set_logger(configure(None, []))
     model.policy.double()
-    for our, their in pairs(agent, model.policy):
-        their.data.copy_(our.data)
+    give(model, pairs(agent, model.policy))
     optimizers = make_optimizers(agent)
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(10)]
     first = agent.critic(batches[0].obs, batches[0].act)

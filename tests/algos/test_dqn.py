@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Discrete
 from scipy import stats
 
 from algos import c51, dqn, dqn_atari, dqn_per, qr_dqn
-from tests.helpers import close, name_of, rows
+from tests.helpers import close, name_of, noted, rows
 from tests.offpolicy import (
     dqn_agent as make_agent, dqn_batch as make_batch, dqn_quick as quick, fits, flat)
 
@@ -117,9 +117,8 @@ def test_the_loss_is_that_of_a_loop_over_samples(algo, kind, double):
 def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_every, target_every,
                                                         monkeypatch):
     """Copied at every multiple of target_every, or right after it, whatever the other two are."""
-    weights, interact = [], algo.interact                       # of both, before each step
-    monkeypatch.setattr(algo, "interact", lambda agent, *rest: (
-        weights.append((flat(agent.critic), flat(agent.critic_targ))), interact(agent, *rest))[1])
+    weights = noted(monkeypatch, algo, "interact", lambda agent, *rest: (   # before each step
+        flat(agent.critic), flat(agent.critic_targ)))
     agent = algo.train(quick(algo, num_envs=num_envs, update_every=update_every,
                              target_every=target_every, anneal_lr=False, total_steps=90))
     weights.append((flat(agent.critic), flat(agent.critic_targ)))
@@ -134,13 +133,9 @@ def test_the_target_is_the_network_of_the_last_multiple(algo, num_envs, update_e
 @every_child
 def test_eps_and_beta_follow_the_steps(algo, monkeypatch):
     """And are what the log says they are."""
-    eps, betas, interact = [], [], algo.interact
-    monkeypatch.setattr(algo, "interact", lambda agent, *rest: (
-        eps.append(agent.eps.item()), interact(agent, *rest))[1])
-    if algo is dqn_per:
-        sample = algo.PrioritizedBuffer.sample
-        monkeypatch.setattr(algo.PrioritizedBuffer, "sample", lambda buffer, size, beta: (
-            betas.append(beta), sample(buffer, size, beta))[1])
+    eps = noted(monkeypatch, algo, "interact", lambda agent, *rest: agent.eps.item())
+    betas = noted(monkeypatch, algo.PrioritizedBuffer, "sample", lambda buffer, size, beta: beta
+                  ) if algo is dqn_per else []
     algo.train(quick(algo, num_envs=4, eps_steps=50, eps_end=0.1, total_steps=100, update_every=4))
     close(eps, [max(0.1, 1 - 0.9 * t / 50) for t in range(0, 100, 4)])
     assert betas == pytest.approx([0.4 + 0.6 * t / 100 for t in range(40, 100, 4)][:len(betas)])

@@ -6,7 +6,7 @@ import torch
 
 from algos import dqn_per
 from tests.algos.test_buffers import make, transitions
-from tests.helpers import close, vec
+from tests.helpers import close, noted, vec
 from tests.offpolicy import dqn_quick as quick
 from utils import mpi
 
@@ -62,12 +62,9 @@ def test_two_ranks_weigh_by_the_smallest_of_both(monkeypatch):
 def test_every_update_rates_what_it_learned_from(monkeypatch):
     """At once, with |Q - y| from before its step."""
     learned, rated = [], []
-    sample, rating = dqn_per.PrioritizedBuffer.sample, dqn_per.PrioritizedBuffer.set_priorities
-    update = dqn_per.update
-
-    def noting_sample(buffer, batch_size, beta):
-        assert len(rated) == len(learned)
-        return sample(buffer, batch_size, beta)
+    update, rating = dqn_per.update, dqn_per.PrioritizedBuffer.set_priorities
+    at_once = noted(monkeypatch, dqn_per.PrioritizedBuffer, "sample",
+                    lambda *_: len(rated) == len(learned))
 
     def noting_update(agent, optimizer, batch, lr):
         plain = replace(batch, weight=torch.ones_like(batch.weight))   # it rates unweighted errors
@@ -83,11 +80,10 @@ def test_every_update_rates_what_it_learned_from(monkeypatch):
         last = dict(zip(at.tolist(), values.tolist()))          # of a row that was drawn twice
         close(leaves(buffer)[list(last)], torch.tensor(list(last.values())))
 
-    monkeypatch.setattr(dqn_per.PrioritizedBuffer, "sample", noting_sample)
     monkeypatch.setattr(dqn_per.PrioritizedBuffer, "set_priorities", noting_rate)
     monkeypatch.setattr(dqn_per, "update", noting_update)
     dqn_per.train(quick(dqn_per, update_every=4, num_envs=2))
-    assert len(rated) == len(learned) == 20
+    assert len(rated) == len(learned) == len(at_once) == 20 and all(at_once)
 
 
 def test_a_run_that_was_killed_before_its_first_step_resumes():

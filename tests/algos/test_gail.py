@@ -12,24 +12,15 @@ import torch
 from algos import gail, ppo
 from tests import onpolicy
 from tests.envs import HIGH, LOW, Probe
-from tests.helpers import bare, close, copies, gradients, moved, rows, same, vec, write_demos
+from tests.helpers import (
+    bare, close, copies, gradients, make_demos, moved, noted, rows, same, vec, write_demos)
 from tests.onpolicy import (
-    SPACES, Descent, Still, learn_with, make_config, make_optimizers, parameters)
-from utils.demos import Demos
+    SPACES, Descent, Still, make_config, parameters)
 from utils.optim import Adam
 
 make_agent = partial(onpolicy.make_agent, gail)
 make_rollout = partial(onpolicy.make_rollout, gail)
 every_kind = pytest.mark.parametrize("kind", ["box", "discrete"])
-
-
-def make_demos(kind="box", count=20, seed=1):
-    """Return random pairs as a file would hold them: raw, and as `env.step` takes actions."""
-    rng = np.random.default_rng(seed)
-    obs = torch.tensor(rng.normal(3, 2, (count, 3)), dtype=torch.float32)
-    if kind == "box":
-        return Demos(obs, torch.tensor(rng.uniform(LOW, HIGH, (count, 2)), dtype=torch.float32))
-    return Demos(obs, torch.tensor(rng.integers(4, size=count)))
 
 
 def played(agent, rollout):
@@ -98,11 +89,9 @@ def row_numbers(pairs, every):
 @every_kind
 def test_each_gradient_step_sees_pairs_of_both_prepared_alike(kind, monkeypatch):
     """The expert's are drawn from the whole file, which is longer than the rollout's 24 steps."""
-    agent, calls = make_agent(kind, minibatch_size=8), []
-    plain = gail.disc_loss
-    monkeypatch.setattr(gail, "disc_loss",
-                        lambda agent, *pairs: calls.append(pairs) or plain(agent, *pairs))
-    rollout, demos = make_rollout(agent), make_demos(kind, count=40)
+    agent = make_agent(kind, minibatch_size=8)
+    calls = noted(monkeypatch, gail, "disc_loss", lambda agent, *pairs: pairs)
+    rollout, demos = make_rollout(agent), make_demos(kind)
     disc_opt = Adam(agent.disc)
     for _ in range(20):
         gail.update_disc(agent, disc_opt, rollout, demos)
@@ -171,26 +160,22 @@ def test_the_discriminators_gradient_is_never_clipped():
 @every_kind
 def test_with_a_constant_discriminator_it_is_ppo_with_a_constant_reward(kind):
     """To the bit, through two updates, whatever the environment pays."""
-    results = []
-    for algo in (gail, ppo):
-        torch.manual_seed(0)
-        agent = algo.Agent(*SPACES[kind], make_config(algo, minibatch_size=8, epochs=2))
-        optimizers = make_optimizers(algo, agent)
-        idle = Still(agent.disc) if algo is gail else None
-        for seed in range(2):
-            rollout = onpolicy.make_rollout(algo, agent, seed)
-            if algo is gail:
-                for param in agent.disc.parameters():
-                    param.data.zero_()
-                rollout, _ = gail.update_disc(agent, idle, rollout, make_demos(kind))
-            else:
-                rollout = replace(rollout, rew=torch.full_like(rollout.rew, math.log(2)))
-            torch.manual_seed(seed)
-            learn_with(algo, agent, optimizers, rollout)
-            agent.update_stats(rollout)
-        state = {k: v for k, v in agent.state_dict().items() if not k.startswith("disc.")}
-        results.append([state, agent.reward_sum])
-    assert same(*results)
+    idle = []
+
+    def imitated(agent, rollout):
+        if not idle:
+            idle.append(Still(agent.disc))
+        for param in agent.disc.parameters():
+            param.data.zero_()
+        return gail.update_disc(agent, *idle, rollout, make_demos(kind))[0]
+
+    def equal(agent, rollout):
+        return replace(rollout, rew=torch.full_like(rollout.rew, math.log(2)))
+
+    ours, theirs = (onpolicy.two_updates(*args) for args in (
+        (gail, kind, imitated), (ppo, kind, equal)))
+    state = {k: v for k, v in ours.state_dict().items() if not k.startswith("disc.")}
+    assert same(state, dict(theirs.state_dict())) and same(ours.reward_sum, theirs.reward_sum)
 
 
 # ---- Whole runs

@@ -15,7 +15,7 @@ from gymnasium.spaces import Box
 
 from algos import grpo
 from tasks import Text
-from tests.helpers import close, copies, rows, same, vec
+from tests.helpers import close, copies, noted, rows, same, vec
 from tests.onpolicy import parameters
 from utils.optim import Adam
 
@@ -200,10 +200,9 @@ def test_no_token_attends_to_nothing(monkeypatch):
 # ---- An iteration
 
 def test_a_group_answers_one_prompt_and_gets_its_own_rewards(monkeypatch):
-    seen, rates, plain = [], [], grpo.update
-    monkeypatch.setattr(grpo, "update", lambda *args: (
-        seen.append(args[3]), rates.append(args[4])) and plain(*args))
+    updates = noted(monkeypatch, grpo, "update")
     grpo.train(config(total_steps=320, lr=1e-3))
+    *_, seen, rates = zip(*updates)
     np.testing.assert_allclose(rates, np.linspace(1e-3, 1e-4, 10))
     prompts = torch.stack([answers.prompt for answers in seen])  # [iterations, B, prompt]
     groups = prompts.unflatten(1, (8, 4))
@@ -223,9 +222,8 @@ def test_an_update_compares_with_the_policy_that_answered_and_with_the_reference
     agent, reference = make_agent(epochs=3), make_agent(1)
     prompt, answer = tokens(*[PROMPT] * 8), tokens(*ANSWERS[:8])
     answers = grpo.Answers(prompt, answer, vec(1, 0, 0, 0, 1, 1, 0, 0))
-    before, fixed, batches, plain = copy.deepcopy(agent), copies(reference), [], grpo.grpo_loss
-    monkeypatch.setattr(grpo, "grpo_loss", lambda agent, batch: batches.append(
-        (copies(agent), batch)) or plain(agent, batch))
+    before, fixed = copy.deepcopy(agent), copies(reference)
+    batches = noted(monkeypatch, grpo, "grpo_loss", lambda agent, batch: (copies(agent), batch))
     metrics = grpo.update(agent, reference, Adam(agent), answers, 5e-4)
     assert len(batches) == 3 and same(batches[0][0], copies(before))
     assert not same(batches[1][0], batches[0][0]) and same(copies(reference), fixed)
@@ -251,9 +249,7 @@ def test_it_learns(settings):
 
 
 def test_the_reference_is_the_pretrained_model_or_that_of_init_from(monkeypatch):
-    seen, plain = [], grpo.update
-    monkeypatch.setattr(grpo, "update", lambda *args: seen.append(
-        [copies(each) for each in args[:2]]) or plain(*args))
+    seen = noted(monkeypatch, grpo, "update", lambda *args: [*map(copies, args[:2])])
     first = grpo.train(config(pretrain_steps=5))
     grpo.train(config(pretrain_steps=5, init_from="run", run_dir="other", total_steps=64))
     (agent, reference), second, third, (loaded, of_loaded), _ = seen

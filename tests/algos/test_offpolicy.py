@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from tests.algos.test_contract import build, kinds
+from tests.helpers import noted
 from tests.registry import ALGOS, config, module
 
 OFFPOLICY = [name for name in ALGOS if "start_steps" in module(name).Config.__annotations__]
@@ -16,23 +17,19 @@ def test_updates_keep_their_interval_whatever_num_envs(name, num_envs, every, mo
 
     Half of TD3's move the actor.
     """
-    algo, calls, batches, step = module(name), [], [], [0]
-    update, interact = algo.update, algo.interact
-
-    def noting_interact(agent, envs, *rest):
-        step[0] += envs.num_envs
-        return interact(agent, envs, *rest)
+    algo, calls, batches = module(name), [], []
+    stepped = noted(monkeypatch, algo, "interact", lambda agent, envs, *rest: envs.num_envs)
+    update = algo.update
 
     def noting_update(*args):
-        calls.append((step[0], update(*args)))
+        calls.append((sum(stepped), update(*args)))
         batches.append(next(x for x in args if hasattr(x, "rew")))
         return calls[-1][1]
 
-    monkeypatch.setattr(algo, "interact", noting_interact)
     monkeypatch.setattr(algo, "update", noting_update)
     algo.train(config(name, num_envs=num_envs, update_every=every, policy_delay=2, total_steps=60))
-    assert step[0] == -(-60 // num_envs) * num_envs             # whole steps of all
-    due = range(12 + every, step[0] + 1, every)
+    assert sum(stepped) == -(-60 // num_envs) * num_envs        # whole steps of all
+    due = range(12 + every, sum(stepped) + 1, every)
     assert len(calls) == len(due) == len(set(map(id, batches)))
     for k, (at, (now, metrics)) in enumerate(zip(due, calls), 1):
         assert 0 <= now - at < num_envs

@@ -11,8 +11,8 @@ from hypothesis import given, settings as how, strategies as st
 from algos import a2c, ppo, ppo_popart
 from tests.helpers import LOG_2PI, bare, close, copies, moved, vec
 from tests.onpolicy import (
-    DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, learn, make_agent,
-    make_config as config, make_rollout, parameters, targets, tiny_agent)
+    DISCRETE, IMAGES, ONPOLICY as ALGOS, SPACES, Descent, distribution, every_kind, learn,
+    make_agent, make_config as config, make_rollout, parameters, targets, tiny_agent)
 from utils import mpi
 from utils.envs import stack_steps
 from utils.nets import ImageEncoder, SquashedGaussian
@@ -21,7 +21,6 @@ from utils.optim import Adam
 every_algo = pytest.mark.parametrize("name", ALGOS)
 without_memory = pytest.mark.parametrize("name", [name for name in ALGOS if name != "ppo_lstm"])
 with_images = pytest.mark.parametrize("name", [name for name in ALGOS if name != "gail"])
-every_kind = pytest.mark.parametrize("kind", SPACES)
 every_case = pytest.mark.parametrize("name,kind", [
     (name, kind) for name in ALGOS for kind in SPACES if (name, kind) != ("gail", "images")])
 

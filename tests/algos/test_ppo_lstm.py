@@ -13,11 +13,9 @@ from torch import nn
 from algos import ppo_lstm
 from tests import onpolicy
 from tests.helpers import close
-from tests.onpolicy import SPACES, Descent, Spy, learn, make_config, make_rollout
+from tests.onpolicy import Descent, every_kind, learn, losses, make_config, make_rollout
 from utils.envs import make_envs
 from utils.evaluate import evaluate
-
-every_kind = pytest.mark.parametrize("kind", SPACES)
 
 
 def make_agent(kind="box", **settings):
@@ -174,8 +172,7 @@ def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch
     agent = make_agent(kind, num_envs=6, rollout_steps=24, minibatch_envs=2, epochs=2,
                        norm_adv=False)
     rollout, before = make_rollout(ppo_lstm, agent), copy.deepcopy(agent)
-    spy = Spy(ppo_lstm.ppo_loss)
-    monkeypatch.setattr(ppo_lstm, "ppo_loss", spy)
+    calls = losses(monkeypatch, ppo_lstm, "ppo_loss")
     learn(ppo_lstm, agent, rollout, Descent, lr=0.0)            # so that V stays
     obs, done, memory = vars(normalized(before, rollout)).values()
     scaled = (rollout.rew / before.reward_sum_stats.var.sqrt()).clamp(-10, 10).float()
@@ -184,7 +181,7 @@ def test_a_minibatch_is_all_steps_of_its_environments_in_order(kind, monkeypatch
         adv = ppo_lstm.gae(scaled, val, next_val, rollout.terminated, done, 0.99, 0.95)
         logp = log_prob(before, h, rollout.act)
     orders = []
-    for minibatch in spy.calls:
+    for minibatch in calls:
         seen = minibatch.obs
         assert seen.obs.shape[:2] == (4, 2)
         envs = [int((memory == seen.memory[:, i:i + 1]).all(2).all(0).nonzero())

@@ -9,8 +9,8 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 
 from algos import ppo, ppo_mask
 from tests.envs import with_mask
-from tests.helpers import VECTOR, close, gradients, refused, rows, vec
-from tests.onpolicy import Spy
+from tests.helpers import VECTOR, close, gradients, noted, refused, rows, shaken, vec
+from tests.onpolicy import losses
 from utils.envs import make_envs
 from utils.optim import Adam
 from utils.spaces import FlatBox, Parts, obs_kind
@@ -25,9 +25,7 @@ MASKS = vec((1, 0, 1, 0), (0, 1, 1, 1), (1, 1, 0, 1), (0, 0, 1, 0))
 def make_agent(space=SPACE, num_acts=4):
     """Return a small agent whose policy depends on what it sees, with statistics."""
     torch.manual_seed(0)
-    agent = ppo_mask.Agent(space, Discrete(num_acts), ppo_mask.Config(**SMALL))
-    for param in agent.parameters():
-        param.data += 0.3 * torch.randn_like(param)
+    agent = shaken(ppo_mask.Agent(space, Discrete(num_acts), ppo_mask.Config(**SMALL)), 0.3)
     agent.obs_stats.count.fill_(50)
     agent.obs_stats.mean.fill_(3.0), agent.obs_stats.var.fill_(4.0)
     return agent
@@ -147,24 +145,21 @@ def test_masks_that_forbid_nothing_change_nothing_to_the_bit(norm_obs):
 
 def test_an_update_is_of_the_policy_that_acted(monkeypatch):
     """With the masks of its own states, which change in every step: logp_old, ratio, H and kl."""
-    spy = Spy(ppo_mask.ppo_loss)
-    monkeypatch.setattr(ppo_mask, "ppo_loss", spy)
+    calls = losses(monkeypatch, ppo_mask, "ppo_loss")
     cfg = ppo_mask.Config(env="tests.envs:MaskCounter-v0", **SMALL)
-    envs, probs = make_envs(cfg, 2), []
+    envs = make_envs(cfg, 2)
     agent = make_agent(envs.single_observation_space, 5)
-    act = agent.act
 
-    def noting(obs):
+    def by_hand(obs):
         logits = agent.actor((torch.from_numpy(obs[:, :3]) - 3) / 2).tolist()
-        probs.append([allowed_probs(*row) for row in zip(logits, obs[:, 3:])])
-        return act(obs)
+        return [allowed_probs(*row) for row in zip(logits, obs[:, 3:])]
 
-    monkeypatch.setattr(agent, "act", noting)
+    probs = noted(monkeypatch, agent, "act", by_hand)
     rollout, _ = ppo_mask.collect(agent, envs, envs.reset(seed=1)[0], 32)
     metrics = ppo_mask.update(agent, Adam(agent), rollout, 0.0)  # nothing moves
     probs = torch.tensor(probs)
     acted = probs.gather(2, rollout.act[..., None]).log().flatten()
-    used = torch.cat([call.logp_old for call in spy.calls[:4]])     # the first epoch
+    used = torch.cat([call.logp_old for call in calls[:4]])         # the first epoch
     close(used.sort().values, acted.sort().values, rtol=1e-4)
     close(metrics["kl"], 0.0)
     close(metrics["pi_loss"].mean(), 0.0, atol=1e-5)                # the mean of advantages
@@ -215,14 +210,6 @@ def test_every_part_has_a_mask_of_its_own(mask):
     assert "action_mask [1.0, 1.0, 1.0, 0.0, 0.0]" in refused(agent.act, obs)
     said = refused(ppo_mask.Agent, FlatBox(with_mask(VECTOR, 6)), PARTS, agent.cfg)
     assert said.startswith("--env has an action_mask of 6 numbers; it takes 5, ")
-
-
-# ---- What is refused
-
-def test_a_mask_of_another_size_is_refused():
-    said = refused(make_agent, FlatBox(with_mask(VECTOR, 3)))
-    assert said == ("--env has an action_mask of 3 numbers; it takes 4, one for each action or "
-                    "value of a part")
 
 
 def test_algorithms_without_masks_take_them_as_vectors():

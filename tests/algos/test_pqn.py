@@ -7,29 +7,15 @@ from torch import nn
 from torch.nn.functional import layer_norm
 
 from algos import pqn
-from tests.helpers import VECTOR, bare, close, vec
-from tests.onpolicy import IMAGES
+from tests.helpers import VECTOR, bare, close, noted, shaken, vec
+from tests.onpolicy import IMAGES, make_rollout
 from utils.optim import Adam
 
 
 def make_agent(space=VECTOR, **settings):
     torch.manual_seed(0)
     small = {"num_envs": 2, "rollout_steps": 12, "minibatch_size": 4, "hidden": (8, 8)}
-    agent = pqn.Agent(space, Discrete(3), pqn.Config(**small | settings))
-    for param in agent.parameters():
-        param.data += 0.1 * torch.randn_like(param)
-    return agent
-
-
-def make_rollout(steps=6, envs=2):
-    """Random numbers; next_obs is the next row's obs unless the episode ends."""
-    torch.manual_seed(1)
-    obs, final_obs = torch.randn(steps + 1, envs, 3), torch.randn(steps, envs, 3)
-    terminated, truncated = (torch.rand(2, steps, envs) < 0.25).float()
-    done = torch.maximum(terminated, truncated)
-    next_obs = torch.where(done.bool()[..., None], final_obs, obs[1:])
-    return pqn.Rollout(obs[:-1], torch.randint(3, (steps, envs)), torch.randn(steps, envs),
-                       next_obs, terminated, done)
+    return shaken(pqn.Agent(space, Discrete(3), pqn.Config(**small | settings)))
 
 
 # ---- The lambda-return
@@ -60,7 +46,8 @@ def test_lambda_return_is_a_mean_of_n_step_returns(steps, gamma, lam, seed):
 
 def test_targets_take_the_best_action_in_the_successor_of_each_step():
     """Also where it is only in next_obs: at the end of an episode, and of the rollout."""
-    agent, rollout = make_agent(gamma=0.9, lam=0.7), make_rollout()
+    agent = make_agent(gamma=0.9, lam=0.7)
+    rollout = make_rollout(pqn, agent, seed=1)
     assert 0 < rollout.terminated.sum() < rollout.done.sum()
     with torch.no_grad():
         best = agent.critic(rollout.next_obs.flatten(0, 1)).max(-1)[0].view(6, 2)
@@ -88,11 +75,10 @@ def test_loss_by_hand_and_no_gradient_beside_the_action_taken():
 
 def test_every_epoch_learns_from_each_sample_once_with_targets_from_before(monkeypatch):
     """The minibatches differ between epochs; the lambda-returns do not."""
-    agent, rollout, seen = make_agent(epochs=3), make_rollout(), []
+    agent = make_agent(epochs=3)
+    rollout = make_rollout(pqn, agent)
     expected = pqn.compute_targets(agent, rollout).flatten()
-    plain = pqn.pqn_loss
-    monkeypatch.setattr(pqn, "pqn_loss", lambda agent, batch: (seen.append(batch),
-                                                               plain(agent, batch))[1])
+    seen = noted(monkeypatch, pqn, "pqn_loss", lambda agent, batch: batch)
     metrics = pqn.update(agent, Adam(agent.critic), rollout, 1e-2)
     obs = rollout.obs.flatten(0, 1)
     rows = [[int((obs == one).all(-1).nonzero()) for one in batch.obs] for batch in seen]
@@ -106,9 +92,7 @@ def test_every_epoch_learns_from_each_sample_once_with_targets_from_before(monke
 
 
 def test_eps_falls_to_its_end_and_stays(monkeypatch):
-    eps, plain = [], pqn.collect
-    monkeypatch.setattr(pqn, "collect", lambda agent, *rest: (
-        eps.append(agent.eps.item()), plain(agent, *rest))[1])
+    eps = noted(monkeypatch, pqn, "collect", lambda agent, *rest: agent.eps.item())
     pqn.train(pqn.Config(num_envs=2, rollout_steps=8, minibatch_size=4, hidden=(4,), eps_end=0.1,
                          eps_steps=16, total_steps=40, run_dir="run"))
     close(eps, [1, 0.55, 0.1, 0.1, 0.1])

@@ -4,11 +4,10 @@ import math
 import pytest
 import torch
 from stable_baselines3 import SAC
-from stable_baselines3.common.logger import configure
 
 from algos import crossq, sac, sac_her
 from tests import helpers, offpolicy
-from tests.helpers import bare, close, column, name_of, vec
+from tests.helpers import bare, close, column, give, name_of, vec
 from tests.offpolicy import flat, make_agent, make_batch, make_optimizers, noise_is, update
 
 and_her = pytest.mark.parametrize("algo", [sac, sac_her], ids=name_of)
@@ -109,14 +108,12 @@ def test_losses_and_ten_updates_are_those_of_stable_baselines3(monkeypatch):
     spaces = helpers.Nowhere(helpers.VECTOR, helpers.UNIT)
     model = SAC("MlpPolicy", spaces, 1e-3, tau=0.05, gamma=0.9, device="cpu", buffer_size=1,
                 ent_coef="auto", policy_kwargs={"net_arch": [16, 16]})
-    model.set_logger(configure(None, []))
     model.policy.double()
     model.actor.action_dist.epsilon = 0.0                           # of the tanh correction
     model.log_ent_coef.data = agent.log_alpha.detach().clone().reshape(1)
     # It halves the critics' loss; with half of Adam's eps that makes the same step.
     model.critic.optimizer.param_groups[0]["eps"] = 0.5e-8
-    for our, their in pairs(agent, model):
-        their.data.copy_(our.data)
+    give(model, pairs(agent, model))
     batches = [make_batch(algo, seed=k, dtype=torch.float64) for k in range(10)]
     model.replay_buffer = offpolicy.TheirBuffer(batches)
     optimizers = make_optimizers(agent)

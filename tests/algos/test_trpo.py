@@ -7,20 +7,18 @@ from functools import partial
 import pytest
 import torch
 from sb3_contrib import TRPO
-from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import RolloutBufferSamples
 from torch.distributions import kl_divergence
 
 from algos import trpo
 from tests import onpolicy
-from tests.helpers import Nowhere, bare, close, vec
+from tests.helpers import Nowhere, bare, close, give, vec
 from tests.onpolicy import (
-    SPACES, Still, distribution, make_agent, make_optimizers, make_rollout, pairs, parameters,
-    targets)
+    SPACES, Still, distribution, every_kind, make_agent, make_optimizers, make_rollout, pairs,
+    parameters, targets)
 from utils import mpi
 from utils.nets import SquashedGaussian
 
-every_kind = pytest.mark.parametrize("kind", SPACES)
 tiny_agent = partial(onpolicy.tiny_agent, trpo, hidden=())
 
 
@@ -60,7 +58,6 @@ def test_surrogate_refuses_a_column_of_advantages():
 @pytest.mark.parametrize("scale", [1e-10, 1e-4, 1e4, 1e10])
 def test_conjugate_gradient_is_linear_in_its_right_side(scale):
     """Neither when it stops nor what it says is left depends on the unit of the gradient."""
-    torch.manual_seed(0)
     root, g = torch.randn(8, 8), torch.randn(8)
     product = partial(torch.mv, root @ root.T / 8 + torch.eye(8))
     for steps in (2, 4, 100):
@@ -250,9 +247,7 @@ def test_the_step_is_that_of_sb3_contrib(kind, monkeypatch):
                  cg_max_steps=12, cg_damping=0.05, target_kl=0.005, n_critic_updates=5,
                  normalize_advantage=False, line_search_shrinking_factor=0.8, policy_kwargs=policy,
                  device="cpu")
-    model.set_logger(configure(None, []))
-    for our, their in pairs(agent, model.policy):
-        their.data.copy_(our.data)
+    give(model, pairs(agent, model.policy))
     optimizers = make_optimizers(trpo, agent)
     adam, rates = model.policy.optimizer, itertools.cycle([1e-2, 8e-3, 6e-3, 4e-3, 2e-3])
     plain = adam.step

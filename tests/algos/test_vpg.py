@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from algos import vpg
-from tests.helpers import close, vec
+from tests.helpers import close, noted, vec
 from tests.onpolicy import (
     SPACES, Still, distribution, learn, make_agent, make_optimizers, make_rollout, parameters,
     targets)
@@ -74,12 +74,12 @@ def test_the_estimate_has_the_gradient_as_its_mean_whatever_the_baseline(val):
 
 @pytest.mark.parametrize("kind", SPACES)
 def test_the_policys_loss_is_given_the_advantages_of_the_critic_that_was(kind, monkeypatch):
-    agent, calls, plain = make_agent(vpg, kind), [], vpg.policy_loss
+    agent = make_agent(vpg, kind)
     rollout = make_rollout(vpg, agent)
     adv, _ = targets(vpg, agent, rollout)
     acted = distribution(agent, rollout.obs.flatten(0, 1))
     expected = acted.log_prob(rollout.act.flatten(0, 1)).detach()
-    monkeypatch.setattr(vpg, "policy_loss", lambda *args: calls.append(args) or plain(*args))
+    calls = noted(monkeypatch, vpg, "policy_loss")
     learn(vpg, agent, rollout, lr=1e-2)
     (logp, given), = calls
     close(logp.detach(), expected, rtol=1e-4, atol=1e-5)
