@@ -6,16 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from utils.optim import Adam, Optimizer, RMSProp
+from tests.onpolicy import Descent, parameters as params
+from utils.optim import Adam, RMSProp
 
 X = torch.linspace(-3, 3, 15).view(5, 3)
-
-
-class Descent(Optimizer):
-    """Gradient descent: with a learning rate of 1, parameters move by minus the gradient."""
-
-    def step(self, lr):
-        self.flat.sub_(self.grad, alpha=lr)
 
 
 def small_net():
@@ -27,16 +21,6 @@ def loss_of(net, x=X):
     return net(x).square().mean()
 
 
-def gradient_of(net, x=X):
-    """By PyTorch alone."""
-    return torch.cat([grad.flatten() for grad in
-                      torch.autograd.grad(loss_of(net, x), list(net.parameters()))])
-
-
-def params(net):
-    return nn.utils.parameters_to_vector(net.parameters()).detach().clone()
-
-
 def take_step(optimizer, loss, lr, max_norm=0.0):
     """Take a step as algorithm files do. Return the gradient's norm."""
     optimizer.zero_grad()
@@ -45,18 +29,6 @@ def take_step(optimizer, loss, lr, max_norm=0.0):
     norm = optimizer.clip_grads(max_norm)
     optimizer.step(lr)
     return norm
-
-
-def test_a_gradient_is_of_its_own_loss_alone():
-    """Nothing of the step before is left in it."""
-    net = small_net()
-    optimizer = Descent(net)
-    for x in torch.randn(3, 5, 3):
-        before, expected = params(net), gradient_of(net, x)
-        take_step(optimizer, loss_of(net, x), lr=0.1)
-        torch.testing.assert_close(params(net), before - 0.1 * expected)
-        grads = torch.cat([param.grad.flatten() for param in net.parameters()])
-        torch.testing.assert_close(grads, expected)             # views of the optimizer's
 
 
 def test_some_parameters_of_a_module_and_none_that_are_frozen():
@@ -111,24 +83,6 @@ def test_steps_are_pytorchs(ours, theirs, scale):
         take_step(ours, scale * loss_of(net), lr)
     torch.testing.assert_close(params(net), params(twin))
     assert not torch.allclose(params(net), params(small_net()))
-
-
-@pytest.mark.parametrize("make", [Adam, RMSProp])
-def test_an_optimizer_goes_on_from_its_state(make):
-    """What is saved is all that it needs, and what is loaded is a copy."""
-    nets, inputs = [small_net(), small_net()], torch.randn(6, 5, 3)
-    whole, saved = map(make, nets)
-    for i, x in enumerate(inputs):
-        if i == 3:
-            state, nets[1] = saved.state_dict(), copy.deepcopy(nets[1])
-            saved = make(nets[1])
-            saved.load_state_dict(state)
-            state["square"].fill_(math.nan)
-        for net, optimizer in zip(nets, (whole, saved)):
-            take_step(optimizer, loss_of(net, x), lr=0.1)
-    assert torch.equal(params(nets[0]), params(nets[1]))
-    with pytest.raises(KeyError):
-        saved.load_state_dict({})
 
 
 def test_a_module_that_is_moved_needs_a_new_optimizer():
