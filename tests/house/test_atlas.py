@@ -1,5 +1,7 @@
-"""The atlas: its rows can be planted, and it tells what a bug costs."""
+"""The atlas: its rows can be planted, and it tells what a bug costs. And the runner of bugs."""
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -89,3 +91,13 @@ def test_train_plants_a_bug_in_a_clone(tmp_path):
     folder, = (tmp_path / row.folder / "CartPole-v1" / row.planted).glob("*/seed1")
     assert "+ cfg.ent_coef * ent" in (folder / "algo.py").read_text()
     assert (folder / "result.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_sample_of_the_planted_bugs_is_killed():
+    """No test of the default run reads the catalogue."""
+    done = subprocess.run([sys.executable, "-m", "tests.mutants", "--sample", "12"],
+                          cwd=catalogue.ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "killed 12 of 12"
