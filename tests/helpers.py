@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys

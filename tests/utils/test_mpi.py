@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers import PATIENCE, close, mpiexec, not_on_windows, run
+from tests.helpers import PATIENCE, close, mpiexec, not_on_windows, refused, run
 from utils import mpi
-from utils.errors import UsageError
 from utils.evaluate import seed_of
 from utils.run import launch
 
@@ -175,8 +174,7 @@ def test_together_passes_results_and_failures_on(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         launch.together(divmod, 1, 0)
     monkeypatch.setattr(mpi, "gather", lambda value: [value, (True, "no such run")])
-    with pytest.raises(UsageError, match="no such run"):
-        launch.together(max, 1, 2)
+    refused(launch.together, max, 1, 2, says="no such run")
 
 
 def test_clean_env_drops_the_launchers_variables_and_no_other(monkeypatch):
@@ -226,12 +224,10 @@ def test_launchers_say_how_many_they_started(started, monkeypatch, env, expected
 
 
 def test_start_ranks_refuses(started, monkeypatch):
-    with pytest.raises(UsageError, match="--num-procs is 3.* 1 to 2"):
-        launch.start_ranks(3)
+    refused(launch.start_ranks, 3, says="--num-procs is 3.* 1 to 2")
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="--num-procs is 2.* mpiexec"):
-        launch.start_ranks(2)
+    refused(launch.start_ranks, 2, says="--num-procs is 2.* mpiexec")
     assert started == []
 
 
@@ -244,8 +240,7 @@ def test_check_ranks(started, monkeypatch, procs, size, launched, message):
     monkeypatch.setattr(mpi, "size", lambda: size)
     monkeypatch.setattr(mpi, "launched", lambda: launched)
     if message:
-        with pytest.raises(UsageError, match=message):
-            launch.check_ranks(procs)
+        refused(launch.check_ranks, procs, says=message)
     else:
         launch.check_ranks(procs)
     assert (sys.excepthook is launch.die) == (not message)

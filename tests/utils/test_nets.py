@@ -11,7 +11,6 @@ from utils.nets import SquashedGaussian
 
 @pytest.mark.parametrize("shape", [(3,), (5, 3)])               # sigma of all states, or of each
 def test_densities_and_samples_are_those_of_pytorchs_gaussian(shape):
-    torch.manual_seed(0)
     loc, other, act = torch.randn(3, 5, 3)
     log_std = torch.randn(shape)
     ours, theirs = (SquashedGaussian(loc, log_std),
@@ -40,7 +39,6 @@ def test_a_policy_stays_as_it_was_when_the_weights_move():
 @pytest.mark.parametrize("sigma", [0.1, 0.6, 1.0, 1.5])
 def test_the_entropy_and_its_gradient_are_those_of_squashed_actions(sigma):
     """Against the mean of -log p(tanh(a)) over many draws, by PyTorch's own transform."""
-    torch.manual_seed(0)
     loc, log_std = torch.tensor([0.0, 1.0, -2.0]), torch.full((3,), sigma).log()
     ours, *slopes = gradients(lambda m, s: SquashedGaussian(m, s).entropy(), loc, log_std)
 
