@@ -177,7 +177,7 @@ MOST, HALF = np.finfo(np.float32).max, np.finfo(np.float16).max
 @pytest.mark.parametrize("box,fits", [
     (TWO, True), (Box(-1e30, 1e30, (2,), np.float64), True), (Box(-MOST, MOST, (2,)), False),
     (Box(-1e300, 1e300, (2,), np.float64), False), (Box(-HALF, HALF, (2,), np.float16), False),
-    (Box(0, np.inf, (2,)), False), (Box(0, 0, (2,)), False), (Box(0, 9, (1,), np.int64), False),
+    (Box(0, np.inf, (2,)), False), (Box(0, 0, (2,)), False), (Box(0, 9, (1, 1), np.int64), False),
     (Box(np.float32([0, 2]), np.float32([1, 2])), True)])
 def test_actions_are_rescaled_to_bounds_only_if_these_have_a_finite_range(box, fits):
     assert act_kind(box) == ("box" if fits else "other")
