@@ -32,9 +32,9 @@ from utils.run.directory import read_config
 DATA = HERE / "doctor.jsonl"
 PARTS, LIMIT, LEARNED = 10, 8, 3
 FAR, SHARE = 4, 0.1             # a run is unusual if |z| is above FAR in more than SHARE of its z
-UNITLESS = re.compile("kl|clip_frac|explained_variance|ratio|eps$|clipped|weight|success|gain|"
+UNITLESS = re.compile("kl|clip_frac|explained_variance|ratio|clipped|weight|success|gain|"
                       "cg_")
-IGNORED = {"step", "time", "steps_per_second", "lr"}
+IGNORED = {"step", "time", "steps_per_second", "lr", "eps", "beta"}
 
 
 def parts(folder) -> dict[str, np.ndarray]:
@@ -147,9 +147,17 @@ def ask(folder) -> int:
     same = len(clean) == 1 and (where, clean[0]["steps"]) == ([env], steps)
     print(f"{algo} on {env}, {steps:,} steps, beside {seeds} healthy runs of {clean[0]['algo']}"
           + ("" if same else f" on {', '.join(where)}; only in metrics without a unit"))
+    if lengths := [row["steps"] for row in clean if row["env"] == env and not same]:
+        known = " or ".join(f"{x:,}" for x in lengths)
+        print(f"note      of {env}, only runs of {known} steps are known: --total-steps makes one "
+              "that compares")
+    if not z:
+        print("unknown   every metric of this algorithm has a unit, so nothing can be compared")
+        return 0
     sick = unusual(z) > SHARE
     if not sick:
-        print("healthy   nothing is out of the ordinary; if it learns too little nevertheless:")
+        print("healthy   nothing is out of the ordinary" + (
+            "; if it learns too little nevertheless:" if suspects else ""))
     run, far = parts(folder), []
     for name, values in z.items() if sick else ():
         if len(at := np.flatnonzero(abs(values) > FAR)):

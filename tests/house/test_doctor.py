@@ -67,6 +67,13 @@ def test_a_run_that_is_not_over_and_one_of_another_task(runs, learned, capsys):
     status, said = ask(capsys, runs("ppo", 11, scale=100, env="Other-v0"))
     assert status == 0 and "on CartPole-v1; only in metrics without a unit" in said     # not val
     assert ask(capsys, runs("ppo", 12, (9, 0), env="Other-v0"))[0] == 1                 # but kl
+    run = runs("long", 11)
+    (run / "config.json").write_text((run / "config.json").read_text().replace("1000", "5000"))
+    assert "only runs of 1,000 steps are known" in ask(capsys, run)[1]
+    text = (run / "progress.csv").read_text()
+    (run / "progress.csv").write_text(text.replace("kl", "klunk"))
+    doctor.DATA.write_text(doctor.DATA.read_text().replace('"kl"', '"val_max"'))
+    assert ask(capsys, run)[1].splitlines()[-1].startswith("unknown ")
 
 
 def test_other_seeds_are_scored(runs, learned, capsys):
