@@ -105,7 +105,7 @@ def run_ranks():
     ppo.train(ppo.Config.of_run("run", total_steps=192, resume=True))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     flags = ("-m algos.ppo --env CartPole-v1 --num-envs 2 --rollout-steps 64 "
-             "--total-steps 128").split()
+             "--minibatch-size 64 --total-steps 128").split()
     command = [shutil.which("mpiexec", path=path), "-n", "2", sys.executable, *flags]
     env = clean_env() | {"HYDRA_LAUNCHER": "fork", "HYDRA_RMK": "user"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
