@@ -9,6 +9,7 @@
     tasks:BitFlip-v0          a goal environment: reach one of 2^bits states, with no hint before it
                               is reached: --env-kwargs '{"bits": 10}'
     tasks:Tour-v0             visit points, with action masks: --env-kwargs '{"points": 10}'
+    tasks:Line-v0             ten steps along a line to 0
     tasks:Sums-v0             a text task: "3+5=" wants "8"
     tasks:Brackets-v0         a text task: "([" wants a text that closes them, such as "])"
 """
@@ -30,6 +31,22 @@ def masked(env: str, keep: list[int], **kwargs) -> gym.Env:
 def scaled(env: str = "CartPole-v1", factor: float = 1.0, **kwargs) -> gym.Env:
     """Return the environment `env` with all rewards multiplied by `factor`."""
     return gym.wrappers.TransformReward(gym.make(env, **kwargs), lambda rew: factor * rew)
+
+
+class Line(gym.Env):
+    """Ten steps along a line to 0. The reward is minus the distance that is left."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (1,))
+    action_space = gym.spaces.Box(-0.2, 0.4, (1,))
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed=seed)
+        self.x, self.time = float(self.np_random.uniform(-1, 1)), 0
+        return np.float32([self.x]), {}
+
+    def step(self, act):
+        self.x, self.time = self.x + float(act[0]), self.time + 1
+        return np.float32([self.x]), -abs(self.x), False, self.time == 10, {}
 
 
 class Recall(gym.Env):
@@ -200,6 +217,7 @@ class Brackets(Text):
 for name, keep in ("CartPole", [0, 2]), ("Pendulum", [0, 1]):
     kwargs = {"env": f"{name}-v1", "keep": keep}
     gym.register(f"{name}NoVel-v0", f"{__name__}:masked", kwargs=kwargs)
+gym.register("Line-v0", f"{__name__}:Line")
 gym.register("Recall-v0", f"{__name__}:Recall")
 gym.register("Scaled-v0", f"{__name__}:scaled")
 gym.register("BitFlip-v0", f"{__name__}:BitFlip")

@@ -172,8 +172,8 @@ def critic_loss(agent: Agent, batch: Transitions) -> tuple[Scalar, dict]:
     h is the Huber loss: no error pulls harder than one of d = huber_delta. Say y is 100
     in nine samples of ten and 0 in one. L should be least at their mean, 90, and is for
     large d. With d = 1, nine pull up and one pulls down, all by 1, and Q ends near 100,
-    as if the one did not exist. So d is above most errors here, 100, and 1, as in the
-    paper, for games, whose rewards are about 1.
+    as if the one did not exist. So d should be above most errors: by default 100 for
+    CartPole, and 1, as in the paper, for games, whose rewards are about 1.
 
     Only a terminal state is worth 0: after a time limit, critic_targ's estimate of s'
     replaces the rewards cut off. r and s' depend on s and a, not on the policy that

@@ -139,6 +139,9 @@ def parts(step: np.ndarray, values: np.ndarray, total: int) -> np.ndarray:
 
 def separating(clean: list[Seed], planted: list[Seed]) -> tuple[str, int] | tuple[None, None]:
     """Return the first metric that tells the two apart, and after how many steps."""
+    clean, planted = ([seed for seed in seeds if seed.metrics] for seeds in (clean, planted))
+    if not (clean and planted):
+        return None, None
     firsts = []
     for name in clean[0].metrics.keys() & planted[0].metrics.keys():
         a, b = (np.stack([seed.metrics[name] for seed in seeds]) for seeds in (clean, planted))

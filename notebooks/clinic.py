@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from tasks import Line  # noqa: F401  it registers Line-v0
 from utils.envs import make_envs
 
 
@@ -143,21 +144,6 @@ class Scripted(gym.Env):
                 end and how != 0, {})
 
 
-class Line(gym.Env):
-    """Ten steps along a line to 0. The reward is minus the distance that is left."""
-
-    observation_space, action_space = Box(-np.inf, np.inf, (1,)), Box(-0.2, 0.4, (1,))
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.time = float(self.np_random.uniform(-1, 1)), 0
-        return np.float32([self.x]), {}
-
-    def step(self, act):
-        self.x, self.time = self.x + float(act[0]), self.time + 1
-        return np.float32([self.x]), -abs(self.x), False, self.time == 10, {}
-
-
 class Orchard(gym.Env):
     """Five trees in a row; actions go left or right. A step to the first tree has reward 1, to the
     last one 3.
@@ -199,7 +185,7 @@ class Thermostat(gym.Env):
         return np.float32([self.kelvin]), -abs(self.kelvin - 293) / 8, False, self.time == 20, {}
 
 
-for kind in (Scripted, Line, Orchard, Thermostat):
+for kind in (Scripted, Orchard, Thermostat):
     gym.register(f"{kind.__name__}-v0", kind)
 
 

@@ -335,22 +335,6 @@ class Probe(gym.Env):
         return np.float32([1]), 0.0 if self.late else self.rew, not self.late, False, {}
 
 
-class Reach(gym.Env):
-    """Ten steps along a line to 0. The reward is minus the distance that is left."""
-
-    observation_space = Box(-np.inf, np.inf, (1,))
-    action_space = Box(-0.2, 0.4, (1,))
-
-    def reset(self, seed=None, options=None):
-        super().reset(seed=seed)
-        self.x, self.time = float(self.np_random.uniform(-1, 1)), 0
-        return np.float32([self.x]), {}
-
-    def step(self, act):
-        self.x, self.time = self.x + float(act[0]), self.time + 1
-        return np.float32([self.x]), -abs(self.x), False, self.time == 10, {}
-
-
 class Bright(gym.Env):
     """A bright square somewhere in a noisy image. Reward 1 for naming its quarter."""
 
@@ -411,7 +395,7 @@ def register(name, kind, quiet=False, **kwargs):
 
 for kind in (Counter, Faulty, GoalCounter, MaskCounter):
     register(kind.__name__, kind, quiet=True)                   # the checker warns of the traps
-for kind in (Ends, Flaky, GoalEnds, MaskEnds, Uneven, NoRewards, Constant, Reach, Bright, Parts,
+for kind in (Ends, Flaky, GoalEnds, MaskEnds, Uneven, NoRewards, Constant, Bright, Parts,
              OneSum):
     register(kind.__name__, kind)
 register("ProbeValue", Probe)

@@ -195,7 +195,7 @@ def give(model, pairs):
 CLOCK = {"time", "steps_per_second"}
 
 
-def quick(algo, env="tests.envs:Reach-v0", **settings):
+def quick(algo, env="tasks:Line-v0", **settings):
     """Return the Config of a short off-policy run with small networks, if it has `hidden`."""
     settings = {
         "env": env, "device": "cpu", "run_dir": "run", "hidden": (8,), "batch_size": 8,

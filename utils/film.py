@@ -20,6 +20,9 @@ from utils.evaluate import evaluate, seed_of
 from utils.spaces import one_line
 
 
+MOST_FRAMES = 300  # of a .gif
+
+
 def has_display() -> bool:
     return sys.platform != "linux" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys())
 
@@ -92,7 +95,7 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
     fps, every = 15 if game else envs.metadata.get("render_fps") or 30, 1
     options = {"fps": fps, "macro_block_size": 2, "ffmpeg_log_level": "error"}  # even sides
     small = file.endswith(".gif")
-    if small:  # it compresses badly: 300 frames, at most 20 per second, 240 pixels wide
+    if small:  # it compresses badly: MOST_FRAMES, at most 20 per second, 240 pixels wide
         every = math.ceil(fps / 20)
         options = {"duration": 1000 * every / fps, "loop": 0}
 
@@ -106,7 +109,7 @@ def write_video(agent, cfg, envs: gym.vector.VectorEnv, file: str, seed: int,
             shown, *_ = envs.step(agent.env_act(steps[-1]))
         elif game:
             shown, _ = envs.reset(seed=seed_of(seed, 2))  # as in `evaluate`
-        if len(steps) % every == 0 and not (small and len(steps) >= 300 * every):
+        if len(steps) % every == 0 and not (small and len(steps) >= MOST_FRAMES * every):
             frame = shown[0, 0] if game else draw(envs)
             stride = math.ceil(frame.shape[1] / 240) if small else 1
             writer.append_data(frame[::stride, ::stride])

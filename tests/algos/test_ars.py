@@ -172,6 +172,6 @@ def test_processes_divide_the_directions_that_all_of_them_draw(monkeypatch):
 
 
 def test_it_learns_to_reach():
-    ars.train(config(env="tests.envs:Reach-v0", total_steps=20_000, directions=8, num_envs=8))
+    ars.train(config(env="tasks:Line-v0", total_steps=20_000, directions=8, num_envs=8))
     returns = [float(row["ep_ret"]) for row in rows("run", "episodes.csv")]
     assert np.mean(returns[-100:]) > 0.5 * np.mean(returns[:100]) > -5

@@ -53,6 +53,11 @@ def test_a_row_tells_what_is_lost_and_what_shows_it(tmp_path):
     path.write_text(json.dumps(told | {"caught": "test_NaN"}) + "\n")
     atlas.collect([row], tmp_path, path)
     assert json.loads(path.read_text()) == told | {"caught": "test_NaN"}
+    ended, = (tmp_path / "runs").rglob("a2c+time*/*/seed5/episodes.csv")
+    ended.write_text("step,time,ep_ret\n")              # the bug ended the run before an episode
+    told, = atlas.collect([row], tmp_path, path)
+    assert np.isnan(told["planted"]).tolist() == [False] * 4 + [True]
+    assert json.loads(path.read_text())["planted"][4] is None
 
 
 def test_the_first_metric_that_stays_apart_is_named():

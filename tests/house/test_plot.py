@@ -378,6 +378,9 @@ def test_lines_and_bands(how, centre):
     reach = 22 ** 0.5                               # (9 + 4 + 4 + 49) / (4 - 1)
     np.testing.assert_allclose([ends.min(), ends.max()], [centre - reach, centre + reach])
     assert fig.legends[0].get_title().get_text().startswith(f"line: {how} of seeds, to where ")
+    shutil.rmtree("runs")
+    write_lines(ppo=[2])
+    assert figure().legends[0].get_title().get_text() == "line: one seed"
 
 
 def test_a_grid_of_a_setting_and_smoothings():

@@ -15,7 +15,7 @@ from utils.errors import UsageError
 from utils.run import checkpoint
 from utils.run.command import program
 from utils.run.directory import read_config, replaced_files
-from utils.run.settings import parse
+from utils.run.settings import check_settings, parse
 
 TINY = {"env": "CartPole-v1", "num_envs": 2, "rollout_steps": 64, "minibatch_size": 32, "epochs": 1,
         "hidden": (8,), "total_steps": 64}
@@ -150,6 +150,13 @@ def test_an_environment_that_goes_wrong_is_named(fault, kind, says):
                                        "total_steps": 320, "run_dir": "run"}))
     notes = " ".join(caught.value.__notes__)
     assert "Faulty-v0" in notes and "step 64" in notes and saved("run")[0] == 64
+
+
+def test_arguments_of_an_environment_are_a_text():
+    cfg = ppo.Config()
+    vars(cfg)["env_kwargs"] = {"g": 5}                          # beartype would refuse it before
+    with pytest.raises(UsageError, match="--env-kwargs is {'g': 5}; it takes a text"):
+        check_settings(cfg)
 
 
 def test_an_algorithm_that_is_not_there_is_named():

@@ -17,7 +17,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscr
 
 from algos import ppo
 from tasks import BitFlip
-from tests.envs import Counter, Idle, Reach
+from tasks import Line
+from tests.envs import Counter, Idle
 from tests.helpers import agent_for, refused
 from tests.toy import Config
 from tests.utils.test_workers import Drawn
@@ -294,7 +295,7 @@ def test_success_by_either_name_and_only_by_a_number(info, told):
     assert success_of(info) == ({} if told is None else {"success": told})
 
 
-class Telling(Reach):
+class Telling(Line):
     """Its infos are those that Gymnasium's vector environments cannot join, or keep for others."""
 
     def info(self):
@@ -358,7 +359,7 @@ def test_what_is_not_finite_is_refused_with_its_step(where, at, value):
             vector.step(np.zeros(2))
 
 
-class InPlace(Reach):
+class InPlace(Line):
     """It changes its action in place, as by clipping, and pays the action that it was given."""
 
     def step(self, act):
