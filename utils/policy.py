@@ -8,9 +8,10 @@ import numpy as np
 from torch import nn
 
 from utils.errors import UsageError
+from utils.mpi import say_once
 from utils.spaces import (
-    KINDS, MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, belongs, fits, num_acts,
-    obs_kind, one_line)
+    KINDS, MOST_ACTS, FlatBox, Numbered, Parts, act_kind, as_array, fits, misfit, num_acts,
+    obs_kind, one_line, unbatch)
 from utils.wrappers import all_finite
 
 
@@ -39,12 +40,13 @@ class Policy(nn.Module):
     def predict(self, obs: np.ndarray) -> np.ndarray | np.integer:
         """One raw observation -> the deterministic action for `env.step`; N of them -> N actions.
 
-        One observation may also be as the environment gave it, before `make_envs` flattened it.
+        Observations may also be as the environment gave them, before `make_envs` flattened them.
+        N dictionaries are one whose parts are [N, ...].
         ValueError: it is of another shape or type, or has NaN or infinity in it.
         """
         obs_space, act_space = self.spaces
-        if isinstance(obs_space, FlatBox) and belongs(obs, obs_space.own):
-            obs = obs_space.flatten(obs)
+        if isinstance(obs_space, FlatBox):
+            obs = flattened(obs, obs_space)
         obs = as_array(obs)
         one = obs.shape == self.obs_shape
         if not one and obs.shape[1:] != self.obs_shape:
@@ -63,9 +65,30 @@ class Policy(nn.Module):
         return act_space.own_act(act) if isinstance(act_space, Numbered | Parts) else act
 
 
+def flattened(obs, space):
+    """Flatten one observation of a FlatBox's own space, or N. ValueError: a dict or tuple is none.
+
+    What is no dict and no tuple may be flat already.
+    """
+    wrong = misfit(obs, space.own)
+    if not wrong:
+        return space.flatten(obs)
+    if not isinstance(obs, dict | tuple) or not hasattr(space.own, "spaces"):
+        return obs
+    try:
+        some = unbatch(obs, space.own)
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(wrong) from None
+    if wrong := next(filter(None, (misfit(each, space.own) for each in some)), ""):
+        raise ValueError(wrong)
+    return np.stack([space.flatten(each) for each in some])
+
+
 def check_spaces(obs_space, act_space, takes):
     """UsageError unless both spaces are of a kind that `takes`, of a Policy, names."""
     kinds = obs_kind(obs_space), act_kind(act_space)
+    if fits(kinds[0], "mask") and not fits(takes["obs"], "mask"):
+        say_once("observations: action_mask is learned from, not obeyed; ppo_mask obeys it")
     sides = (("observation", obs_space, kinds[0], takes["obs"]),
              ("action", act_space, kinds[1], takes["act"]))
     for side, space, kind, wanted in sides:

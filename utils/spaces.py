@@ -145,9 +145,9 @@ class FlatBox(gym.spaces.Box):
         return FlatBox(gym.spaces.Dict([pair for pair in self.own.items() if pair[0] != name]))
 
     def flatten(self, obs) -> np.ndarray:
-        if not belongs(obs, self.own):
-            raise UsageError(f"the environment returned an observation that is not of its space, "
-                             f"{one_line(self.own)}: {one_line(repr(obs))[:80]}")
+        if wrong := misfit(obs, self.own):
+            raise UsageError("the environment returned an observation that is not of its space, "
+                             f"{one_line(self.own)}: {wrong}")
         return gym.spaces.flatten(self.own, obs).astype(np.float32)
 
 
@@ -198,19 +198,44 @@ class Parts(gym.spaces.MultiDiscrete):
         return own_act(self.own, parts)
 
 
-def belongs(value, space: gym.Space) -> bool:
-    """Return whether a value is of a space. It may leave the bounds of a Box."""
-    if isinstance(space, gym.spaces.Dict):
-        return isinstance(value, dict) and all(
-            name in value and belongs(value[name], part) for name, part in space.items())
-    if isinstance(space, gym.spaces.Tuple):
-        return isinstance(value, tuple | list) and len(value) == len(space) and all(
-            map(belongs, value, space))
+def misfit(value, space: gym.Space, name: str = "observation") -> str:
+    """Return "" if a value is of a space, or which part is not. It may leave a Box's bounds."""
+    if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple):
+        named = isinstance(space, gym.spaces.Dict)
+        if not isinstance(value, dict if named else tuple | list):
+            return f"{name} is {one_line(repr(value))[:80]}, no {'dict' if named else 'tuple'}"
+        if not named and len(value) != len(space):
+            return f"{name} has {len(value)} parts, not {len(space)}"
+        for key, part in space.items() if named else enumerate(space):
+            if named and key not in value:
+                return f"{name} has no {key!r}"
+            if wrong := misfit(value[key], part, f"{name}[{key!r}]"):
+                return wrong
+        return ""
     if not isinstance(space, gym.spaces.Box):
-        return space.contains(value)
+        fits, told = space.contains(value), one_line(repr(value))[:80]
+        return "" if fits else f"{name} is {told}, not of {one_line(space)}"
     array = as_array(value)
     fits = array.dtype.kind == space.dtype.kind == "f" or np.can_cast(array.dtype, space.dtype)
-    return fits and array.shape == space.shape
+    if fits and array.shape == space.shape:
+        return ""
+    return f"{name} is {array.dtype} {list(array.shape)}, not {space.dtype} {list(space.shape)}"
+
+
+def unbatch(values, space: gym.Space) -> list:
+    """N values of a space, given as one whose parts are [N, ...], one by one.
+
+    KeyError, TypeError or ValueError: it is not given so.
+    """
+    if isinstance(space, gym.spaces.Dict):
+        parts = [unbatch(values[name], part) for name, part in space.items()]
+        return [dict(zip(space, each)) for each in zip(*parts, strict=True)]
+    if isinstance(space, gym.spaces.Tuple):
+        parts = [unbatch(value, part) for value, part in zip(values, space, strict=True)]
+        return [*zip(*parts, strict=True)]
+    if np.ndim(values) != 1 + len(space.shape):
+        raise ValueError
+    return [*values]
 
 
 def as_array(value) -> np.ndarray:

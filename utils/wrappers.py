@@ -36,6 +36,10 @@ def flat_obs(env: gym.Env) -> gym.Env:
         if not (layout := image_layout(image.shape))[1]:
             say_once(f"images: {list(image.shape)} may be [H, W, C] or [C, H, W]; we take it to "
                      f"have {image.shape[layout[0]]} channels (docs/howto.md, Images)")
+    for name, part in parts_of(space).items() if not box else ():
+        if isinstance(part, gym.spaces.Box) and part.dtype.kind == "f" and image_layout(part.shape):
+            say_once(f"images: {name} has floats, {list(part.shape)}, so it is no image here, but "
+                     "numbers; make it uint8 in [0, 255] (docs/howto.md, Images)")
     stays = box and len(space.shape) == 1
     if box and len(space.shape) > 1:  # a picture has two long sides; a board of 5 by 5 is none
         stays = sorted(space.shape)[-2] >= (36 if len(space.shape) == 2 else 5)

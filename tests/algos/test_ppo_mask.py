@@ -105,7 +105,7 @@ def test_what_is_no_mask_is_refused_before_it_is_acted_on(mask):
     agent = make_agent()
     for act in (agent.act, agent.predict):
         said = refused(lambda act=act: act(obs))
-        assert said.startswith(f"--env has the action_mask {vec(*mask).tolist()}; it takes 0 and 1")
+        assert said.startswith(f"the observation has action_mask {vec(*mask).tolist()}; it takes 0")
 
 
 # ---- What the networks see

@@ -2,6 +2,7 @@
 import importlib.util
 import json
 import math
+import re
 import warnings
 from contextlib import ExitStack
 from functools import partial
@@ -15,7 +16,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Graph, MultiBinary, MultiDiscrete, Tuple
 
-from algos import ppo
+from algos import ppo, ppo_mask
 from tasks import BitFlip
 from tasks import Line
 from tests.envs import Counter, Idle
@@ -246,6 +247,52 @@ def test_what_is_flattened_is_of_the_space(space, wrong):
     flat = FlatBox(space)
     assert flat.flatten(space.sample()).shape == flat.shape
     refused(flat.flatten, wrong, says="returned an observation that is not of its space, ")
+
+
+PAIR = Tuple((Discrete(3), Dict(image=Box(0, 255, (6, 6, 1), np.uint8), speed=TWO)))
+
+
+def test_n_dicts_or_tuples_are_predicted_as_one_of_arrays():
+    agent = agent_for(ppo, uneven(PAIR, Discrete(9)))
+    seen = [PAIR.sample() for _ in range(20)]
+    joined = (np.array([one for one, _ in seen]),
+              {name: np.stack([rest[name] for _, rest in seen]) for name in ("image", "speed")})
+    acts = agent.predict(joined)
+    assert np.array_equal(acts, [agent.predict(one) for one in seen]) and len(set(acts)) > 1
+    assert np.array_equal(agent.predict((joined[0][:1], {k: v[:1] for k, v in joined[1].items()})),
+                          acts[:1])
+
+
+@pytest.mark.parametrize("first,image,speed,says", [
+    (1, np.zeros((6, 6, 1)), np.ones(2), r"observation\[1\]\['image'\] is float64 \[6, 6, 1\], not "
+     r"uint8 \[6, 6, 1\]"),
+    ([1, 1], np.zeros((2, 6, 6, 1)), np.ones((2, 2)), r"\['image'\] is float64 \[6, 6, 1\], not"),
+    ([1, 3], np.zeros((2, 6, 6, 1), np.uint8), np.ones((2, 2)), r"\[0\] is .*3.*, not of Discrete"),
+    ([1, 1], np.zeros((2, 6, 6, 1), np.uint8), np.ones((3, 2)), r"observation\[0\] is \[1, 1\]"),
+    (1, np.zeros((6, 6, 1), np.uint8), None, r"observation\[1\] has no 'speed'")])
+def test_the_part_that_is_not_of_the_space_is_named(first, image, speed, says):
+    rest = {"image": image} | ({} if speed is None else {"speed": speed})
+    with pytest.raises(ValueError, match=says):
+        agent_for(ppo, uneven(PAIR, Discrete(2))).predict((first, rest))
+    some = {"image": image, "speed": None}
+    refused(FlatBox(PAIR).flatten, (1, some), says=r"\['(image|speed)'\]")
+    refused(FlatBox(PAIR).flatten, (1, image), says=r"observation\[1\] is .*, no dict$")
+    refused(FlatBox(PAIR).flatten, (1,), says="observation has 1 parts, not 2$")
+
+
+def test_what_a_dict_may_not_mean_is_said(capsys):
+    """Floats are no image, and a mask binds only who obeys it."""
+    say_once.cache_clear()
+    space = Dict(camera=Box(0, 1, (6, 6, 3)), action_mask=MultiBinary(3))
+    agent_for(ppo, uneven(space, Discrete(3)))
+    said = capsys.readouterr().out
+    assert "images: camera has floats, [6, 6, 3], so it is no image here" in said
+    assert "action_mask is learned from, not obeyed; ppo_mask obeys it" in said
+    say_once.cache_clear()
+    both = Dict(observation=SQUARE, action_mask=MultiBinary(3))
+    agent_for(ppo_mask, ppo_mask.Config(env=uneven(both, Discrete(3)).env))
+    agent_for(ppo, uneven(Dict(a=SQUARE, b=PAIR[1]), Discrete(3)))
+    assert not re.search("obey|floats", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("act,count", [
