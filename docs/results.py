@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks import table
 
-FOLDERS = ("results", "ablation", "batch", "imitation", "powers", "scaled")
+FOLDERS = ("results", "ablation")
 DIGITS = 4      # of a stored return
 
 
